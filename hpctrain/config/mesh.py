@@ -23,7 +23,7 @@ class MeshShape:
         replicate: number of replicas.
         shard: number of shards of a replica, or of each stage of it.
         tensor: number of ranks that compute each layer together, on the same samples.
-        pipeline: number of groups of ranks that have some of the layers each.
+        pipeline: number of groups of ranks among which the layers are divided.
     """
 
     replicate: int

@@ -76,12 +76,12 @@ class Parallel(require.Checked):
     model or the task must have a plan for it, as hpctrain's GPT has. Must divide the ranks of a node. null: the ranks
     of a node; -1: all ranks, divided by the other degrees."""
     pipeline_degree: Annotated[int, DEGREE] = 1
-    """With `mesh`: number of groups of ranks that have some of the layers each, and pass activations on to the next
-    group (pipeline parallelism). -1: all ranks, divided by the other degrees."""
+    """With `mesh`: number of groups of ranks among which the layers are divided; each sends its activations to the next
+    (pipeline parallelism). -1: all ranks, divided by the other degrees."""
     stages_per_rank: Annotated[int, require.at_least(1, at_most=1000)] = 1
-    """With a pipeline: number of stages of each rank, which aren't neighbours. 1: the schedule 1F1B; more: interleaved
-    1F1B (Narayanan et al. 2021), in which ranks wait less and send more. The model is cut into `pipeline_degree` x
-    `stages_per_rank` stages."""
+    """With a pipeline: number of stages of each rank, which don't follow each other. 1: the schedule 1F1B; more:
+    interleaved 1F1B (Narayanan et al. 2021), in which ranks wait less and send more. The model is cut into
+    `pipeline_degree` x `stages_per_rank` stages."""
     stages: list[str] = field(default_factory=list)
     """With a pipeline: names of the modules with which the second stage and each further one begins, such as
     [blocks.4, blocks.8]. []: stages with about equal numbers of parameters."""

@@ -33,7 +33,8 @@ class Trainer(require.Checked):
     """Samples per optimizer update, over all ranks."""
     micro_batch_size: Annotated[int | None, require.at_least(1)] = None
     """Samples per rank and forward pass; null: global_batch_size / world size, without accumulation. With a pipeline,
-    null: equal pieces of that, at least 4 x `parallel.pipeline_degree` of them if there are so many samples."""
+    null: that share, cut into at least 4 x `parallel.pipeline_degree` equal micro-batches, of one sample each if it is
+    smaller."""
     eval_every_steps: Annotated[int | None, require.at_least(1)] = None
     """Steps between evaluations; null: at the end of each epoch. The last step is always evaluated."""
     sanity_batches: Annotated[int, require.at_least(0)] = 2

@@ -102,7 +102,7 @@ class World:
 
     @property
     def counts_samples(self) -> bool:
-        """Whether this rank counts in sums over samples: of those that compute the same ones, one that has the loss."""
+        """Whether this rank counts in sums over samples: of each group with the same ones, the first with the loss."""
         return self.rank < self.ranks_per_stage and self.rank % self.tensor_size == 0
 
     @property

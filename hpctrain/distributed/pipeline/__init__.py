@@ -1,1 +1,1 @@
-"""Pipelines: ranks of which each has some of a model's layers."""
+"""Pipelines: the layers of a model are divided among ranks, which send activations to each other."""

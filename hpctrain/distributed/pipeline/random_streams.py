@@ -32,7 +32,7 @@ class RandomStreams:
 
     @contextmanager
     def of_task(self, number: int) -> Iterator[None]:
-        """Inside the context, draw the task's numbers; after it, those of the layers go on.
+        """Inside the context, draw the task's numbers; after it, the layers' stream continues.
 
         Args:
             number: of the micro-batch, in the whole run.
