@@ -20,9 +20,9 @@ def micro_batch_size_of(config: Config, world_size: int, pipeline_degree: int = 
     """Return the samples per rank and forward pass.
 
     Where trainer.micro_batch_size is null, that is a rank's whole share of a step. With a pipeline, the share is cut
-    into at least four equal pieces for each place in the pipeline, of one sample each if it is smaller. A run that continues on
-    fewer nodes (cluster.min_nodes) has larger shares; they are cut into equal pieces that are no larger than those on
-    all nodes, so that they fit into memory.
+    into at least four equal pieces for each place in the pipeline, of one sample each if it is smaller. A run that
+    continues on fewer nodes (cluster.min_nodes) has larger shares; they are cut into equal pieces that are no larger
+    than those on all nodes, so that they fit into memory.
 
     Args:
         config: of the run.
