@@ -126,18 +126,10 @@ def restore_optimizer(
             f"the checkpoint doesn't fit the optimizer ({type(optimizer).__name__}): {'; '.join(problems)}. "
             "Resume with the optimizer that was saved, or start a new run from its weights with init_from"
         )
-    saved = _as_parts(optimizer, _without_absent(optimizer, saved))
+    saved = _as_parts(optimizer, saved)
     # pass the groups with the state: torch places the step count on the device that the group's options require
     optimizer.load_state_dict({**saved, "param_groups": [_group(old, new, changed) for old, new in groups]})
     _own_state(optimizer, saved)
-
-
-def _without_absent(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the saved state without that of parameters that only other ranks have."""
-    absent = {index for index, parameter in _by_index(optimizer, saved) if parameter.is_meta}
-    if not absent:
-        return saved
-    return {**saved, "state": {index: value for index, value in saved["state"].items() if index not in absent}}
 
 
 def _as_parts(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -276,7 +276,7 @@ class Evaluation:
             self._pass.join(self._loader)
         else:
             found = self._pass(batch, round_index)
-            if found is not None:
+            if not self._pass.is_elsewhere:
                 results.add(round_index, self._loader.num_taken, found)
         if batch is _OVER:
             return False

@@ -60,8 +60,8 @@ class EvaluationPass:
         self._metrics = metrics
         self._pipeline = pipeline
 
-    def __call__(self, batch: Any, number: int) -> Mapping[str, Any] | None:
-        """Return what the task's `evaluate` returns for a batch; None where a pipeline returns it to other ranks.
+    def __call__(self, batch: Any, number: int) -> Any:
+        """Return what the task's `evaluate` returns for a batch, unchecked; None if `is_elsewhere`.
 
         Args:
             batch: on the CPU.
@@ -75,8 +75,12 @@ class EvaluationPass:
         if self._world.tensor_size > 1:
             # with a model that divides its outputs among ranks, results are DTensors
             evaluate = partial(_whole_results, evaluate)
-        found: Mapping[str, Any] = self._sharded(lambda model: evaluate(model, moved))
-        return found
+        return self._sharded(lambda model: evaluate(model, moved))
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether only other ranks of a pipeline get the results."""
+        return self._pipeline is not None and not self._pipeline.stages.is_last
 
     def loading(self, number: int) -> AbstractContextManager[object]:
         """Return the context in which a batch is loaded: in a pipeline, what that draws is the same on all ranks."""
@@ -84,17 +88,16 @@ class EvaluationPass:
             return nullcontext()
         return self._pipeline.streams.of_task(-MOST_MICRO_BATCHES - number)
 
-    def _in_pipeline(self, pipeline: Pipeline, batch: Any, number: int) -> Mapping[str, Any] | None:
+    def _in_pipeline(self, pipeline: Pipeline, batch: Any, number: int) -> Any:
         evaluate: Callable[..., Any] = self._task.evaluate
         if self._world.tensor_size > 1:
             evaluate = partial(_whole_results, evaluate)
         # a number that no step has: what the task draws is the same in each evaluation
         with pipeline.streams.of_task(-1 - number):
             moved = self._moved(batch)
-            found: Mapping[str, Any] | None = pipeline.evaluate(
+            return pipeline.evaluate(
                 lambda model: evaluate(model, moved), shapes_of(batch), partial(self._stage_context, pipeline.stages)
             )
-        return found
 
     @contextmanager
     def _stage_context(self, stages: Stages, local_stage: int) -> Iterator[None]:

@@ -77,9 +77,8 @@ def _built(named: NamedOptimizer, names: ModelNames, chosen: Sequence[str], glob
         options = {name: value for name, value in named.shared.items() if name in takes} | options
     optimizer = instantiate(key, options, arguments)
     _check_class(key, node["_target_"], optimizer)
-    for parameter in [each for each in optimizer.state if isinstance(each, Tensor) and each.is_meta]:
-        # in a pipeline, another rank has it; some classes make states in their constructor
-        del optimizer.state[parameter]
+    # some classes make states in their constructor
+    drop_absent_states(optimizer)
     _check_options(groups, optimizer)
     factor = _learning_rate_scale(handling, global_batch_size)
     own_factors = {id(parameter): group.lr_factor for group in trained for parameter in group.parameters.values()}
@@ -89,6 +88,12 @@ def _built(named: NamedOptimizer, names: ModelNames, chosen: Sequence[str], glob
         group["lr"] = group["initial_lr"] = group["lr"] if own_factor == 1 else group["lr"] * own_factor
     base_lr = optimizer.defaults.get("lr", optimizer.param_groups[0]["lr"])
     return BuiltOptimizer(named=named, optimizer=optimizer, base_lr=float(base_lr) * factor, groups=groups)
+
+
+def drop_absent_states(optimizer: torch.optim.Optimizer) -> None:
+    """Drop the states of parameters that only other ranks of a pipeline have."""
+    for parameter in [each for each in optimizer.state if isinstance(each, Tensor) and each.is_meta]:
+        del optimizer.state[parameter]
 
 
 def _check_class(key: str, target: str, optimizer: object) -> None:

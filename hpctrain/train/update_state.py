@@ -10,6 +10,7 @@ from torch import nn
 
 from hpctrain.checkpoint.read import LoadedCheckpoint
 from hpctrain.config.named_optimizers import SHARED_KEYS
+from hpctrain.train.optimizers import drop_absent_states
 from hpctrain.train.step import TrainStep
 from hpctrain.train.update import Update
 
@@ -61,6 +62,7 @@ def restore_updates(step: TrainStep, model: nn.Module, found: LoadedCheckpoint, 
         changed = {name: _changed(_own(before, name), _own(node, name)) for name in named}
         found.restore(model, optimizers_of(step), scalers_of(step), changed=changed)
     for name, update in named.items():
+        drop_absent_states(update.optimizer)
         update.learning_rate.load_state_dict(schedules.get(name, {}))
         update.num_skipped = int(skipped.get(name, 0))
         update.learning_rate.current = found.extra.get("rates", {}).get(name, update.learning_rate.current)

@@ -489,7 +489,7 @@ MISTAKES = {
         "parallel=fsdp",
     ),
     "a batch that groups of ranks can't be divided among": (
-        [*FOUR_RANKS, "parallel=fsdp_tp", "parallel.tensor_degree=2", "trainer.global_batch_size=7"],
+        [*FOUR_RANKS, "task=text", "parallel=fsdp_tp", "parallel.tensor_degree=2", "trainer.global_batch_size=7"],
         "trainer.global_batch_size=7: cannot be divided among 2 groups of 2 ranks that share samples",
         "set it to 6 or 8",
     ),

@@ -43,7 +43,7 @@ def test_more_gpus_than_this_machine_has(composer):
 
 
 def test_the_ranks_of_a_node_are_known_if_the_configuration_says_so(composer):
-    config = composer.compose(["parallel=fsdp_tp"], world_size=8, local_world_size=4)
+    config = composer.compose(["parallel=fsdp_tp", "task=text"], world_size=8, local_world_size=4)
     with pytest.raises(ConfigError) as caught:
         ranks_per_node(config, 8)
     assert str(caught.value) == (

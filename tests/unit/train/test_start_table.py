@@ -42,7 +42,7 @@ def test_it_has_what_runs_where_and_how_it_is_divided(table, directory):
 
 def test_it_draws_the_mesh(lone_world):
     shared = dataclasses.replace(lone_world, size=4, mesh=Mesh(MeshShape(1, 2, 2), None, None))
-    assert start_table._mesh(shared, ["n1"] * 4)["mesh"] == (
+    assert start_table._mesh(shared, ["n1"] * 4, 1)["mesh"] == (
         "1 replica of the model, each shared by 4 ranks, 2 of which compute each layer together: "
         "replica 0: ranks 0-3 on n1"
     )
