@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -51,6 +51,11 @@ def local_pieces(tensor: Tensor) -> tuple[Piece, ...]:
     pieces = _pieces(tuple(tensor.shape), *_place_in(tensor.device_mesh), tuple(tensor.placements))
     assert local_sizes(pieces) == tuple(local_part(tensor).shape), f"{tensor.placements} of {tuple(tensor.shape)}"
     return pieces
+
+
+def layout(tensor: Tensor) -> Hashable:
+    """Return what is equal for tensors of one shape whose parts are the same; None without a mesh."""
+    return (tensor.device_mesh, tuple(tensor.placements)) if isinstance(tensor, DTensor) else None
 
 
 def local_sizes(pieces: Sequence[Piece]) -> tuple[int, ...]:
@@ -177,7 +182,8 @@ def _place_in(mesh: DeviceMesh) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the coordinate of this rank, and the sizes of the mesh."""
     coordinate: Any = mesh.get_coordinate()
     assert coordinate is not None, "this rank isn't part of the mesh"
-    return tuple(coordinate), tuple(mesh.mesh.shape)
+    # not of `mesh.mesh`: torch computes that tensor anew at each access
+    return tuple(coordinate), tuple(mesh.shape)
 
 
 def _chunk(spans: Spans, number: int, count: int) -> Spans:

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hpctrain.checkpoint.best import Best
 from hpctrain.checkpoint.interval import auto_interval_s
@@ -26,6 +27,9 @@ from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.train.modes import names_in_evaluation_mode, restore_modes
 from hpctrain.train.parts import Parts
 from hpctrain.train.update_state import optimizers_of, progress_of, restore_updates, scalers_of
+
+if TYPE_CHECKING:
+    from hpctrain.checkpoint.sharded.live_shards import KnownParts
 
 FIRST_AUTO_SAVE_S = 60.0
 """Seconds until the first save with checkpoint.auto: early, because the cost of a save has to be measured."""
@@ -82,6 +86,7 @@ class Checkpointing:
         self._best = Best.configured(parts.config.checkpoint, parts.task.metric, parts.task.metric_mode)
         self._saved_at_s = clock()
         self._interval_s: float | None = None
+        self._known_parts: KnownParts = {}
 
     def resume(self, show: ShowRead | None = None) -> Start:
         """Restore the newest intact checkpoint, if there is one; collective.
@@ -331,6 +336,7 @@ class Checkpointing:
             extra=extra,
             world=self._world,
             copies=frozenset() if self._parts.pipeline is None else self._parts.pipeline.stages.copies,
+            known=self._known_parts,
         )
 
     def _extra(self) -> dict[str, object]:

@@ -1,6 +1,6 @@
 """A model that ranks share: steps beside an FSDP2 loop by hand, saves and loads beside raw work and torch's DCP.
 
-    python tests/benchmarks/sharded.py [--ranks 2] [--millions 60] [--rounds 7] [--folder DIR]
+    python tests/benchmarks/sharded.py [--ranks 2] [--millions 200] [--rounds 7] [--folder DIR]
 
 All ranks are processes of this machine, connected by gloo. What is compared takes turns in the same processes, each
 round beginning with another one; a time is that of the slowest rank, medians over rounds with the span in brackets, and
@@ -59,6 +59,7 @@ from hpctrain.train.parts import Parts
 
 warnings.filterwarnings("ignore", category=UserWarning)
 BATCH, LENGTH, VOCABULARY = 4, 64, 512
+SAVED_WIDTH = 1024
 Case = tuple[str, Callable[[], object]]
 
 
@@ -126,9 +127,9 @@ class Saves:
     """A sharded model and its AdamW, and all ways to save and to load them."""
 
     def __init__(self, world: World, millions: int, folder: Path) -> None:
-        layers = max(1, round(millions * 1e6 / (12 * 512**2)))
-        self.world, self.folder = world, folder
-        self.model = by_hand(model(512, layers), world)
+        layers = max(1, round(millions * 1e6 / (12 * SAVED_WIDTH**2)))
+        self.world, self.folder, self.known = world, folder, {}
+        self.model = by_hand(model(SAVED_WIDTH, layers), world)
         self.optimizer = torch.optim.AdamW(self.model.parameters())
         tokens = torch.zeros(1, 8, dtype=torch.int64)
         self.model(tokens).mean().backward()
@@ -141,7 +142,7 @@ class Saves:
         ledger = Ledger(self.directory)
         self.claim = Claim(ledger, ledger.last_claim())
         self.writer = ShardedWriter(self.directory, self.claim, world)
-        self.shards = [part.tensor for part in self.live._parts()]
+        self.shards = [tensor for _, tensor in self.live._parts()]
         self.kept = [tensor.clone() for tensor in self.shards]
         self.bytes = sum(tensor.nbytes for tensor in self.kept)
         self.stager = DefaultStager(StagingOptions(False, False, False, False))
@@ -158,7 +159,7 @@ class Saves:
     @property
     def live(self) -> LiveShards:
         head = Head(step=1, samples_seen=1, world_size=self.world.size, config_digest="c")
-        return LiveShards(self.model, self.optimizer, head=head, rng=[], world=self.world)
+        return LiveShards(self.model, self.optimizer, head=head, rng=[], world=self.world, known=self.known)
 
     def copy(self) -> None:
         for kept, tensor in zip(self.kept, self.shards, strict=True):
@@ -241,7 +242,7 @@ def measure(world: World, rounds: int, cases: list[Case], *, after: Callable[[],
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--millions", type=int, default=60, help="parameters of the model that is saved")
+    parser.add_argument("--millions", type=int, default=200, help="parameters of the model that is saved")
     parser.add_argument("--width", type=int, default=256, help="of the GPT whose steps are measured")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--folder", type=Path, default=None, help="on the file system to measure")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass, field, replace
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
@@ -17,7 +17,7 @@ from hpctrain.checkpoint.sharded.chunk import Chunk
 from hpctrain.checkpoint.sharded.stored_marker import marker
 from hpctrain.checkpoint.state import NAMED, LiveState, PlainNames, Snapshot, parameter_names, tensors_in
 from hpctrain.distributed.local_part import is_sharded, local_part
-from hpctrain.distributed.sharded_tensor import local_pieces, replicas
+from hpctrain.distributed.sharded_tensor import layout, local_pieces, replicas
 from hpctrain.distributed.world import World
 from hpctrain.errors import CheckpointError
 from hpctrain.run.region import Region
@@ -34,14 +34,12 @@ class Part:
         path: of the tensor in the checkpoint.
         shape: of the whole tensor.
         region: of the part.
-        tensor: the part; on the device.
         number: of the part, among those of this tensor that this rank writes.
     """
 
     path: Path
     shape: tuple[int, ...]
     region: Region
-    tensor: Tensor
     number: int = 0
 
     @property
@@ -53,6 +51,10 @@ class Part:
     def key(self) -> str:
         """A name of the part that no other one of this rank has; that of the tensor for the first."""
         return f"{self.name}#{self.number}" if self.number else self.name
+
+
+KnownParts: TypeAlias = dict[tuple[Path, tuple[int, ...], Hashable], tuple[tuple[Part, Region], ...]]
+"""The parts that this rank writes of a tensor with this path, shape and layout, and where in its shard they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,11 +96,13 @@ class LiveShards(LiveState):
     Attributes:
         world: the ranks.
         copies: names of parameters of this rank that ranks at another position of its pipeline write.
+        known: the parts of tensors that earlier saves of the same training have looked up.
     """
 
     _: KW_ONLY
     world: World
     copies: frozenset[str] = frozenset()
+    known: KnownParts = field(default_factory=dict, repr=False, compare=False)
 
     def capture(
         self, into: Snapshot | None = None, *, copied: bool = True, page_locked: PageLockedMemory | None = None
@@ -115,15 +119,16 @@ class LiveShards(LiveState):
         """
         copy = HostCopy(everything=copied, page_locked=page_locked)
         kept = into or Snapshot(model={}, optimizer={}, state={})
-        parts = {part.key: part for part in self._parts()}
-        tensors = {key: copy.of(part.tensor, kept.model.get(key), key) for key, part in parts.items()}
+        parts, tensors = {}, {}
+        for part, tensor in self._parts():
+            key = part.key
+            parts[key], tensors[key] = part, copy.of(tensor, kept.model.get(key), key)
         optimizer, state, extra_state = self._trees()
         snapshot = ShardedSnapshot(
             model=tensors,
             optimizer=copy.of(optimizer, kept.optimizer, "optimizer"),
             state=copy.of(state, kept.state, "state"),
-            # the regions alone: the parts themselves are overwritten by the next step
-            parts={key: replace(part, tensor=tensors[key]) for key, part in parts.items()},
+            parts=parts,
             ties=self._ties,
             extra_state=copy.of(extra_state, None, "model"),
         )
@@ -131,11 +136,11 @@ class LiveShards(LiveState):
         return snapshot
 
     def _tensors(self) -> Iterator[Tensor]:
-        yield from (part.tensor for part in self._parts())
+        yield from (tensor for _, tensor in self._parts())
         yield from tensors_in(self._trees())
 
-    def _parts(self) -> Iterator[Part]:
-        """The parts that this rank writes."""
+    def _parts(self) -> Iterator[tuple[Part, Tensor]]:
+        """The parts that this rank writes, and their elements, on the device."""
         for name, value in self._weights.items():
             path: Path = ("model", self._plain(name))
             if isinstance(value, Tensor) and path not in self._ties and name not in self.copies:
@@ -157,7 +162,8 @@ class LiveShards(LiveState):
 
     @cached_property
     def _weights(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.model.state_dict()
+        # as they are: detaching DTensors takes longer than the rest
+        found: Mapping[str, Any] = self.model.state_dict(keep_vars=True)
         return found
 
     @cached_property
@@ -172,28 +178,42 @@ class LiveShards(LiveState):
                 ties[path] = shared
         return ties
 
-    def _own(self, path: Path, tensor: Tensor) -> Iterator[Part]:
-        """Yield this rank's part, unless another rank writes the same one, or it is empty."""
+    def _own(self, path: Path, tensor: Tensor) -> Iterator[tuple[Part, Tensor]]:
+        """Yield this rank's part and its elements, unless another rank writes the same one, or it is empty."""
         if tensor.is_meta:
             # in a pipeline, a part of the model that only others have
             return
-        try:
-            pieces = local_pieces(tensor)
-        except ValueError as error:
-            raise CheckpointError(f"{'.'.join(path)}: {error}") from error
-        if is_sharded(tensor):
-            mesh = self.world.mesh
-            every = replicas(tensor, self.world.size, None if mesh is None else mesh.device_mesh)
-            same = [rank for rank in every if rank // self.world.ranks_per_stage == self._stage_group]
-            # spread over the replicas, so that each of them writes about as much
-            writer = same[zlib.crc32(".".join(path).encode()) % len(same)]
-        else:
+        own, parts = local_part(tensor), self._parts_of(path, tensor)
+        if len(parts) == 1:
+            yield parts[0][0], own
+            return
+        for part, place in parts:
+            yield part, own[place.slices()]
+
+    def _parts_of(self, path: Path, tensor: Tensor) -> tuple[tuple[Part, Region], ...]:
+        shape = tuple(tensor.shape)
+        key = path, shape, layout(tensor)
+        if (known := self.known.get(key)) is None:
+            try:
+                pieces = local_pieces(tensor)
+            except ValueError as error:
+                raise CheckpointError(f"{'.'.join(path)}: {error}") from error
+            if self._writer_of(path, tensor) != self.world.rank:
+                pieces = ()
+            known = tuple((Part(path, shape, piece.region, number), piece.place) for number, piece in enumerate(pieces))
+            self.known[key] = known
+        return known
+
+    def _writer_of(self, path: Path, tensor: Tensor) -> int:
+        """The one of the ranks with the same part that writes it."""
+        if not is_sharded(tensor):
             # buffers: what the ranks have differs, and that of the first one counts
-            writer = self._stage_group * self.world.ranks_per_stage
-        if writer == self.world.rank:
-            own = local_part(tensor).detach()
-            for number, piece in enumerate(pieces):
-                yield Part(path, tuple(tensor.shape), piece.region, own[piece.place.slices()], number)
+            return self._stage_group * self.world.ranks_per_stage
+        mesh = self.world.mesh
+        every = replicas(tensor, self.world.size, None if mesh is None else mesh.device_mesh)
+        same = [rank for rank in every if rank // self.world.ranks_per_stage == self._stage_group]
+        # spread over the replicas, so that each of them writes about as much
+        return same[zlib.crc32(".".join(path).encode()) % len(same)]
 
     @property
     def _stage_group(self) -> int:

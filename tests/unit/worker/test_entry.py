@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+import importlib
 import logging
 import os
 import signal
@@ -86,6 +88,28 @@ def test_a_process_without_a_place_among_the_ranks_is_left_as_it_was(monkeypatch
     with pytest.raises(ClusterEnvironmentError):
         entry.run_rank(Composer().compose([]), directory=None)
     assert state() == before
+
+
+def test_what_a_rank_imports_is_left_out_of_collections_of_garbage():
+    program = "\n".join(
+        (
+            "import gc, sys",
+            "from hpctrain.worker.entry import _garbage_ignored",
+            "assert 'torch' not in sys.modules and not gc.get_freeze_count()",
+            "with _garbage_ignored():",
+            "    assert not gc.isenabled()",
+            "assert gc.isenabled() and gc.get_freeze_count()",
+        )
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_process_that_had_imported_torch_collects_its_garbage():
+    importlib.import_module("torch")
+    before = gc.get_freeze_count()
+    with entry._garbage_ignored():
+        assert gc.isenabled()
+    assert gc.get_freeze_count() == before
 
 
 def test_a_rank_whose_launcher_died_before_it_started_ends():
