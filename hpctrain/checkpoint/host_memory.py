@@ -20,7 +20,7 @@ from hpctrain.run.process import memory_cgroups
 _HUGE_PAGE_BYTES = 2 << 20
 _CHUNK_BYTES = 64 << 20
 _CHUNKED_FROM_BYTES = 1 << 20
-_STORED_AS_THEY_ARE = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+_STORED_AS_THEY_ARE = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device})
 _GROUP_FILES = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes"), 2: ("memory.max", "memory.current")}
 """A cgroup's files with the memory limit and the memory in use, by cgroup version."""
 

@@ -86,14 +86,26 @@ class PlainNames:
         return ".".join(part for i, part in enumerate(parts) if ".".join(parts[: i + 1]) not in self._wrapped)
 
 
-def parameter_names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[str]]:
+def parameter_names(
+    model: nn.Module, optimizer: torch.optim.Optimizer, *, names: Mapping[int, str] | None = None
+) -> list[list[str]]:
     """Return the plain names of an optimizer's parameters, by group; a parameter outside of the model has the name ''.
 
     An optimizer's state dict identifies its parameters by their positions alone.
+
+    Args:
+        model: whose parameters they are.
+        optimizer: of these parameters.
+        names: `names_by_id` of the model, if they are known.
     """
-    plain = PlainNames(model)
-    names = {id(parameter): plain(name) for name, parameter in model.named_parameters()}
+    names = names_by_id(model) if names is None else names
     return [[names.get(id(parameter), "") for parameter in group["params"]] for group in optimizer.param_groups]
+
+
+def names_by_id(model: nn.Module) -> dict[int, str]:
+    """Return the plain name of each parameter, by its `id`; the first one of a tied parameter."""
+    plain = PlainNames(model)
+    return {id(parameter): plain(name) for name, parameter in model.named_parameters()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,13 +183,16 @@ class LiveState:
             return {NAMED: {name: one.state_dict() for name, one in self.optimizer.items()}}
         return self.optimizer.state_dict()
 
+    def _parameter_names(self, optimizer: torch.optim.Optimizer) -> list[list[str]]:
+        return parameter_names(self.model, optimizer)
+
     def _other_state(self) -> dict[str, Any]:
         several, scaler = self.optimizer, self.scaler
         names: object
         if isinstance(several, Mapping):
-            names = {name: parameter_names(self.model, one) for name, one in several.items()}
+            names = {name: self._parameter_names(one) for name, one in several.items()}
         else:
-            names = parameter_names(self.model, several)
+            names = self._parameter_names(several)
         scales: object = None
         if isinstance(scaler, Mapping):
             scales = {name: one.state_dict() or None for name, one in scaler.items()}

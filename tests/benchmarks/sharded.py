@@ -8,9 +8,10 @@ round beginning with another one; a time is that of the slowest rank, medians ov
 
 The step is that of a GPT with AdamW and a bounded gradient norm, without evaluations and saves; `by hand, again` is how
 far the loop is from itself: this machine's noise. hpctrain's step runs in its own loop, which logs every ten steps.
-Then the time for which training waits for a save, against the plain copy of the shards into buffers that are kept; the
-whole save, durable on disk, against a raw write and fsync of the same bytes by all ranks; and a load, checksums
-included, against `torch.distributed.checkpoint.load` of a checkpoint that DCP wrote.
+Then the time for which training waits for a save, against the plain copy of the shards into buffers that are kept (what
+is beyond it takes the same time for each tensor, so it counts less in models with wide layers); the whole save, durable
+on disk, against a raw write and fsync of the same bytes by all ranks; and a load, checksums included, against
+`torch.distributed.checkpoint.load` of a checkpoint that DCP wrote.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ from hpctrain.train.parts import Parts
 
 warnings.filterwarnings("ignore", category=UserWarning)
 BATCH, LENGTH, VOCABULARY = 4, 64, 512
-SAVED_WIDTH = 1024
+SAVED_WIDTH = 2048
 Case = tuple[str, Callable[[], object]]
 
 

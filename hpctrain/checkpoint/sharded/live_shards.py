@@ -9,13 +9,14 @@ from functools import cached_property
 from itertools import chain
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 
 from hpctrain.checkpoint.host_memory import HostCopy
 from hpctrain.checkpoint.page_locked import PageLockedMemory
 from hpctrain.checkpoint.sharded.chunk import Chunk
 from hpctrain.checkpoint.sharded.stored_marker import marker
-from hpctrain.checkpoint.state import NAMED, LiveState, PlainNames, Snapshot, parameter_names, tensors_in
+from hpctrain.checkpoint.state import NAMED, LiveState, PlainNames, Snapshot, names_by_id, parameter_names, tensors_in
 from hpctrain.distributed.local_part import is_sharded, local_part
 from hpctrain.distributed.sharded_tensor import layout, local_pieces, replicas
 from hpctrain.distributed.world import World
@@ -161,6 +162,13 @@ class LiveShards(LiveState):
         return PlainNames(self.model)
 
     @cached_property
+    def _names(self) -> dict[int, str]:
+        return names_by_id(self.model)
+
+    def _parameter_names(self, optimizer: torch.optim.Optimizer) -> list[list[str]]:
+        return parameter_names(self.model, optimizer, names=self._names)
+
+    @cached_property
     def _weights(self) -> Mapping[str, Any]:
         # as they are: detaching DTensors takes longer than the rest
         found: Mapping[str, Any] = self.model.state_dict(keep_vars=True)
@@ -227,7 +235,7 @@ class LiveShards(LiveState):
         several = isinstance(self.optimizer, Mapping)
         optimizers = self.optimizer if isinstance(self.optimizer, Mapping) else {"": self.optimizer}
         for name, optimizer in optimizers.items():
-            names = [each for group in parameter_names(self.model, optimizer) for each in group]
+            names = [each for group in self._parameter_names(optimizer) for each in group]
             for index, state in optimizer.state_dict()["state"].items():
                 own = names[index] if isinstance(index, int) and index < len(names) else ""
                 found.append((("optimizer", *((name,) if several else ()), "state", own or str(index)), state))
