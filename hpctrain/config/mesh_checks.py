@@ -9,7 +9,7 @@ from hpctrain.config.mesh import MeshShape
 from hpctrain.config.named_optimizers import losses_of, named_optimizers
 from hpctrain.config.parallel import Parallel
 from hpctrain.config.parameter_groups import entries_of
-from hpctrain.config.plan_check import require_plan
+from hpctrain.config.plan_check import PIPELINE, TENSOR_PARALLEL, require_plan
 from hpctrain.config.root import Config
 from hpctrain.errors import ConfigError
 from hpctrain.phrases import counted
@@ -71,9 +71,8 @@ def check_mesh(config: Config, mesh: MeshShape | None) -> None:
     if len(losses_of(optimizers)) > 1:
         problem = "doesn't work with several losses: gradients are computed for all weights that a mesh gathers"
         raise ConfigError("parallel.kind", "mesh", problem, "use parallel=ddp")
-    if mesh.pipeline > 1 and "log_weights" in config.callbacks:
-        problem = "logs weights on rank zero, which has only the last stage of a pipeline"
-        raise ConfigError("callbacks.log_weights", "...", problem, "leave it out")
+    if mesh.pipeline > 1:
+        _check_pipeline(config, mesh.pipeline)
     if mesh.tensor > 1:
         _check_tensor_parallel(config, mesh.tensor)
     for each in optimizers:
@@ -121,6 +120,14 @@ def _check_stages(parallel: Parallel, degree: int) -> None:
         raise ConfigError("parallel.stages", parallel.stages, problem, remedy)
 
 
+def _check_pipeline(config: Config, degree: int) -> None:
+    """Refuse what doesn't work if each rank has some of the stages."""
+    if "log_weights" in config.callbacks:
+        problem = "logs weights on rank zero, which has only the last stage of a pipeline"
+        raise ConfigError("callbacks.log_weights", "...", problem, "leave it out")
+    require_plan(config, PIPELINE, degree)
+
+
 def _check_tensor_parallel(config: Config, degree: int) -> None:
     """Refuse what doesn't work if several ranks compute each layer together."""
     for each in named_optimizers(config.optimizer):
@@ -132,4 +139,4 @@ def _check_tensor_parallel(config: Config, degree: int) -> None:
         problem = f"doesn't divide model.num_heads={model['num_heads']}"
         fitting = [str(number) for number in range(1, degree + 1) if model["num_heads"] % number == 0]
         raise ConfigError("parallel.tensor_degree", degree, problem, f"use one of {', '.join(fitting)}")
-    require_plan(config, degree)
+    require_plan(config, TENSOR_PARALLEL, degree)

@@ -14,7 +14,7 @@ from torch.distributed.tensor.parallel import ParallelStyle, loss_parallel, para
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.functional import linear
 
-from hpctrain.config.plan_check import without_plan
+from hpctrain.config.plan_check import TENSOR_PARALLEL
 from hpctrain.distributed.blocks import matches_name
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.phrases import listed
@@ -91,7 +91,7 @@ def find_plan(model: nn.Module, task: object, ranks: int) -> Mapping[str, Parall
         TaskError: it isn't a plan.
     """
     for owner in (task, model):
-        make = getattr(owner, "tensor_parallel_plan", None)
+        make = getattr(owner, TENSOR_PARALLEL.method, None)
         plan = None if make is None else make()
         if plan is None:
             continue
@@ -99,7 +99,7 @@ def find_plan(model: nn.Module, task: object, ranks: int) -> Mapping[str, Parall
             name = f"{type(owner).__name__}.tensor_parallel_plan"
             raise TaskError(f"{name} must return a dict of names and styles of torch.distributed.tensor.parallel")
         return plan
-    raise without_plan(ranks, model=type(model).__name__, task=type(task).__name__)
+    raise TENSOR_PARALLEL.missing(ranks, model=type(model).__name__, task=type(task).__name__)
 
 
 def divide(model: nn.Module, plan: Mapping[str, ParallelStyle], mesh: DeviceMesh) -> None:

@@ -43,7 +43,7 @@ def cut_into_stages(
         ConfigError: there is no plan, or it has too few entries.
     """
     num_stages = neighbours.degree * parallel.stages_per_rank
-    names = stages_of(model, find_plan(model, task, num_stages), num_stages, parallel.stages)
+    names = stages_of(model, find_plan(model, task, neighbours.degree), num_stages, parallel.stages)
     if is_logged:
         for number, own in enumerate(names):
             log.info("stage %d of the pipeline: %s", number, listed(own, shown=SHOWN))

@@ -19,19 +19,16 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import statistics
 import sys
 import tempfile
-import time
 import warnings
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from as_ranks import run_as_ranks
+from as_ranks import join_ranks, measure, run_as_ranks
 from torch import nn
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -43,15 +40,11 @@ from hpctrain.checkpoint.sharded.live_shards import LiveShards
 from hpctrain.checkpoint.sharded.saver import ShardedSaver
 from hpctrain.checkpoint.sharded.write import ShardedWriter
 from hpctrain.checkpoint.state import Head
-from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.config.compose import Composer
-from hpctrain.config.mesh import mesh_shape
 from hpctrain.data.tensors import TensorBatches
-from hpctrain.distributed.compiler import spare_compiler
-from hpctrain.distributed.rendezvous import meet
 from hpctrain.distributed.stop_request import StopRequest
-from hpctrain.distributed.world import World, join
+from hpctrain.distributed.world import World
 from hpctrain.models.gpt import GPT
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Claim, Ledger
@@ -61,7 +54,6 @@ from hpctrain.train.parts import Parts
 warnings.filterwarnings("ignore", category=UserWarning)
 BATCH, LENGTH, VOCABULARY = 4, 64, 512
 SAVED_WIDTH = 2048
-Case = tuple[str, Callable[[], object]]
 
 
 class Sequences(Task):
@@ -215,31 +207,6 @@ class Saves:
         (self.folder / f"raw_{self.world.rank}").unlink(missing_ok=True)
 
 
-def measure(world: World, rounds: int, cases: list[Case], *, after: Callable[[], object] = lambda: None) -> None:
-    """Print each case's time on the slowest rank, and its ratio to the first one's; collective."""
-    times: dict[str, list[float]] = {name: [] for name, _ in cases}
-    for number in range(rounds + 1):
-        for name, case in cases[number % len(cases) :] + cases[: number % len(cases)]:
-            world.barrier()
-            begin = time.perf_counter()
-            case()
-            spent = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
-            world.combine_(spent, "max")
-            after()
-            world.barrier()
-            if number:
-                times[name].append(float(spent))
-    if not world.is_rank_zero:
-        return
-    first = times[cases[0][0]]
-    for name, _ in cases:
-        own = times[name]
-        ratio = statistics.median(a / b for a, b in zip(own, first, strict=True))
-        print(
-            f"  {name:42s}{statistics.median(own):8.4f} s [{min(own):.4f}..{max(own):.4f}]  x {ratio:.3f}", flush=True
-        )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
@@ -252,14 +219,7 @@ def main() -> None:
     sys.modules["sharded"] = sys.modules["__main__"]
     if "RANK" not in os.environ:
         run_as_ranks(options.ranks)
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // options.ranks))
-    spare_compiler()
-    place = ClusterEnvironment.from_environment(os.environ)
-    store = meet(place, init_method="env://", secret=b"s" * 32, token=str(place.master_port), timeout_s=60)
-    config = Composer().compose(["parallel=fsdp"], world_size=place.world_size)
-    shape = mesh_shape(config.parallel, place.world_size, place.local_world_size)
-    cpu = (torch.device("cpu"),)
-    world = join(place, store, backend="gloo", devices=cpu, timeout_s=300, mesh_shape=shape)
+    world = join_ranks(options.ranks, "parallel=fsdp")
     path = world.broadcast(tempfile.mkdtemp(dir=options.folder) if world.is_rank_zero else None)
     try:
         report(world, options, Path(path))

@@ -462,6 +462,11 @@ MISTAKES = {
         "parallel.pipeline_degree=3: doesn't divide 4 ranks",
         "use one of 1, 2, 4",
     ),
+    "a pipeline and a model without a plan": (
+        [*TWO_RANKS, "parallel=pp", "task=digits", "model._target_=torch.nn.Linear"],
+        "parallel.pipeline_degree=2: Linear isn't an nn.Sequential, and neither it nor Digits has a plan",
+        "define pipeline_plan in one of them",
+    ),
     "no stage of a rank": (["parallel=pp", "parallel.stages_per_rank=0"], "parallel.stages_per_rank=0", "1 or more"),
     "stages per rank without a pipeline": (
         [*TWO_RANKS, "parallel=fsdp", "parallel.stages_per_rank=2"],

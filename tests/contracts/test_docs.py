@@ -14,6 +14,7 @@ import sys
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -46,6 +47,7 @@ SHAPING = (
 """Beginnings of words that decide which code a training runs."""
 SHOWS = {"--help", "-h", "--cfg", "--version"}
 MAKE_TOKENS = "hpctrain.tasks.make_tokens"
+READ_FIRST = ("README.md", *(f"docs/tutorial/{name}.md" for name in ("first_run", "first_slurm_run", "your_own_task")))
 REMARKS = ("norun", "nightly")
 """First words of a remark after a block's language, where others have the name of a file."""
 FILES = {"pt", "safetensors", "py", "md", "yaml", "json", "jsonl"}
@@ -193,16 +195,12 @@ class Reader:
         folder: where the commands are typed.
         finished_run: stands in for runs that commands would have made.
         trained: shapes of trainings that have run: another of these is composed only. None: all run.
-        trains: whether a training of another shape runs; otherwise it is composed only, too.
     """
 
-    def __init__(
-        self, folder: Path, finished_run: Path, trained: set[frozenset[str]] | None, *, trains: bool = True
-    ) -> None:
+    def __init__(self, folder: Path, finished_run: Path, trained: set[frozenset[str]] | None) -> None:
         self.folder = folder
         self.finished_run = finished_run
         self.trained = trained
-        self.trains = trains
 
     def type(self, command: list[str]) -> int:
         words = [re.sub(r"(^|=)RUN$", rf"\1{EXAMPLE}", word) for word in command]
@@ -249,13 +247,12 @@ class Reader:
         if words[:1] == ["resume"]:
             return hpctrain([*words, *(["cluster.dry_run=true"] if elsewhere else [])])
         if words[:1] == ["fit-batch"]:
-            overrides = [word for word in words[1:] if "=" in word]
             # each size is a process that imports torch
-            return hpctrain([*words, "--largest", "1"]) if self.trains else self.compose(overrides)
+            return hpctrain([*words, "--largest", "1"])
         if (words and words[0] in COMMANDS) or SHOWS & set(words):
             return hpctrain(words)
         if not elsewhere and self.trained is not None:
-            if not self.trains or shape(words) in self.trained:
+            if shape(words) in self.trained:
                 self.stand_in(words)
                 sweeps = "-m" in words
                 return hpctrain([*words, *SHORT, "cluster.dry_run=true"]) if sweeps else self.compose([*words, *SHORT])
@@ -290,14 +287,17 @@ def trained():
     return set()
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if typed(page)], ids=name_of)
-@pytest.mark.parametrize(
-    "every", [pytest.param(False, id="one of each shape"), pytest.param(True, id="every", marks=pytest.mark.nightly)]
-)
+def typed_pages() -> list[Any]:
+    """Pages with commands; in the gate what is read first, and of its trainings one of each shape."""
+    pages = [page for page in PAGES if typed(page)]
+    first = [page for page in pages if name_of(page) in READ_FIRST]
+    gate = [pytest.param(page, False, id=name_of(page)) for page in first]
+    return gate + [pytest.param(page, True, id=f"every-{name_of(page)}", marks=pytest.mark.nightly) for page in pages]
+
+
+@pytest.mark.parametrize(("page", "every"), typed_pages())
 def test_commands_run_as_written(page, every, folder, finished_run, trained, capfd):
-    # the trainings of how-to pages take most of the time, and differ little from those of the tutorials
-    trains = every or page.parent.name != "how_to"
-    reader = Reader(folder, finished_run, None if every else trained, trains=trains)
+    reader = Reader(folder, finished_run, None if every else trained)
     for command in shell_commands(page, nightly=every):
         code = reader.type(command)
         printed = capfd.readouterr()

@@ -88,6 +88,7 @@ def test_python_itself_does(planted: Path, tmp_path: Path) -> None:
     assert (tmp_path / "imported").exists()
 
 
+@pytest.mark.nightly
 def test_both_find_a_task_in_the_folder(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "own_task.py").write_text(TASK)
     done = run(tmp_path, [sys.executable, str(installed), *TRAINS])

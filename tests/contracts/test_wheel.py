@@ -95,6 +95,7 @@ def test_the_licence_is_in_wheel_and_sdist(wheel, tmp_path):
         assert archive.extractfile(inside).read() == text
 
 
+@pytest.mark.nightly
 def test_an_option_of_each_group_composes_from_another_folder(installed, needed, tmp_path):
     python = str(installed / "bin" / "python")
     found = json.loads(run([python, "-c", COMPOSE_EACH_GROUP, json.dumps(needed)], tmp_path))

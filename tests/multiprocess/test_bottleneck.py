@@ -26,6 +26,7 @@ def measured(train):
     return run
 
 
+@pytest.mark.nightly
 def test_slow_data(measured, capsys):
     words = ("trainer.max_steps=40", "trainer.global_batch_size=16", "logger.every_steps=4", "data.num_workers=0")
     found, run, output = measured("data", *words, "cluster.cpus_per_process=6", BOTTLENECK="data")

@@ -206,6 +206,7 @@ def test_what_a_task_keeps_to_itself_is_found_out(drill):
     assert {"steps", "samples by rank", "train/lr"}.isdisjoint(differing)
 
 
+@pytest.mark.nightly
 def test_a_program_that_fails_says_why(drill):
     Path("failing.py").write_text("raise ValueError('no luck today')")
     with drill.start("run", "run_dir=here", "--", "python", "failing.py") as process:

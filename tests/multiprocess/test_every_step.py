@@ -99,6 +99,7 @@ def test_killed_at_every_step_one_after_the_other(killed_at, world_size):
     killed_at(world_size, CHAIN, workers=(0, 2))
 
 
+@pytest.mark.nightly
 def test_killed_after_several_steps_three_times(killed_at):
     killed_at(2, (2, 4, 6), workers=(2,))
 

@@ -46,11 +46,11 @@ def by_hand(fork_server, ranks, tmp_path):
         (1, 2, {"samples": 45, "steps": 9, "dropout": 0.3, "batchnorm": True}),
         (1, 1, {"samples": 40, "steps": 9, "clip": 0.05}),
         pytest.param(2, 1, {"samples": 40, "steps": 12, "batchnorm": True}, marks=pytest.mark.nightly),
-        (2, 4, {"samples": 43, "steps": 13}),
+        pytest.param(2, 4, {"samples": 43, "steps": 13}, marks=pytest.mark.nightly),
         pytest.param(2, 1, {"samples": 41, "steps": 13}, marks=pytest.mark.nightly),
         (2, 4, {"samples": 43, "steps": 13, "drop_last": True, "dropout": 0.3}),
         pytest.param(3, 1, {"samples": 54, "steps": 12, "batchnorm": True}, marks=pytest.mark.nightly),
-        (3, 4, {"samples": 50, "steps": 13, "dropout": 0.3}),
+        pytest.param(3, 4, {"samples": 50, "steps": 13, "dropout": 0.3}, marks=pytest.mark.nightly),
         pytest.param(3, 1, {"samples": 49, "steps": 13}, marks=pytest.mark.nightly),
     ],
 )
@@ -134,7 +134,7 @@ SEVERAL = {
 @pytest.mark.parametrize(
     ("world_size", "workers", "name"),
     [
-        *[(1, 0, name) for name in ("first step", "end of an epoch", "last step")],
+        (1, 0, "first step"),
         (1, 2, "three times"),
         (2, 0, "first steps"),
         (2, 2, "end of an epoch"),
@@ -142,6 +142,8 @@ SEVERAL = {
             pytest.param(*case, marks=pytest.mark.nightly)
             for case in (
                 (1, 0, "middle"),
+                (1, 0, "end of an epoch"),
+                (1, 0, "last step"),
                 (1, 0, "after an epoch's first step"),
                 (1, 0, "three times"),
                 (2, 0, "last step"),
@@ -172,7 +174,7 @@ def test_an_interrupted_run_is_the_straight_run(train, straight_run, world_size,
     assert run.metrics[-1].keys() == {"step", "eval/loss"}
 
 
-@pytest.mark.parametrize(("step", "codes"), [(5, [-9, 0, 0]), (14, [0, 0])])
+@pytest.mark.parametrize(("step", "codes"), [(5, [-9, 0, 0]), pytest.param(14, [0, 0], marks=pytest.mark.nightly)])
 def test_an_evaluation_that_a_stop_put_off_is_recorded_once(train, straight_run, step, codes):
     """The next attempt catches up on it; if that is killed before its next save, the one after it does so again."""
     code, run, output = train("run", *TRAINING, TRIAL_ACT=f"0:{step}:SIGTERM")
@@ -184,6 +186,7 @@ def test_an_evaluation_that_a_stop_put_off_is_recorded_once(train, straight_run,
     assert (run.digest, run.metrics) == straight_run(1)
 
 
+@pytest.mark.nightly
 def test_another_number_of_loading_processes_and_saves_in_between_change_nothing(train, straight_run):
     digest, metrics = straight_run(2)
     words = ["data.num_workers=1", "checkpoint.every_steps=4", "checkpoint.asynchronous=false"]
@@ -228,6 +231,7 @@ def test_a_number_of_ranks_that_cannot_share_the_batch_names_those_that_can(trai
     assert run.steps == [2]
 
 
+@pytest.mark.nightly
 def test_what_an_optimizer_keeps_in_its_groups_is_restored_and_changed_options_apply(train):
     """Entries that exist from the start, and one that the first step adds; none is an option of the configuration."""
     words = [*QUIET, "optimizer=custom", "optimizer._target_=adapting.Adapting", "trainer.global_batch_size=8"]

@@ -216,6 +216,7 @@ def test_a_second_ctrl_c_ends_ranks_that_wait_for_each_other_at_once(launch, rec
     assert [entry[1] for entry in record.attempts] == ["interrupted"]
 
 
+@pytest.mark.nightly
 def test_a_second_ctrl_c_does_not_wait_for_a_checkpoint_that_is_being_written(start, record, tmp_path):
     """One rank trains in the launching process, whose exit would wait for the thread that writes."""
     disk = {"DISK_GATE": str(tmp_path / "never"), "DISK_WRITES": str(tmp_path / "writes")}
@@ -248,6 +249,7 @@ def is_pending(pid, number):
     return any(mask >> (number - 1) & 1 for mask in pending)
 
 
+@pytest.mark.nightly
 def test_a_signal_before_the_ranks_are_there_is_not_lost(launch, record):
     command = launch("trainer.max_steps=1000", TRIAL_SLEEP="0.1")
     wait_for(lambda: any("hpctrain.worker" in line for line in processes_of(command.path).values()), "a rank")
@@ -258,6 +260,7 @@ def test_a_signal_before_the_ranks_are_there_is_not_lost(launch, record):
     assert "Traceback" not in err + command.log(0) + command.log(1)
 
 
+@pytest.mark.nightly
 def test_nothing_outlives_a_launcher_that_is_killed(launch, record):
     """Neither ranks that can't notice it, because they hang, nor their loading processes."""
     command = launch("data.num_workers=1", TRIAL_ACT="0:3:hang,1:3:hang")
@@ -356,6 +359,7 @@ def test_an_error_of_ranks_by_hand_closes_the_attempt(ranks, tmp_path, run_at):
     assert reason == "failed"
 
 
+@pytest.mark.nightly
 def test_a_task_prints_though_the_disk_of_its_log_is_full(composer, variables, record):
     path = record.directory.path
     words = [f"run_dir={path}", *TRIAL, "task._target_=printing.Printing"]

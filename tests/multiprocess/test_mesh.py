@@ -55,7 +55,7 @@ def nightly(*values):
 @pytest.mark.parametrize(
     ("world_size", "words"),
     [
-        (2, (*FSDP, "trainer.activation_checkpointing=[blocks.*]", "parallel.blocks=[blocks.1]")),
+        nightly(2, (*FSDP, "trainer.activation_checkpointing=[blocks.*]", "parallel.blocks=[blocks.1]")),
         (4, (*HSDP, "trainer.micro_batch_size=2", "parallel.prefetch_blocks=2")),
         nightly(4, (*HSDP, "trainer.micro_batch_size=2", "parallel.reshard_after_forward=false")),
         nightly(2, FSDP),
@@ -170,7 +170,7 @@ def test_weights_are_restored_bit_for_bit_on_every_mesh(train):
 
 @pytest.mark.parametrize(
     ("stream", "micro", "world_size"),
-    [(False, 1, 4), nightly(True, 2, 3), nightly(False, 4, 4)],
+    [nightly(False, 1, 4), nightly(True, 2, 3), nightly(False, 4, 4)],
 )
 def test_an_evaluation_sees_every_sample_once_and_a_rank_without_one_leaves_no_trace(train, stream, micro, world_size):
     words = [*SMALL, "task._target_=counted.Counted", f"+task.stream={stream}", "trainer.max_steps=2"]

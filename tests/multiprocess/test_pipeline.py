@@ -118,7 +118,7 @@ MOVES = {
 }
 
 
-@pytest.mark.parametrize("name", [name if name == "short" else nightly(name) for name in MOVES])
+@pytest.mark.parametrize("name", map(nightly, MOVES))
 def test_a_run_continues_on_any_mesh(train, name):
     """Each step has the same samples, and in fp64 the same loss; a stop in every stage but the last one."""
     places = MOVES[name]
@@ -188,13 +188,13 @@ def test_callbacks_generate_text(train):
 
 
 REFUSED = {
-    "task._target_=divided.Own": "Plain isn't an nn.Sequential, and has no plan for its stages; define pipeline_plan",
     "task._target_=piped.Twice": "this task calls it twice",
     "task._target_=piped.Parts": "this task hasn't called it, or only its parts",
 }
 
 
-@pytest.mark.parametrize("target", [*list(REFUSED)[:1], *map(nightly, list(REFUSED)[1:])])
+@pytest.mark.nightly
+@pytest.mark.parametrize("target", REFUSED)
 def test_what_a_pipeline_cannot_compute_is_refused(train, target):
     code, _, output = train("run", *SMALL, target, "trainer.max_steps=1", *PP, world_size=2)
     assert code == 1, output

@@ -19,10 +19,10 @@ WORDS = (
     [
         pytest.param("frozen", 1, (2, 6), marks=pytest.mark.nightly),
         ("overriding", 2, (3, 5)),
-        ("pretrained", 1, (4,)),
+        pytest.param("pretrained", 1, (4,), marks=pytest.mark.nightly),
         pytest.param("unfrozen", 1, (2, 4, 7), marks=pytest.mark.nightly),
         # a throwaway backward begins each attempt
-        ("unfrozen", 3, (2, 7)),
+        pytest.param("unfrozen", 3, (2, 7), marks=pytest.mark.nightly),
     ],
 )
 def test_killed_before_and_after_the_first_evaluation(train, kind, world_size, cuts):

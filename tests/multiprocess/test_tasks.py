@@ -54,6 +54,7 @@ def of_pictures(folder, model="convnet"):
     )
 
 
+@pytest.mark.nightly
 def test_pictures_in_folders(train, pictures):
     code, here, output = train("here", *of_pictures(pictures), "data.num_workers=0")
     assert code == 0, output
@@ -66,6 +67,7 @@ def test_pictures_in_folders(train, pictures):
     assert two.steps == [6]
 
 
+@pytest.mark.nightly
 def test_a_resnet(train, pictures):
     words = of_pictures(pictures, "resnet")
     code, run, output = train("run", *words, "trainer.max_steps=2", "data.num_workers=0")

@@ -27,7 +27,7 @@ OWN = "task._target_=divided.Own"
     ("world_size", "words"),
     [
         (4, (*FSDP_TP, "trainer.micro_batch_size=4", "trainer.max_steps=8")),
-        (2, (*TP, OWN)),
+        nightly(2, (*TP, OWN)),
         nightly(4, (*FSDP_TP, "trainer.micro_batch_size=2", "trainer.activation_checkpointing=[blocks.*]")),
         nightly(2, TP),
         nightly(4, TP),
@@ -109,7 +109,7 @@ MOVES = {
 }
 
 
-@pytest.mark.parametrize("name", [name if name == "short" else nightly(name) for name in MOVES])
+@pytest.mark.parametrize("name", map(nightly, MOVES))
 def test_a_run_continues_on_any_mesh(train, name):
     """Each step has the same samples, and in fp64 the same loss; a stop in every stage but the last one."""
     stages = MOVES[name]
@@ -149,7 +149,7 @@ def test_weights_are_restored_bit_for_bit_on_every_mesh(train):
 
 
 @pytest.mark.parametrize(
-    ("stream", "world_size", "mesh"), [(False, 2, TP), nightly(False, 4, FSDP_TP), nightly(True, 2, TP)]
+    ("stream", "world_size", "mesh"), [nightly(False, 2, TP), nightly(False, 4, FSDP_TP), nightly(True, 2, TP)]
 )
 def test_an_evaluation_sees_every_sample_once(train, stream, world_size, mesh):
     words = [*SMALL, "task._target_=counted.Counted", f"+task.stream={stream}", "trainer.max_steps=2"]

@@ -93,6 +93,7 @@ def ended(fork_server, runs):
     return wait
 
 
+@pytest.mark.nightly
 def test_a_running_run_shows_its_stacks_and_goes_on(runs, ended, capsys):
     run = runs["slow phases"]
     log = run.directory.rank_log(0)

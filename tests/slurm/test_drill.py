@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 
@@ -29,6 +31,7 @@ class Slow(Digits):
 """
 
 
+@pytest.mark.nightly
 def test_a_requeued_run_is_the_straight_run(sandbox: SlurmSandbox, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(TASK)
     words = ["cluster=slurm", "cluster.cpus_per_process=1", "trainer.max_steps=120", "run_dir=here"]

@@ -120,6 +120,7 @@ def test_a_node_is_cut_off(runs: SubmittedRuns) -> None:
     assert "n2" not in run.attempts[1].nodes
 
 
+@pytest.mark.nightly
 @pytest.mark.sandbox(QUICKLY_DOWN)
 def test_the_batch_host_is_cut_off(runs: SubmittedRuns) -> None:
     """The old attempt needs no other node, so it keeps training next to the new one."""

@@ -168,6 +168,7 @@ def test_near_the_time_limit(runs: SubmittedRuns) -> None:
     assert run.digest == runs.straight(processes=1)
 
 
+@pytest.mark.nightly
 def test_only_the_preempted_task_of_an_array_runs_again(runs: SubmittedRuns) -> None:
     """`scontrol requeue` of an array's own id would run the completed tasks again."""
     quick, slow = runs.sweep(2)
@@ -183,6 +184,7 @@ def test_only_the_preempted_task_of_an_array_runs_again(runs: SubmittedRuns) -> 
     assert runs.sandbox.job(quick.job_id)["Restarts"] == "0"
 
 
+@pytest.mark.nightly
 def test_where_the_job_can_t_be_requeued_a_new_one_continues_the_run(runs: SubmittedRuns) -> None:
     with runs.waiting("+cluster.sbatch.no-requeue=true", nodes=1) as (run, exit_code):
         run.until_step(3)

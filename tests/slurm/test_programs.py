@@ -69,6 +69,7 @@ def assert_exact(run: FollowedRun, straight: Any) -> None:
     assert all(torch.equal(found[name], straight[name]) for name in straight), run
 
 
+@pytest.mark.nightly
 def test_programs_without_any_contract_survive_a_preemption_a_killed_rank_and_the_time_limit(
     runs: SubmittedRuns, straight_weights: Any, tmp_path: Path
 ) -> None:

@@ -89,6 +89,7 @@ def wait_until(ready: Callable[[], bool], logs: Sequence[Path], timeout: float =
         time.sleep(0.1)
 
 
+@pytest.mark.nightly
 def test_they_train_and_resume_after_a_requeue_as_one_uninterrupted_run(
     sandbox: SlurmSandbox, submit: Submit, fork_server: ForkServer, tmp_path: Path
 ) -> None:

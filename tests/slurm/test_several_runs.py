@@ -79,6 +79,7 @@ def stints(run: FollowedRun) -> list[tuple[str, int | None]]:
     return [("left" if one.get("left") else "began", one.get("restarts")) for one in records]
 
 
+@pytest.mark.nightly
 def test_a_preemption_under_the_second_run_leaves_the_first_one_alone(runs, prepared, submit, tmp_path):
     first, second = prepared(2)
     one, two = (str(run.directory.path) for run in (first, second))

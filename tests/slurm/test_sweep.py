@@ -51,6 +51,7 @@ def job_ids(sweep: Path) -> list[str]:
     return [json.loads(line)["job_id"] for line in lines]
 
 
+@pytest.mark.nightly
 def test_a_sweep_is_one_array_of_runs_with_directories_of_their_own(
     sandbox: SlurmSandbox, hpctrain: Hpctrain, tmp_path: Path
 ) -> None:

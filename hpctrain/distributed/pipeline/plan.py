@@ -8,12 +8,12 @@ from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
+from hpctrain.config.plan_check import PIPELINE
 from hpctrain.distributed.blocks import matches_name
 from hpctrain.errors import ConfigError, TaskError
-from hpctrain.phrases import listed, page
+from hpctrain.phrases import listed
 
-KEY = "parallel.pipeline_degree"
-METHOD = "pipeline_plan"
+KEY, METHOD = PIPELINE.key, PIPELINE.method
 
 Plan: TypeAlias = Sequence[str | Sequence[str]]
 """Names of modules in the order in which a forward pass calls them; those in a tuple stay in one stage."""
@@ -21,13 +21,13 @@ Entry: TypeAlias = tuple[str, ...]
 """Names of the modules, or parameters, that stay in one stage."""
 
 
-def find_plan(model: nn.Module, task: object, num_stages: int) -> Plan:
+def find_plan(model: nn.Module, task: object, degree: int) -> Plan:
     """Return the plan of the task, or else that of the model; of an `nn.Sequential`, its members.
 
     Args:
         model: of the training.
         task: of the training.
-        num_stages: into which the model is to be cut.
+        degree: number of ranks that are to have stages of it.
 
     Raises:
         ConfigError: neither has one.
@@ -44,11 +44,7 @@ def find_plan(model: nn.Module, task: object, num_stages: int) -> Plan:
         return list(plan)
     if isinstance(model, nn.Sequential):
         return [name for name, _ in model.named_children()]
-    problem = f"{type(model).__name__} isn't an nn.Sequential, and has no plan for its stages"
-    remedy = (
-        f"define {METHOD} in it or in {type(task).__name__} ({page('how_to/large_models.md')}), or use parallel=fsdp"
-    )
-    raise ConfigError(KEY, num_stages, problem, remedy)
+    raise PIPELINE.missing(degree, model=type(model).__name__, task=type(task).__name__)
 
 
 def stages_of(model: nn.Module, plan: Plan, num_stages: int, begins: Sequence[str] = ()) -> list[list[str]]:

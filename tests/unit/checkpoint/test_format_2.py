@@ -100,6 +100,7 @@ def test_the_documented_program_reads_every_tensor_without_a_pickle(saved, tenso
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=0, equal_nan=True, msg=name)
 
 
+@pytest.mark.nightly
 def test_the_documented_lines_read_it_with_plain_torch(saved, tensors, tmp_path):
     names = {name.removeprefix("model."): name for name in tensors}
     torch.save({name: torch.zeros_like(tensors[full]) for name, full in names.items()}, tmp_path / "zeros.pt")

@@ -67,6 +67,7 @@ def same_as(winner: RunDirectory, words) -> list[str]:
     return sorted(key for key in stored.keys() | composed.keys() if stored.get(key) != composed.get(key))
 
 
+@pytest.mark.nightly
 def test_trained_runs(tmp_path, capsys):
     assert main(["-m", *SHORT, "optimizer=adamw,sgd", "seed=0,1", "run_dir=runs/pair"]) == 0
     capsys.readouterr()

@@ -106,6 +106,7 @@ def test_the_best_a_step_and_the_average(save, capfd, words, expected):
     assert err == "the checkpoint has averaged weights, too: --ema exports them\n" * (expected == 2)
 
 
+@pytest.mark.nightly
 def test_a_checkpoint_without_averages(save, capfd):
     save(1, 0.5)
     save(2, 0.9, averaged=True)
@@ -114,6 +115,7 @@ def test_a_checkpoint_without_averages(save, capfd):
     assert not Path("other.pt").exists()
 
 
+@pytest.mark.nightly
 def test_a_folder_in_another_type(save, capfd):
     save(1, averaged=True, extra_state=True)
     assert main(["export", "lm", "-o", "published/", "--dtype", "bf16", "--max-shard-gb", "0.000001"]) == 0
@@ -185,6 +187,7 @@ def test_runs_without_weights(save, capfd):
     assert "RUN=lm: is the run of a program" in capfd.readouterr().err
 
 
+@pytest.mark.nightly
 def test_a_file_in_the_working_directory_is_not_imported(save):
     save(1)
     for name in ("json.py", "torch.py", "hpctrain.py"):

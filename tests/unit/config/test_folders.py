@@ -72,6 +72,7 @@ def test_options_are_named_in_help_and_in_messages(conf: Path, capsys: pytest.Ca
         Composer().compose(["cluster=sitee"])
 
 
+@pytest.mark.nightly
 def test_a_sweep_over_its_options_and_a_resume_find_them(conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(conf, {"optimizer/slow.yaml": "defaults:\n  - sgd\n  - _self_\nlr: 1e-5\n"})
     assert main(["-m", "cluster=site", "cluster.dry_run=true", "optimizer=slow,adamw", "run_dir=many"]) == 0

@@ -6,6 +6,7 @@ from hpctrain.config.compose import Composer
 from hpctrain.errors import ConfigError
 
 TP = ("parallel=tp", "cluster.processes_per_node=2")
+PP = ("parallel=pp", "cluster.processes_per_node=2")
 SOURCE = """\
 import torch
 from torch import nn
@@ -22,6 +23,10 @@ class Layered(nn.Module):
         self.layer = nn.Linear(2, 2)
 
 
+class Sequence(nn.Sequential):
+    pass
+
+
 class Own(Digits):
     {}
 """
@@ -33,9 +38,9 @@ def compose(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     composer = Composer()
 
-    def with_statement(statement, *words, after=""):
+    def with_statement(statement, *words, after="", parallel=TP):
         (tmp_path / "own_plans.py").write_text(SOURCE.format(statement) + after)
-        return composer.compose(["task=custom", "task._target_=own_plans.Own", *TP, *words])
+        return composer.compose(["task=custom", "task._target_=own_plans.Own", *parallel, *words])
 
     return with_statement
 
@@ -79,3 +84,34 @@ def test_nothing_is_refused_that_may_have_one(compose, statement, words):
 @pytest.mark.parametrize("after", ["Layered.tensor_parallel_plan = None\n", "print(Layered)\n", "globals()\n"])
 def test_a_module_may_give_a_plan_to_a_class(compose, after):
     assert compose("def build_model(self): return Layered()", after=after).parallel.tensor_degree == -1
+
+
+@pytest.mark.parametrize(
+    ("statement", "words", "model"),
+    [
+        ("def build_model(self): return Layered()", [], "Layered"),
+        ("def tensor_parallel_plan(self): return {}", ["model._target_=own_plans.Layered"], "Layered"),
+        ("pass", ["model._target_=torch.nn.Bilinear"], "Bilinear"),
+    ],
+)
+def test_it_is_certain_that_there_is_no_plan_for_a_pipeline(compose, statement, words, model):
+    with pytest.raises(
+        ConfigError, match=f"{model} isn't an nn.Sequential, and neither it nor Own has a plan"
+    ) as found:
+        compose(statement, *words, parallel=PP)
+    assert found.value.key == "parallel.pipeline_degree"
+    assert "define pipeline_plan in one of them" in found.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        ("pass", ["model=mlp"]),
+        ("def pipeline_plan(self): return ['layer']", ["model._target_=own_plans.Layered"]),
+        ("def build_model(self): return nn.Sequential(Layered(), Layered())", []),
+        ("def build_model(self): return Sequence(Layered(), Layered())", []),
+        ("def build_model(self): return build()", []),
+    ],
+)
+def test_no_pipeline_is_refused_whose_model_may_be_cut(compose, statement, words):
+    assert compose(statement, *words, parallel=PP).parallel.pipeline_degree == -1

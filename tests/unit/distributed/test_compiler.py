@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 from torch import nn
 
 from hpctrain.distributed.compiler import _parts
@@ -47,6 +48,7 @@ assert torch.equal(train(torch.optim.AdamW, replicate(compiled, world, Parallel(
 """
 
 
+@pytest.mark.nightly
 def test_the_compiler_is_imported_only_by_code_that_compiles(tmp_path):
     store = tmp_path / "store"
     done = subprocess.run([sys.executable, "-c", PROGRAM, store], capture_output=True, text=True, check=False)

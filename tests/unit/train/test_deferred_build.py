@@ -220,6 +220,7 @@ def test_a_parameter_that_the_model_put_on_the_meta_device_has_no_values():
         record.sources(model)
 
 
+@pytest.mark.nightly
 def test_the_peak_of_memory_is_that_of_what_is_kept_and_the_largest_tensor():
     done = subprocess.run([sys.executable, "-c", PEAK], check=False, capture_output=True, text=True, timeout=120)
     assert not done.returncode, done.stderr
