@@ -95,15 +95,15 @@ def parameter_names(
 
     Args:
         model: whose parameters they are.
-        optimizer: of these parameters.
-        names: `names_by_id` of the model, if they are known.
+        optimizer: whose parameters are named.
+        names: `names_by_id(model)`; None to compute it.
     """
     names = names_by_id(model) if names is None else names
     return [[names.get(id(parameter), "") for parameter in group["params"]] for group in optimizer.param_groups]
 
 
 def names_by_id(model: nn.Module) -> dict[int, str]:
-    """Return the plain name of each parameter, by its `id`; the first one of a tied parameter."""
+    """Return the plain name of each parameter by its `id`; for a tied parameter, its first name."""
     plain = PlainNames(model)
     return {id(parameter): plain(name) for name, parameter in model.named_parameters()}
 

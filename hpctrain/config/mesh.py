@@ -161,3 +161,16 @@ def _without_open(degrees: Mapping[str, int], world_size: int) -> dict[str, int]
 
 def _divisors(number: int) -> str:
     return ", ".join(str(degree) for degree in range(1, number + 1) if number % degree == 0)
+
+
+def keeps_gradients_whole(parallel: Parallel, shape: MeshShape) -> bool:
+    """Whether gradients stay whole until the last micro-batch of a step, and are reduced to those of shards only there.
+
+    This is also so where a rank's shard is the whole weight: it saves no memory to reduce them in each micro-batch, and
+    takes two copies. With `cpu_offload`, gradients leave the GPU in each micro-batch.
+
+    Args:
+        parallel: of the configuration.
+        shape: of the mesh.
+    """
+    return parallel.keep_gradients_whole or (shape.shard == 1 and not parallel.cpu_offload)

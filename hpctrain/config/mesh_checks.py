@@ -121,7 +121,7 @@ def _check_stages(parallel: Parallel, degree: int) -> None:
 
 
 def _check_pipeline(config: Config, degree: int) -> None:
-    """Refuse what doesn't work if each rank has some of the stages."""
+    """Refuse what doesn't work with a pipeline."""
     if "log_weights" in config.callbacks:
         problem = "logs weights on rank zero, which has only the last stage of a pipeline"
         raise ConfigError("callbacks.log_weights", "...", problem, "leave it out")

@@ -1,8 +1,9 @@
-"""Whether task or model has a plan for its layers or stages, as far as their sources show it; the ranks ask them."""
+"""Check at submission, from the sources, that task or model has a plan; the ranks check the objects themselves."""
 
 from __future__ import annotations
 
 import ast
+import warnings
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -22,9 +23,9 @@ class PlanKind:
     """A kind of plan that a task or a model may have.
 
     Attributes:
-        method: that returns it.
-        key: of the degree that requires it.
-        sequential: whether an `nn.Sequential` needs none.
+        method: the method that returns it.
+        key: the key of the degree that requires it.
+        sequential: whether an `nn.Sequential` needs no plan.
     """
 
     method: str
@@ -39,8 +40,9 @@ class PlanKind:
             model: its class.
             task: its class.
         """
-        owners = f"{model} has no plan for it, and neither has {task}"
-        problem = f"{model} isn't an nn.Sequential, and neither it nor {task} has a plan" if self.sequential else owners
+        problem = f"neither {model} nor {task} has a plan"
+        if self.sequential:
+            problem = f"{model} isn't an nn.Sequential, and neither it nor {task} has a plan"
         remedy = f"define {self.method} in one of them ({page('how_to/large_models.md')}), or use parallel=fsdp"
         return ConfigError(self.key, degree, problem, remedy)
 
@@ -50,7 +52,9 @@ PIPELINE = PlanKind("pipeline_plan", "parallel.pipeline_degree", sequential=True
 
 
 def require_plan(config: Config, kind: PlanKind, degree: int) -> None:
-    """Refuse to divide a model if it is certain that neither the task nor the model has a plan.
+    """Refuse to divide a model if its source and that of the task show that neither has a plan.
+
+    A plan that another module gives to one of their classes isn't seen.
 
     Args:
         config: of a training.
@@ -66,17 +70,18 @@ def require_plan(config: Config, kind: PlanKind, degree: int) -> None:
     try:
         chain = lineage_of(task)
         built = str(model) if model is not None else _built_by(chain)
-        # of torch's own modules, none has a plan
-        is_torchs = built.startswith("torch.nn.")
+        module, _, name = built.rpartition(".")
+        # none of torch's own classes has a plan; a function of torch.nn may return any model
+        is_torchs = module in ("torch.nn", "torch.nn.modules") and name[:1].isupper()
         classes = [*chain, *([] if is_torchs else lineage_of(built))]
         own = [(source, one) for source, one in classes if (source.name, one.name) != BASE]
         names = {one.name for _, one in own}
-        is_sequential = kind.sequential and is_torchs and built.rpartition(".")[2] == "Sequential"
-        is_certain = not is_sequential and not any(_may_have_plan(kind, *one, names) for one in own)
+        needs_none = kind.sequential and is_torchs and name == "Sequential"
+        is_certain = not needs_none and not any(_may_have_plan(kind, source, node, names) for source, node in own)
     except (AbsentError, UnknownError, SyntaxError, OSError):
         return
     if is_certain:
-        raise kind.missing(degree, model=built.rpartition(".")[2], task=task.rpartition(".")[2])
+        raise kind.missing(degree, model=name, task=task.rpartition(".")[2])
 
 
 def _built_by(chain: Chain) -> str:
@@ -103,13 +108,15 @@ def _built_by(chain: Chain) -> str:
 
 def _may_have_plan(kind: PlanKind, source: ModuleSource, node: ast.ClassDef, names: Collection[str]) -> bool:
     """Whether a class may have a plan, or its module may give one to a class of these names."""
-    if kind.sequential and node.name == "Sequential":
-        return True
     if source.path is None or any(name in ANSWERS_FOR_OTHERS for name, _ in bindings(node.body)):
         return True
     text = source.path.read_text(encoding="utf-8", errors="replace")
     if kind.method in text:
         return True
-    calls = (each for each in ast.walk(ast.parse(text)) if isinstance(each, ast.Call))
-    passed = {argument.id for call in calls for argument in call.args if isinstance(argument, ast.Name)}
-    return not passed.isdisjoint(names)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # those of its string literals: Python gives them again at the import
+        nodes = list(ast.walk(ast.parse(text)))
+    called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+    bases = {id(base) for node in nodes if isinstance(node, ast.ClassDef) for base in node.bases}
+    used = {node.id for node in nodes if isinstance(node, ast.Name) and id(node) not in called | bases}
+    return not used.isdisjoint(names)

@@ -54,7 +54,10 @@ def local_pieces(tensor: Tensor) -> tuple[Piece, ...]:
 
 
 def layout(tensor: Tensor) -> Hashable:
-    """Return what is equal for tensors of one shape whose parts are the same; None without a mesh."""
+    """Return a key for how a tensor is divided; None for a tensor that isn't a DTensor.
+
+    Of tensors with the same shape and key, a rank has the same part.
+    """
     return (tensor.device_mesh, tuple(tensor.placements)) if isinstance(tensor, DTensor) else None
 
 
@@ -182,7 +185,7 @@ def _place_in(mesh: DeviceMesh) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the coordinate of this rank, and the sizes of the mesh."""
     coordinate: Any = mesh.get_coordinate()
     assert coordinate is not None, "this rank isn't part of the mesh"
-    # not of `mesh.mesh`: torch computes that tensor anew at each access
+    # mesh.mesh is computed at each access
     return tuple(coordinate), tuple(mesh.shape)
 
 

@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
+from hpctrain.config.mesh import keeps_gradients_whole
 from hpctrain.config.parallel import Parallel
 from hpctrain.distributed.blocks import find_blocks
 from hpctrain.distributed.mesh import Mesh
@@ -250,11 +251,12 @@ def where_cut(model: nn.Module, mesh: Mesh) -> Callable[[nn.Parameter], Shard | 
 
 def _accumulating(root: nn.Module, mesh: Mesh, parallel: Parallel) -> Callable[[], Any] | None:
     """Return a context for the micro-batches before the last one of a step; None if they aren't different."""
-    if not parallel.keep_gradients_whole and mesh.shape.replicate == 1:
+    whole = keeps_gradients_whole(parallel, mesh.shape)
+    if not whole and mesh.shape.replicate == 1:
         return None
     sharded = cast(FSDPModule, root)
     # reducing over the ranks of a replica keeps gradients in shards; reducing over the replicas can wait
-    change = sharded.set_requires_gradient_sync if parallel.keep_gradients_whole else sharded.set_requires_all_reduce
+    change = sharded.set_requires_gradient_sync if whole else sharded.set_requires_all_reduce
 
     @contextmanager
     def accumulating() -> Iterator[None]:

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 from torch import nn
 
+from hpctrain.config.mesh import keeps_gradients_whole
 from hpctrain.config.parallel import Parallel
 from hpctrain.config.root import Config
 from hpctrain.distributed.determinism import rank_seed
@@ -64,7 +65,7 @@ def join_pipeline(root: ShardedLossModule, stages: Stages, model: nn.Module, con
     """
     assert world.mesh is not None
     assert world.mesh.neighbours is not None
-    if stages.num_own > 1 and not config.parallel.keep_gradients_whole:
+    if stages.num_own > 1 and not keeps_gradients_whole(config.parallel, world.mesh.shape):
         # FSDP2 keeps the gradients that wait for the other replicas in one piece for each group of parameters, in which
         # those of different stages would be mixed
         root.accumulating = None

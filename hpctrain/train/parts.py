@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from hpctrain.checkpoint.best import judged_by
 from hpctrain.config.batch import micro_batch_size_of
+from hpctrain.config.mesh import keeps_gradients_whole
 from hpctrain.config.named_optimizers import named_optimizers
 from hpctrain.config.root import Config
 from hpctrain.data.bookmark import Bookmarks
@@ -141,8 +142,8 @@ class Parts:
         """What this rank holds of the model, and of what is trained of it."""
         parallel = self.config.parallel
         # offloaded gradients are shards: the whole ones are on the GPU
-        whole = parallel.keep_gradients_whole and self.plan.accumulation > 1 and not parallel.cpu_offload
-        whole = whole and self.sharded is not None
+        whole = self.plan.accumulation > 1 and not parallel.cpu_offload
+        whole = whole and self.world.mesh is not None and keeps_gradients_whole(parallel, self.world.mesh.shape)
         return model_memory({self.model, self.module}, self.optimizers, self.ema, whole_gradients=whole)
 
     @property

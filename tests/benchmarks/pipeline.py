@@ -1,12 +1,13 @@
-"""A pipeline: steps beside those of torch.distributed.pipelining by hand.
+"""Steps of a pipeline, compared with a hand-written loop over torch.distributed.pipelining.
 
     python tests/benchmarks/pipeline.py [--ranks 2] [--width 256] [--micro-batches 8] [--rounds 7]
 
-All ranks are processes of this machine, connected by gloo, with one stage each, and the same modules in both. The model
-is a sequence of transformer layers, optimized by AdamW with a bounded gradient norm, which by hand takes one exchange.
-The three take turns, each round beginning with another one; a time is that of the slowest rank, medians over rounds
-with the span in brackets, and `x` is the median of each round's ratio to the first line. `by hand, again` is how far
-the loop is from itself: this machine's noise. hpctrain's step runs in its own loop, which logs every ten steps.
+Each rank is a process of this machine and has one stage; gloo connects them. Both loops have the same modules:
+transformer layers in sequence, AdamW, and a clipped gradient norm, for which the hand-written loop needs one
+all-reduce. The three cases take turns, each round in another order. A time is that of the slowest rank: the median over
+rounds, with the range in brackets. `x` is the median of the rounds' ratios to the first line. `by hand, again` shows
+this machine's noise. hpctrain's part is a step of its loop, and the means of the losses every ten steps; what it checks
+between two steps isn't measured.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from contextlib import closing
 
 import torch
 import torch.distributed as dist
-from as_ranks import join_ranks, measure, run_as_ranks
+from as_ranks import run_as_ranks
+from comparison import join_ranks, measure
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.functional import cross_entropy
@@ -33,11 +35,11 @@ from hpctrain.train.parts import Parts
 
 warnings.filterwarnings("ignore", category=UserWarning)
 SAMPLES, LENGTH, VOCABULARY, LAYERS = 2, 64, 512, 8
-"""Samples of a micro-batch, and the tokens of each."""
+"""Samples of a micro-batch, tokens of a sample, size of the vocabulary, transformer layers."""
 
 
 class Sequences(Task):
-    """Random tokens, and which token is at each place."""
+    """Random tokens; the model predicts the token at each place."""
 
     def build_model(self) -> nn.Module:
         return model(int(os.environ["STEP_WIDTH"]))
@@ -79,7 +81,8 @@ class Steps:
         stage = PipelineStage(self.module, world.rank, world.size, torch.device("cpu"))
         self.schedule = Schedule1F1B(stage, micro_batches, loss_fn=loss_of)
         self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=1e-3)
-        self.samples, self.world = self.parts.train_data.tensors[0], world
+        self.samples = self.parts.train_data.tensors[0]
+        self.world = world
         self.count = SAMPLES * micro_batches
         self.draws = torch.Generator().manual_seed(1)
 

@@ -1,16 +1,17 @@
 """A model that ranks share: steps beside an FSDP2 loop by hand, saves and loads beside raw work and torch's DCP.
 
-    python tests/benchmarks/sharded.py [--ranks 2] [--millions 200] [--rounds 7] [--folder DIR]
+    python tests/benchmarks/sharded.py [--ranks 2] [--millions 200] [--saved-width 2048] [--rounds 7] [--folder DIR]
 
 All ranks are processes of this machine, connected by gloo. What is compared takes turns in the same processes, each
 round beginning with another one; a time is that of the slowest rank, medians over rounds with the span in brackets, and
 `x` is the median of each round's ratio to the first line of its group.
 
 The step is that of a GPT with AdamW and a bounded gradient norm, without evaluations and saves; `by hand, again` is how
-far the loop is from itself: this machine's noise. hpctrain's step runs in its own loop, which logs every ten steps.
-Then the time for which training waits for a save, against the plain copy of the shards into buffers that are kept (what
-is beyond it takes the same time for each tensor, so it counts less in models with wide layers); the whole save, durable
-on disk, against a raw write and fsync of the same bytes by all ranks; and a load, checksums included, against
+far the loop is from itself: this machine's noise. hpctrain's part is a step of its loop, and the means of the losses
+every ten steps; what it checks between two steps isn't measured.
+Then the time for which training waits for a save, against the plain copy of the shards into buffers that are kept (the
+rest of the wait is the same for each tensor, so it matters less with wide layers); the whole save, durable on disk,
+against a raw write and fsync of the same bytes by all ranks; and a load, checksums included, against
 `torch.distributed.checkpoint.load` of a checkpoint that DCP wrote.
 """
 
@@ -28,7 +29,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from as_ranks import join_ranks, measure, run_as_ranks
+from as_ranks import run_as_ranks
+from comparison import join_ranks, measure
 from torch import nn
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -53,7 +55,6 @@ from hpctrain.train.parts import Parts
 
 warnings.filterwarnings("ignore", category=UserWarning)
 BATCH, LENGTH, VOCABULARY = 4, 64, 512
-SAVED_WIDTH = 2048
 
 
 class Sequences(Task):
@@ -119,10 +120,10 @@ class Steps:
 class Saves:
     """A sharded model and its AdamW, and all ways to save and to load them."""
 
-    def __init__(self, world: World, millions: int, folder: Path) -> None:
-        layers = max(1, round(millions * 1e6 / (12 * SAVED_WIDTH**2)))
+    def __init__(self, world: World, millions: int, width: int, folder: Path) -> None:
+        layers = max(1, round(millions * 1e6 / (12 * width**2)))
         self.world, self.folder, self.known = world, folder, {}
-        self.model = by_hand(model(SAVED_WIDTH, layers), world)
+        self.model = by_hand(model(width, layers), world)
         self.optimizer = torch.optim.AdamW(self.model.parameters())
         tokens = torch.zeros(1, 8, dtype=torch.int64)
         self.model(tokens).mean().backward()
@@ -211,6 +212,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--millions", type=int, default=200, help="parameters of the model that is saved")
+    parser.add_argument("--saved-width", type=int, default=2048, help="of that model")
     parser.add_argument("--width", type=int, default=256, help="of the GPT whose steps are measured")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--folder", type=Path, default=None, help="on the file system to measure")
@@ -239,7 +241,7 @@ def report(world: World, options: argparse.Namespace, folder: Path) -> None:
         cases = [("by hand", steps.by_hand), ("by hand, again", steps.by_hand), ("hpctrain", steps.ours)]
         measure(world, 3 * options.rounds, cases)
     del steps
-    saves = Saves(world, options.millions, folder)
+    saves = Saves(world, options.millions, options.saved_width, folder)
     show(f"training waits, for a save of {saves.bytes / 1e9:.2f} GB by each of {world.size} ranks")
     cases = [("copy of the shards into kept buffers", saves.copy), ("hpctrain", saves.begin)]
     measure(world, options.rounds, [*cases, ("DCP's async_save, kept buffers", saves.begin_dcp)], after=saves.settle)

@@ -438,7 +438,7 @@ MISTAKES = {
     ),
     "a tensor degree and a model without a plan": (
         [*TWO_RANKS, "parallel=tp", "task=digits", "model=mlp"],
-        "parallel.tensor_degree=2: MLP has no plan for it, and neither has Digits",
+        "parallel.tensor_degree=2: neither MLP nor Digits has a plan",
         "define tensor_parallel_plan in one of them",
     ),
     "a tensor degree without a mesh": (

@@ -288,7 +288,11 @@ def trained():
 
 
 def typed_pages() -> list[Any]:
-    """Pages with commands; in the gate what is read first, and of its trainings one of each shape."""
+    """Return the pages with commands.
+
+    The gate has the pages that are read first, and runs one training of each shape; the nightly tests run every command
+    of every page.
+    """
     pages = [page for page in PAGES if typed(page)]
     first = [page for page in pages if name_of(page) in READ_FIRST]
     gate = [pytest.param(page, False, id=name_of(page)) for page in first]

@@ -55,7 +55,6 @@ def samples(directory: RunDirectory, ranks: dict[int, int]) -> dict[int, list[in
     }
 
 
-@pytest.mark.nightly
 @pytest.mark.sandbox(QUICKLY_DOWN)
 def test_a_node_dies_and_the_run_goes_on_in_the_same_job(runs: SubmittedRuns) -> None:
     run = runs.train(*ELASTIC, "cluster.memory_gb=1", pace_s=PACE_S, nodes=NODES)

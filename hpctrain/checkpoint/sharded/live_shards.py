@@ -55,7 +55,7 @@ class Part:
 
 
 KnownParts: TypeAlias = dict[tuple[Path, tuple[int, ...], Hashable], tuple[tuple[Part, Region], ...]]
-"""The parts that this rank writes of a tensor with this path, shape and layout, and where in its shard they are."""
+"""For a tensor with this path, shape and layout: the parts that this rank writes, and their places in its shard."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ class LiveShards(LiveState):
     Attributes:
         world: the ranks.
         copies: names of parameters of this rank that ranks at another position of its pipeline write.
-        known: the parts of tensors that earlier saves of the same training have looked up.
+        known: parts that earlier saves have computed; each save adds to it. All saves of a training share one dict.
     """
 
     _: KW_ONLY
@@ -170,8 +170,7 @@ class LiveShards(LiveState):
 
     @cached_property
     def _weights(self) -> Mapping[str, Any]:
-        # as they are: detaching DTensors takes longer than the rest
-        found: Mapping[str, Any] = self.model.state_dict(keep_vars=True)
+        found: Mapping[str, Any] = self.model.state_dict()
         return found
 
     @cached_property
@@ -187,18 +186,20 @@ class LiveShards(LiveState):
         return ties
 
     def _own(self, path: Path, tensor: Tensor) -> Iterator[tuple[Part, Tensor]]:
-        """Yield this rank's part and its elements, unless another rank writes the same one, or it is empty."""
+        """Yield the parts of a tensor that this rank writes, with their elements; none if another rank does."""
         if tensor.is_meta:
-            # in a pipeline, a part of the model that only others have
+            # in a pipeline: only other ranks have this parameter
             return
         own, parts = local_part(tensor), self._parts_of(path, tensor)
         if len(parts) == 1:
+            # slicing would return the same elements, and takes longer than the rest
             yield parts[0][0], own
             return
         for part, place in parts:
             yield part, own[place.slices()]
 
     def _parts_of(self, path: Path, tensor: Tensor) -> tuple[tuple[Part, Region], ...]:
+        """Return the parts that this rank writes, with their places in its shard; computed once per training."""
         shape = tuple(tensor.shape)
         key = path, shape, layout(tensor)
         if (known := self.known.get(key)) is None:
@@ -213,7 +214,7 @@ class LiveShards(LiveState):
         return known
 
     def _writer_of(self, path: Path, tensor: Tensor) -> int:
-        """The one of the ranks with the same part that writes it."""
+        """Return the rank that writes a part of this tensor, one of those that hold the same one."""
         if not is_sharded(tensor):
             # buffers: what the ranks have differs, and that of the first one counts
             return self._stage_group * self.world.ranks_per_stage

@@ -27,7 +27,7 @@ def find_plan(model: nn.Module, task: object, degree: int) -> Plan:
     Args:
         model: of the training.
         task: of the training.
-        degree: number of ranks that are to have stages of it.
+        degree: number of groups of ranks among which the model is divided.
 
     Raises:
         ConfigError: neither has one.

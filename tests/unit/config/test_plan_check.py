@@ -57,7 +57,7 @@ def compose(tmp_path, monkeypatch):
     ],
 )
 def test_it_is_certain_that_there_is_no_plan(compose, statement, words, model):
-    with pytest.raises(ConfigError, match=f"{model} has no plan for it, and neither has Own") as found:
+    with pytest.raises(ConfigError, match=f"neither {model} nor Own has a plan") as found:
         compose(statement, *words)
     assert found.value.key == "parallel.tensor_degree"
     assert "large_models.md" in found.value.remedy
@@ -81,7 +81,16 @@ def test_nothing_is_refused_that_may_have_one(compose, statement, words):
     assert compose(statement, *words).parallel.tensor_degree == -1
 
 
-@pytest.mark.parametrize("after", ["Layered.tensor_parallel_plan = None\n", "print(Layered)\n", "globals()\n"])
+@pytest.mark.parametrize(
+    "after",
+    [
+        "Layered.tensor_parallel_plan = None\n",
+        "print(Layered)\n",
+        "print(end=Layered)\n",
+        "for one in (Layered,):\n    print(one)\n",
+        "globals()\n",
+    ],
+)
 def test_a_module_may_give_a_plan_to_a_class(compose, after):
     assert compose("def build_model(self): return Layered()", after=after).parallel.tensor_degree == -1
 
@@ -111,6 +120,8 @@ def test_it_is_certain_that_there_is_no_plan_for_a_pipeline(compose, statement, 
         ("def build_model(self): return nn.Sequential(Layered(), Layered())", []),
         ("def build_model(self): return Sequence(Layered(), Layered())", []),
         ("def build_model(self): return build()", []),
+        ("def build_model(self): return nn.SyncBatchNorm.convert_sync_batchnorm(Layered())", []),
+        ("def build_model(self): return nn.utils.skip_init(Layered)", []),
     ],
 )
 def test_no_pipeline_is_refused_whose_model_may_be_cut(compose, statement, words):

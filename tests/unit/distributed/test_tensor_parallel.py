@@ -49,7 +49,7 @@ def test_the_plan_of_the_task_goes_before_that_of_the_model():
 
 
 def test_a_model_without_a_plan_and_a_plan_that_is_none_are_errors():
-    with pytest.raises(ConfigError, match=r"parallel.tensor_degree=2: Linear has no plan for it, and neither has Task"):
+    with pytest.raises(ConfigError, match=r"parallel.tensor_degree=2: neither Linear nor Task has a plan"):
         find_plan(nn.Linear(2, 2), Task(), 2)
     with pytest.raises(TaskError, match=r"Task.tensor_parallel_plan must return a dict"):
         find_plan(nn.Linear(2, 2), Task({"0": "columns"}), 2)

@@ -94,9 +94,9 @@ def test_what_a_rank_imports_is_left_out_of_collections_of_garbage():
     program = "\n".join(
         (
             "import gc, sys",
-            "from hpctrain.worker.entry import _garbage_ignored",
+            "from hpctrain.worker.entry import _imports_frozen",
             "assert 'torch' not in sys.modules and not gc.get_freeze_count()",
-            "with _garbage_ignored():",
+            "with _imports_frozen():",
             "    assert not gc.isenabled()",
             "assert gc.isenabled() and gc.get_freeze_count()",
         )
@@ -107,7 +107,7 @@ def test_what_a_rank_imports_is_left_out_of_collections_of_garbage():
 def test_a_process_that_had_imported_torch_collects_its_garbage():
     importlib.import_module("torch")
     before = gc.get_freeze_count()
-    with entry._garbage_ignored():
+    with entry._imports_frozen():
         assert gc.isenabled()
     assert gc.get_freeze_count() == before
 
