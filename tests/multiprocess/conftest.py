@@ -107,8 +107,8 @@ def composer():
 def train(fork_server, ranks, composer, tmp_path, monkeypatch):
     """Start or resume a run: one rank as `cluster=local` does, in the launching process; several as a launcher does.
 
-    Composing takes longer than all the rest, so it is done here, once per configuration. All ranks end with the exit code
-    that is returned; with ``alike=False``, it is the smallest one.
+    Composing takes longer than all the rest, so it is done here, once per configuration. All ranks must end with the
+    exit code that is returned; with ``alike=False``, it is the smallest one.
     """
     monkeypatch.syspath_prepend(PROGRAMS)
     prepared = {}

@@ -100,7 +100,7 @@ def test_a_killed_run_continues_from_its_last_save(train):
     code, straight, output = train("straight", *words, world_size=4)
     assert code == 0, output
     words += ["checkpoint.every_steps=3", "checkpoint.asynchronous=false"]
-    # in the eighth step, of four micro-batches; the first stage gets there first, and the others may see that it is gone
+    # in the eighth step, of four micro-batches; the first stage gets there first, and others may notice its end
     kills = ",".join(f"{rank}:30:SIGKILL" for rank in range(4))
     code, run, output = train("run", *words, world_size=4, alike=False, TRIAL_ACT=kills)
     assert code == -9, output
