@@ -179,6 +179,8 @@ def test_two_processes(drill):
         (4, ["parallel=hsdp", "parallel.shard_degree=2"]),
         (2, ["parallel=tp"]),
         (4, ["parallel=fsdp_tp", "parallel.tensor_degree=2"]),
+        (2, ["parallel=pp"]),
+        (4, ["parallel=pp", "parallel.pipeline_degree=2", "parallel.shard_degree=2", "parallel.stages_per_rank=1"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
 )

@@ -184,6 +184,7 @@ def test_two_ranks_train_and_ctrl_c_stops_them_and_resume_goes_on(launch, start,
     assert (record.digest, record.metrics) == (straight.digest, straight.metrics)
 
 
+@pytest.mark.nightly
 def test_a_second_ctrl_c_ends_at_once(launch, record):
     command = launch(TRIAL_ACT="0:3:hang,1:3:hang")
     for rank in range(2):

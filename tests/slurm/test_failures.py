@@ -215,6 +215,7 @@ def test_the_disk_is_full_and_the_run_is_preempted(runs: SubmittedRuns, disk: Di
     assert_survived(runs, run, "preempted")
 
 
+@pytest.mark.nightly  # the gate has failed writes in tests/multiprocess/test_saves.py
 def test_the_disk_is_full_and_a_failed_save_ends_the_run(runs: SubmittedRuns, disk: Disk) -> None:
     words = (OFTEN, "+task.act='1:0:13:SIGSTOP'")
     run = runs.train(*words, pace_s=0, nodes=1)
