@@ -233,14 +233,23 @@ def _submodules(source: ModuleSource) -> Iterator[str]:
                 yield path.stem
 
 
+def syntax_tree(text: bytes, path: Path) -> ast.Module:
+    """Parse a module's source, without the warnings that Python gives again at the import.
+
+    Raises:
+        SyntaxError: it isn't valid Python.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(text, str(path))
+
+
 @functools.lru_cache(maxsize=64)  # a sweep reads the same files for each of its runs
 def _names(path: Path, _mtime_ns: int) -> dict[str, list[ast.AST]]:
     text = path.read_bytes()
     if any(word in text for word in DYNAMIC):
         raise UnknownError
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # those of its string literals: Python gives them again at the import
-        module = ast.parse(text, str(path))
+    module = syntax_tree(text, path)
     names: dict[str, list[ast.AST]] = {}
     for name, statement in bindings(module.body):
         names.setdefault(name, []).append(statement)

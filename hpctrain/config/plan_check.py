@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-import warnings
 from collections.abc import Collection
 from dataclasses import dataclass
 
 from hpctrain.config.main_module import is_own
-from hpctrain.config.module_source import AbsentError, ModuleSource, UnknownError, bindings, qualified_name
+from hpctrain.config.module_source import AbsentError, ModuleSource, UnknownError, bindings, qualified_name, syntax_tree
 from hpctrain.config.root import Config
 from hpctrain.config.signature import lineage_of
 from hpctrain.config.task_methods import BASE, Chain
@@ -110,12 +109,10 @@ def _may_have_plan(kind: PlanKind, source: ModuleSource, node: ast.ClassDef, nam
     """Whether a class may have a plan, or its module may give one to a class of these names."""
     if source.path is None or any(name in ANSWERS_FOR_OTHERS for name, _ in bindings(node.body)):
         return True
-    text = source.path.read_text(encoding="utf-8", errors="replace")
-    if kind.method in text:
+    text = source.path.read_bytes()
+    if kind.method.encode() in text:
         return True
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # those of its string literals: Python gives them again at the import
-        nodes = list(ast.walk(ast.parse(text)))
+    nodes = list(ast.walk(syntax_tree(text, source.path)))
     called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
     bases = {id(base) for node in nodes if isinstance(node, ast.ClassDef) for base in node.bases}
     used = {node.id for node in nodes if isinstance(node, ast.Name) and id(node) not in called | bases}

@@ -96,7 +96,7 @@ def find_plan(model: nn.Module, task: object, ranks: int) -> Mapping[str, Parall
         if plan is None:
             continue
         if not isinstance(plan, Mapping) or not all(isinstance(style, ParallelStyle) for style in plan.values()):
-            name = f"{type(owner).__name__}.tensor_parallel_plan"
+            name = f"{type(owner).__name__}.{TENSOR_PARALLEL.method}"
             raise TaskError(f"{name} must return a dict of names and styles of torch.distributed.tensor.parallel")
         return plan
     raise TENSOR_PARALLEL.missing(ranks, model=type(model).__name__, task=type(task).__name__)

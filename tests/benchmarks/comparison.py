@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -15,6 +15,7 @@ from hpctrain.config.mesh import mesh_shape
 from hpctrain.distributed.compiler import spare_compiler
 from hpctrain.distributed.rendezvous import meet
 from hpctrain.distributed.world import World, join
+from hpctrain.train.parts import Parts
 
 Case = tuple[str, Callable[[], object]]
 """A name, and the function to time."""
@@ -35,6 +36,28 @@ def join_ranks(count: int, parallel: str) -> World:
     shape = mesh_shape(config.parallel, place.world_size, place.local_world_size)
     cpu = (torch.device("cpu"),)
     return join(place, store, backend="gloo", devices=cpu, timeout_s=300, mesh_shape=shape)
+
+
+class OwnSteps:
+    """Steps of hpctrain's own loop.
+
+    Args:
+        words: the overrides of a training without a last step.
+        world: the ranks.
+    """
+
+    def __init__(self, words: Sequence[str], world: World) -> None:
+        self.parts = Parts(Composer().compose([*words, "trainer.max_epochs=100000"], world_size=world.size), world)
+        self.parts.prepare(0)
+        self.batches = iter(self.parts.loader(0))
+        self.number = 0
+
+    def ten(self) -> None:
+        """Make ten steps, and take the means of their losses."""
+        for _ in range(10):
+            self.parts.step(self.number, self.batches)
+            self.number += 1
+        self.parts.meter.means()
 
 
 def measure(world: World, rounds: int, cases: list[Case], *, after: Callable[[], object] = lambda: None) -> None:

@@ -21,17 +21,15 @@ from contextlib import closing
 import torch
 import torch.distributed as dist
 from as_ranks import run_as_ranks
-from comparison import join_ranks, measure
+from comparison import OwnSteps, join_ranks, measure
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.functional import cross_entropy
 
-from hpctrain.config.compose import Composer
 from hpctrain.data.tensors import TensorBatches
 from hpctrain.distributed.pipeline.plan import stages_of
 from hpctrain.distributed.world import World
 from hpctrain.tasks.task import Task
-from hpctrain.train.parts import Parts
 
 warnings.filterwarnings("ignore", category=UserWarning)
 SAMPLES, LENGTH, VOCABULARY, LAYERS = 2, 64, 512, 8
@@ -67,13 +65,10 @@ class Steps:
     """The two loops."""
 
     def __init__(self, world: World, micro_batches: int) -> None:
-        words = ["task=custom", "task._target_=pipeline.Sequences", "parallel=pp", "trainer.max_epochs=100000"]
+        words = ["task=custom", "task._target_=pipeline.Sequences", "parallel=pp"]
         words += [f"trainer.global_batch_size={SAMPLES * micro_batches}", f"trainer.micro_batch_size={SAMPLES}"]
         words += ["trainer.clip_grad_norm=1.0"]
-        self.parts = Parts(Composer().compose(words, world_size=world.size), world)
-        self.parts.prepare(0)
-        self.batches = iter(self.parts.loader(0))
-        self.number = 0
+        self.own = OwnSteps(words, world)
         whole = model(int(os.environ["STEP_WIDTH"]))
         # hpctrain's first ranks have the last stages; here the first ranks have the first ones
         names = stages_of(whole, [name for name, _ in whole.named_children()], world.size)[world.rank]
@@ -81,16 +76,10 @@ class Steps:
         stage = PipelineStage(self.module, world.rank, world.size, torch.device("cpu"))
         self.schedule = Schedule1F1B(stage, micro_batches, loss_fn=loss_of)
         self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=1e-3)
-        self.samples = self.parts.train_data.tensors[0]
+        self.samples = self.own.parts.train_data.tensors[0]
         self.world = world
         self.count = SAMPLES * micro_batches
         self.draws = torch.Generator().manual_seed(1)
-
-    def ours(self) -> None:
-        for _ in range(10):
-            self.parts.step(self.number, self.batches)
-            self.number += 1
-        self.parts.meter.means()
 
     def by_hand(self) -> None:
         first, last = self.world.rank == 0, self.world.rank == self.world.size - 1
@@ -119,10 +108,10 @@ def main() -> None:
         run_as_ranks(options.ranks)
     world = join_ranks(options.ranks, "parallel=pp")
     steps = Steps(world, options.micro_batches)
-    with closing(steps.batches):
+    with closing(steps.own.batches):
         if world.is_rank_zero:
             print(f"torch {torch.__version__}, {world.size} ranks, {torch.get_num_threads()} threads each\nten steps")
-        cases = [("by hand", steps.by_hand), ("by hand, again", steps.by_hand), ("hpctrain", steps.ours)]
+        cases = [("by hand", steps.by_hand), ("by hand, again", steps.by_hand), ("hpctrain", steps.own.ten)]
         measure(world, options.rounds, cases)
     dist.barrier()
     os._exit(0)  # gloo's threads may outlive rank zero's store

@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from as_ranks import run_as_ranks
-from comparison import join_ranks, measure
+from comparison import OwnSteps, join_ranks, measure
 from torch import nn
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -43,7 +43,6 @@ from hpctrain.checkpoint.sharded.saver import ShardedSaver
 from hpctrain.checkpoint.sharded.write import ShardedWriter
 from hpctrain.checkpoint.state import Head
 from hpctrain.config.checkpoint import Checkpoint
-from hpctrain.config.compose import Composer
 from hpctrain.data.tensors import TensorBatches
 from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.distributed.world import World
@@ -51,7 +50,6 @@ from hpctrain.models.gpt import GPT
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.tasks.task import Task
-from hpctrain.train.parts import Parts
 
 warnings.filterwarnings("ignore", category=UserWarning)
 BATCH, LENGTH, VOCABULARY = 4, 64, 512
@@ -89,23 +87,13 @@ class Steps:
     """The two loops."""
 
     def __init__(self, world: World) -> None:
-        words = ["task=custom", "task._target_=sharded.Sequences", "parallel=fsdp", "trainer.max_epochs=100000"]
+        words = ["task=custom", "task._target_=sharded.Sequences", "parallel=fsdp"]
         words += [f"trainer.global_batch_size={BATCH * world.size}", "trainer.clip_grad_norm=1.0"]
-        self.parts = Parts(Composer().compose(words, world_size=world.size), world)
-        self.parts.prepare(0)
-        self.batches = iter(self.parts.loader(0))
-        self.own = self.parts.loader(0)
-        self.number = 0
+        self.own = OwnSteps(words, world)
         self.model = by_hand(model(int(os.environ["STEP_WIDTH"]), 6), world)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
-        self.samples = self.parts.train_data.tensors[0]
+        self.samples = self.own.parts.train_data.tensors[0]
         self.draws = torch.Generator().manual_seed(world.rank)
-
-    def ours(self) -> None:
-        for _ in range(10):
-            self.parts.step(self.number, self.batches)
-            self.number += 1
-        self.parts.meter.means()
 
     def by_hand(self) -> None:
         for _ in range(10):
@@ -236,9 +224,9 @@ def report(world: World, options: argparse.Namespace, folder: Path) -> None:
     show = print if world.is_rank_zero else lambda *_, **__: None
     show(f"torch {torch.__version__}, {world.size} ranks, {torch.get_num_threads()} threads each")
     steps = Steps(world)
-    with closing(steps.batches):
+    with closing(steps.own.batches):
         show("ten steps")
-        cases = [("by hand", steps.by_hand), ("by hand, again", steps.by_hand), ("hpctrain", steps.ours)]
+        cases = [("by hand", steps.by_hand), ("by hand, again", steps.by_hand), ("hpctrain", steps.own.ten)]
         measure(world, 3 * options.rounds, cases)
     del steps
     saves = Saves(world, options.millions, options.saved_width, folder)

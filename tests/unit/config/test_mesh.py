@@ -1,6 +1,6 @@
 import pytest
 
-from hpctrain.config.mesh import MeshShape, mesh_shape
+from hpctrain.config.mesh import MeshShape, keeps_gradients_whole, mesh_shape
 from hpctrain.config.parallel import Parallel
 from hpctrain.errors import ConfigError
 
@@ -204,3 +204,17 @@ def test_the_picture_of_a_pipeline_begins_with_its_first_stage():
         "replica 0, stages 0, 2 and 4: ranks 2-3 on n1",
         "replica 0, stages 1, 3 and 5: ranks 0-1 on n1",
     ]
+
+
+@pytest.mark.parametrize(
+    ("options", "shard", "expected"),
+    [
+        ({}, 2, False),
+        ({"keep_gradients_whole": True}, 2, True),
+        ({}, 1, True),
+        ({"cpu_offload": True}, 1, False),
+        ({"cpu_offload": True, "keep_gradients_whole": True}, 1, True),
+    ],
+)
+def test_gradients_are_reduced_once_per_step_where_that_takes_no_more_memory(options, shard, expected):
+    assert keeps_gradients_whole(Parallel(kind="mesh", **options), MeshShape(2, shard)) == expected
