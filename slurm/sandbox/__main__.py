@@ -229,6 +229,10 @@ def _add_up_options(parser: argparse.ArgumentParser) -> None:
     add("--node-timeout", type=int, dest="node_timeout_s", metavar="S", default=default.node_timeout_s, help=timeout)
     tasks = "a job array has at most N tasks (default: 1001)"
     add("--max-array-size", type=int, metavar="N", default=default.max_array_size, help=tasks)
+    mpi = "MpiDefault; SLURM can't load Debian's pmix, so srun fails without --mpi=none (default: none)"
+    add("--mpi-default", choices=["none", "pmix"], default=default.mpi_default, help=mpi)
+    requeue = "SLURM requeues a job only where its sbatch says --requeue (JobRequeue=0)"
+    add("--no-requeue", action="store_false", dest="requeue", help=requeue)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,8 @@ class Options:
         signal_children: Whether signals reach all processes of a job, and not its tasks alone.
         node_timeout_s: Seconds without an answer after which the controller gives a node up (SlurmdTimeout).
         max_array_size: How many tasks a job array may have (MaxArraySize).
+        mpi_default: How srun starts tasks without `--mpi` (MpiDefault): none, or pmix, which Debian's SLURM can't load.
+        requeue: Whether SLURM requeues a job that doesn't ask for it (JobRequeue).
     """
 
     nodes: int = 4
@@ -39,6 +41,8 @@ class Options:
     signal_children: bool = False
     node_timeout_s: int = 20
     max_array_size: int = 1001
+    mpi_default: str = "none"
+    requeue: bool = True
 
     @property
     def node_names(self) -> list[str]:
