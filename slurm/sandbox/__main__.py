@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from types import FrameType
 
 from home import names
@@ -92,10 +93,11 @@ def status(sandbox: Sandbox, _: argparse.Namespace) -> int:
     record, alive = sandbox.record(), sandbox.machines()
     print(f"sandbox {sandbox.name!r} is up; its files and logs are in {sandbox.path}")
     print(", ".join(f"{name}={value}" for name, value in vars(record.options).items()))
-    states = sandbox.cluster.node_states()
+    states, impaired = sandbox.cluster.node_states(), sandbox.impairments()
     for name in record.options.node_names:
         life = "dead" if name not in alive else "cut" if sandbox.is_cut(name) else "alive"
-        print(f"{name}  {record.address(name):<14} {life:<6} SLURM says {states.get(name, 'nothing')}")
+        link = f"; its link is {impaired[name]}" if name in impaired else ""
+        print(f"{name}  {record.address(name):<14} {life:<6} SLURM says {states.get(name, 'nothing')}{link}")
     print(f"jobs in the queue: {len(sandbox.cluster.jobs())}")
     return 0
 
@@ -124,10 +126,33 @@ def cut(sandbox: Sandbox, arguments: argparse.Namespace) -> int:
     return 0
 
 
+def slow(sandbox: Sandbox, arguments: argparse.Namespace) -> int:
+    """Slow a node's link."""
+    sandbox.slow(arguments.node, arguments.mbit)
+    return _impaired(sandbox, arguments.node)
+
+
+def lossy(sandbox: Sandbox, arguments: argparse.Namespace) -> int:
+    """Make a node's link lose packets."""
+    sandbox.lossy(arguments.node, arguments.percent)
+    return _impaired(sandbox, arguments.node)
+
+
+def _impaired(sandbox: Sandbox, node: str) -> int:
+    print(f"the link of {node} is {sandbox.impairments()[node]}")
+    print(f"next:  {_line(sandbox, f'mend {node}')}")
+    return 0
+
+
 def mend(sandbox: Sandbox, arguments: argparse.Namespace) -> int:
-    """Undo a cut."""
-    was = "is connected, and in service again" if sandbox.mend(arguments.node) else "was not cut off"
-    print(f"{arguments.node} {was}")
+    """Undo a cut, a slow link and a lossy one."""
+    undone = sandbox.mend(arguments.node)
+    if "cut" in undone:
+        print(f"{arguments.node} is connected, and in service again")
+    elif undone:
+        print(f"{arguments.node} has its whole link again")
+    else:
+        print(f"{arguments.node} was not cut off, slow or lossy")
     return 0
 
 
@@ -171,6 +196,15 @@ def _node_name(text: str) -> str:
     return f"n{text}" if text.isdecimal() else text
 
 
+def _between(low: float, high: float) -> Callable[[str], float]:
+    def number(text: str) -> float:
+        if not low <= (value := float(text)) <= high:
+            raise argparse.ArgumentTypeError(f"expected {low:g} to {high:g}, got {text}")
+        return value
+
+    return number
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=HERE, description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -196,12 +230,18 @@ def _parser() -> argparse.ArgumentParser:
         kill_node: "make a node die: SIGKILL to all of its processes, and its network disappears",
         revive_node: "start a dead node again, empty, and return it to service",
         cut: "cut a node off the network; its processes live on",
-        mend: "undo a cut, and return the node to service",
+        slow: "let a node's link carry only so much in each direction",
+        lossy: "let a node's link lose a share of its packets in each direction, at random",
+        mend: "undo cut, slow and lossy; a node that was cut off returns to service",
     }.items():
         added = add(command, text)
         added.add_argument("node", metavar="N", type=_node_name, help="2 or n2")
         if command is on:
             added.add_argument("argv", nargs="*", metavar="CMD")
+        elif command is slow:
+            added.add_argument("--mbit", type=_between(0.1, 10_000), default=20, help="Mbit/s (default: 20)")
+        elif command is lossy:
+            added.add_argument("--percent", type=_between(0.001, 99), default=2, help="of the packets (default: 2)")
     added = add(crash_controller, "SIGKILL to the controller, and start it again")
     added.add_argument("--seconds", type=float, default=1.0, help="how long it is away (default: 1)")
     added = add(preempt, "take the nodes of jobs in the partition low for a job in high; prints its job id")

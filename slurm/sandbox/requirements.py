@@ -16,6 +16,7 @@ PACKAGES = {
     "sbatch": "slurm-client",
     "munged": "munge",
     "ip": "iproute2",
+    "tc": "iproute2",
     "nsenter": "util-linux",
     "unshare": "util-linux",
 }

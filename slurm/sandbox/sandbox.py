@@ -13,12 +13,14 @@ from dataclasses import replace
 import accounting
 import cgroups
 import files
+import impairment
 import machine
 import network
 import requirements
 from cgroups import Groups
 from cluster import Cluster
 from home import CONTROLLER, Home, Record
+from impairment import Impairment
 from machine import Machine
 from options import GPUS_PER_NODE, Options
 from problem import SandboxError
@@ -129,13 +131,31 @@ class Sandbox:
         self.node(name)
         network.cut(self._controller(), name)
 
-    def mend(self, name: str) -> bool:
-        """Reconnect the node, and return it to service. False if it was not cut."""
-        if not self.is_cut(name):
-            return False
-        network.mend(self._controller(), name)
-        self.cluster.return_to_service(name, timeout_s=60)
-        return True
+    def slow(self, name: str, mbit: float) -> None:
+        """Let the node's link carry only so many Mbit/s in each direction."""
+        impairment.slow(self._controller(), self.node(name), mbit)
+
+    def lossy(self, name: str, percent: float) -> None:
+        """Let the node's link lose this share of its packets in each direction."""
+        impairment.lose(self._controller(), self.node(name), percent)
+
+    def impairments(self) -> dict[str, Impairment]:
+        """What is wrong with the links of nodes, by name; nodes whose link is whole are left out."""
+        return impairment.find(self._controller())
+
+    def mend(self, name: str) -> list[str]:
+        """Undo `cut`, `slow` and `lossy`, and return a node that was cut to service; returns which it was.
+
+        That is `cut`, `impaired`, both or none.
+        """
+        node, controller = self.node(name), self._controller()
+        cut, impaired = self.is_cut(name), name in self.impairments()
+        if impaired:
+            impairment.remove(controller, node)
+        if cut:
+            network.mend(controller, name)
+            self.cluster.return_to_service(name, timeout_s=60)
+        return [fault for fault, was in {"cut": cut, "impaired": impaired}.items() if was]
 
     def is_cut(self, name: str) -> bool:
         """Whether the node is alive and without a network."""
@@ -143,7 +163,7 @@ class Sandbox:
         return name not in network.connected(self._controller())
 
     def reset(self) -> bool:
-        """Make every node alive, connected and idle, without jobs. False if that is so already.
+        """Make every node alive, connected by a whole link and idle, without jobs. False if that is so already.
 
         Otherwise everything starts afresh, job ids too: that is quicker than to cancel jobs and to wait for their end.
         """
@@ -159,6 +179,8 @@ class Sandbox:
         alive = self.machines()
         names = set(options.node_names)
         if not names | {CONTROLLER} <= alive.keys() or not names <= network.connected(alive[CONTROLLER]):
+            return False
+        if impairment.find(alive[CONTROLLER]):
             return False
         try:
             return self.cluster.node_states() == dict.fromkeys(names, "idle") and not self.cluster.jobs()

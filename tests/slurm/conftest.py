@@ -122,8 +122,16 @@ class SlurmSandbox:
         """Disconnect the node; its processes live on."""
         self.command("cut", node)
 
+    def slow(self, node: str) -> None:
+        """Let the node's link carry only 20 Mbit/s in each direction."""
+        self.command("slow", node)
+
+    def lossy(self, node: str) -> None:
+        """Let the node's link lose 2 % of its packets in each direction."""
+        self.command("lossy", node)
+
     def mend(self, node: str) -> None:
-        """Connect the node and return it to service."""
+        """Make the node's link whole, connect the node and return it to service."""
         self.command("mend", node)
 
     def preempt(self, nodes: int | None = None, seconds: int = 5) -> str:

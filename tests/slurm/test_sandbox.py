@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 CGROUPS, STATES = Path("/sys/fs/cgroup"), Path("/run/slurm-sandbox")
 PROGRAM = Path(__file__).parents[2] / "slurm" / "sandbox"
+TRANSFER = Path(__file__).parent / "programs" / "transfer.py"
 
 
 def program(*argv: str, prefix: tuple[str, ...] = (), env: dict[str, str] | None = None) -> subprocess.Popen[str]:
@@ -184,6 +185,88 @@ def test_slurm_loses_a_killed_and_a_cut_node_and_takes_them_back(start_sandbox: 
     wait_until(lambda: str(cut) not in small.on("n3", "ps", "-e", "-o", "args"))
 
 
+def transfer(sandbox: SlurmSandbox, sender: str, receiver: str, num_bytes: int) -> tuple[float, float]:
+    """Send over TCP from one node to the other; returns the throughput in Mbit/s and the share of segments resent."""
+    command = [sys.executable, str(TRANSFER)]
+    with program("on", "--name", sandbox.name, receiver, "--", *command) as receiving:
+        assert receiving.stdout is not None
+        port = receiving.stdout.readline().strip()
+        mbit, resent = sandbox.on(sender, *command, receiver, port, str(num_bytes)).split()
+    return float(mbit), float(resent)
+
+
+@pytest.mark.nightly
+def test_a_slow_link_is_slow_in_both_directions_until_it_is_mended(sandbox: SlurmSandbox) -> None:
+    sandbox.slow("n2")
+    assert "; its link is slow (20 Mbit/s)\n" in sandbox.command("status")
+    for sender, receiver in [("n2", "n1"), ("n1", "n2")]:
+        mbit, resent = transfer(sandbox, sender, receiver, 2_000_000)
+        assert 5 < mbit < 22
+        assert resent < 0.005
+    assert transfer(sandbox, "n1", "n3", 2_000_000)[0] > 40
+    assert "has its whole link again" in sandbox.command("mend", "n2")
+    assert "its link" not in sandbox.command("status")
+    assert transfer(sandbox, "n1", "n2", 2_000_000)[0] > 40
+
+
+@pytest.mark.nightly
+def test_a_lossy_link_resends_in_both_directions_until_it_is_mended(sandbox: SlurmSandbox) -> None:
+    assert transfer(sandbox, "n1", "n2", 20_000_000)[1] < 0.001
+    sandbox.lossy("n2")
+    assert "; its link is lossy (2 %)\n" in sandbox.command("status")
+    for sender, receiver in [("n2", "n1"), ("n1", "n2")]:
+        assert 0.004 < transfer(sandbox, sender, receiver, 20_000_000)[1] < 0.1
+    assert sandbox.run(["srun", "--nodes=4", "hostname"]).returncode == 0
+    sandbox.mend("n2")
+    assert transfer(sandbox, "n1", "n2", 20_000_000)[1] < 0.001
+
+
+def test_a_link_can_be_slow_lossy_and_cut_at_once(start_sandbox: StartSandbox) -> None:
+    small = start_sandbox("--nodes=2")
+    small.command("lossy", "n1", "--percent", "0.5")
+    small.slow("n1")
+    small.command("slow", "n1", "--mbit", "2.5")
+    small.cut("n1")
+    assert "cut    SLURM says idle; its link is slow (2.5 Mbit/s) and lossy (0.5 %)\n" in small.command("status")
+    assert "is connected, and in service again" in small.command("mend", "n1")
+    assert "its link" not in small.command("status")
+
+    small.lossy("n2")
+    small.kill_node("n2")
+    small.revive_node("n2")
+    assert "its link" not in small.command("status")
+
+
+@pytest.mark.parametrize("fault", ["slow", "lossy"])
+def test_a_reset_makes_links_whole(sandbox: SlurmSandbox, fault: str) -> None:
+    sandbox.command(fault, "n3")
+    assert "has started afresh" in sandbox.command("reset")
+    assert "its link" not in sandbox.command("status")
+    assert "was as new" in sandbox.command("reset")
+
+
+@pytest.mark.parametrize("fault", ["slow", "lossy"])
+def test_a_kernel_that_cannot_impair_a_link_is_reported_in_one_line(
+    sandbox: SlurmSandbox, tmp_path: Path, fault: str
+) -> None:
+    (tmp_path / "tc").write_text(
+        "#!/bin/sh\necho 'Error: Specified qdisc kind is unknown.\nCommand failed -:1' >&2\nexit 1\n"
+    )
+    (tmp_path / "tc").chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    refused = program(fault, "n1", "--name", sandbox.name, env={**os.environ, "PATH": path})
+    [line] = output_of(refused).splitlines()
+    assert "Specified qdisc kind is unknown" in line
+    assert refused.returncode == 1
+
+
+def test_options_reach_slurms_configuration(start_sandbox: StartSandbox) -> None:
+    small = start_sandbox("--nodes=1", "--mpi-default=pmix", "--no-requeue")
+    config = dict(re.findall(r"^(\w+) += (.*)$", small.ask("scontrol", "show", "config"), re.MULTILINE))
+    assert (config["MpiDefault"], config["JobRequeue"]) == ("pmix", "0")
+    assert small.run(["srun", "--mpi=none", "hostname"]).stdout == "n1\n"
+
+
 @pytest.mark.nightly
 def test_two_sandboxes_side_by_side_and_one_has_accounting(sandbox: SlurmSandbox, start_sandbox: StartSandbox) -> None:
     other = start_sandbox("--nodes=2", "--accounting", "--reserve-ports")
@@ -322,6 +405,9 @@ def test_missing_packages_are_named_with_the_line_to_type(sandbox: SlurmSandbox,
         (["env", "--name", "nobody"], 1, "up --name nobody"),
         (["run", "--", "no-such-program"], 127, "no-such-program"),
         (["mend", "1"], 0, "was not cut off"),
+        (["slow", "1", "--mbit", "0"], 2, "expected 0.1 to 10000, got 0"),
+        (["lossy", "1", "--percent", "100"], 2, "expected 0.001 to 99, got 100"),
+        (["lossy", "9"], 2, "n1, n2, n3, n4"),
         (["revive-node", "n1"], 0, "was alive"),
         (["up", "--node-timeout", "99"], 0, "other options"),
         (["status"], 0, "SLURM says idle"),
