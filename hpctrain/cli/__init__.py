@@ -19,6 +19,7 @@ COMMANDS = (
     "cancel",
     "compare",
     "completion",
+    "doctor",
     "drill",
     "env",
     "export",

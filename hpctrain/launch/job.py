@@ -38,6 +38,21 @@ class SearchJob:
         _execute("hpctrain.sweep", self.home)
 
 
+@dataclass(frozen=True, slots=True)
+class DoctorJob:
+    """Executes the job of `python -m hpctrain doctor`.
+
+    Args:
+        folder: of the examination; everything else is read from it.
+    """
+
+    folder: str
+
+    def __call__(self) -> None:
+        """Replace this process, as `Job` does."""
+        _execute("hpctrain.doctor", self.folder)
+
+
 def _execute(module: str, folder: str) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2))
     sys.stdout.flush()

@@ -16,7 +16,7 @@ from submitit.core.utils import DelayedSubmission, JobPaths
 
 from hpctrain.errors import ERROR_PREFIX, HpctrainError, RunDirectoryError, SchedulerError
 from hpctrain.files import describe_os_error
-from hpctrain.launch.job import Job, SearchJob
+from hpctrain.launch.job import DoctorJob, Job, SearchJob
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.launch.sbatch import sbatch
 from hpctrain.launch.task_arrays import largest_array, not_submitted, print_excess, task_arrays
@@ -196,9 +196,26 @@ def submit_search(run: RunPlan, home: RunDirectory, num_tasks: int) -> list[str]
     return job_ids
 
 
+def submit_doctor(run: RunPlan) -> str:
+    """Submit the job of the doctor with the request of a run, into the folder of the examination.
+
+    Args:
+        run: whose directory is that folder.
+
+    Returns:
+        The job id.
+
+    Raises:
+        HpctrainError: nothing was submitted; see `submit`.
+    """
+    home = run.directory
+    (job_id,) = _submit(run, [DoctorJob(str(home.path))], [home], home, None)
+    return job_id
+
+
 def _submit(
     run: RunPlan,
-    jobs: Sequence[Job | SearchJob],
+    jobs: Sequence[Job | SearchJob | DoctorJob],
     owners: Sequence[RunDirectory],
     home: RunDirectory,
     max_parallel: int | None,
@@ -235,7 +252,7 @@ def _submit(
 
 
 def _write(
-    run: RunPlan, jobs: Sequence[Job | SearchJob], home: RunDirectory, token: str, max_parallel: int | None
+    run: RunPlan, jobs: Sequence[Job | SearchJob | DoctorJob], home: RunDirectory, token: str, max_parallel: int | None
 ) -> tuple[Path, list[Path]]:
     """Write the script and each task's pickled call under names with ``token``, until the job has an id."""
     calls = []

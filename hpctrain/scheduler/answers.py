@@ -122,6 +122,12 @@ def failed_nodes(answer: str, since: float) -> tuple[str, ...]:
     return tuple(found)
 
 
+def batch_host(answer: str) -> str | None:
+    """Parse the node of the batch script from the output of `scontrol show job`; None before it began."""
+    found = re.search(r"^ +BatchHost=(\S+)", answer, re.MULTILINE)
+    return None if found is None else fields.text(found[1]) or None
+
+
 def _rows(answer: str) -> list[str]:
     rows = answer.removesuffix("\n")
     return _NEXT_ROW.split(rows) if rows else []

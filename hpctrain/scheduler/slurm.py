@@ -10,9 +10,10 @@ from contextlib import suppress
 from dataclasses import replace
 
 from hpctrain.errors import SchedulerError, SchedulerMissingError
-from hpctrain.scheduler import answers, fields
+from hpctrain.scheduler import answers, fields, settings
 from hpctrain.scheduler.command import UnknownJobError, run
 from hpctrain.scheduler.job import JobRecord
+from hpctrain.scheduler.settings import Partition, Settings
 
 COMMAND_TIMEOUT_S = 20.0
 """Seconds that one SLURM command may take."""
@@ -132,6 +133,21 @@ class Slurm:
     def largest_array(self) -> int:
         """How many tasks a job array may have; 1 where SLURM takes no arrays."""
         return answers.largest_array(self._run("scontrol", "show", "config"))
+
+    def batch_host(self, job_id: str) -> str | None:
+        """The node of a job's batch script; None if it never began, or SLURM has forgotten the job."""
+        try:
+            return answers.batch_host(self._run("scontrol", "show", "job", _checked(job_id)))
+        except UnknownJobError:
+            return None
+
+    def settings(self) -> Settings:
+        """SLURM's settings."""
+        return settings.settings(self._run("scontrol", "show", "config"))
+
+    def partitions(self) -> list[Partition]:
+        """The partitions that this user may see."""
+        return settings.partitions(self._run("scontrol", "--oneliner", "show", "partition"))
 
     def cancel(self, job_id: str) -> None:
         """Take a job out of the queue, or end it; do nothing if it is over."""

@@ -56,9 +56,27 @@ def srun_command(
         job_name: of the job, for the ranks' environment; None leaves them the name of the step.
         code: from which the ranks import; None for their working directory.
     """
-    resources, directory = plan.resources, plan.directory
     # where too few nodes are left, srun is to refuse
-    num_nodes = max(len(nodes), plan.node_counts[-1]) if nodes else resources.num_nodes
+    num_nodes = max(len(nodes), plan.node_counts[-1]) if nodes else plan.resources.num_nodes
+    # --job-name also changes SLURM_JOB_NAME in the environment of the ranks
+    restored = [] if job_name is None else ["env", f"SLURM_JOB_NAME={job_name}"]
+    return [
+        *srun_options(plan, nodes, num_nodes=num_nodes),
+        *restored,
+        *rank_command(plan, code),
+        str(plan.directory.path),
+    ]
+
+
+def srun_options(plan: RunPlan, nodes: Sequence[str], *, num_nodes: int) -> list[str]:
+    """The command srun and its options for ranks, without what they execute.
+
+    Args:
+        plan: of the run.
+        nodes: the nodes for the ranks, which may be fewer than the job's; empty for any.
+        num_nodes: on how many nodes the ranks run.
+    """
+    resources, directory = plan.resources, plan.directory
     command = [
         "srun",
         f"--nodes={num_nodes}",
@@ -80,9 +98,7 @@ def srun_command(
     if cores is not None:
         # since SLURM 22.05, srun doesn't inherit it from sbatch
         command.append(f"--cpus-per-task={cores}")
-    # --job-name also changes SLURM_JOB_NAME in the environment of the ranks
-    restored = [] if job_name is None else ["env", f"SLURM_JOB_NAME={job_name}"]
-    return [*command, *plan.slurm.srun_args, *restored, *rank_command(plan, code), str(directory.path)]
+    return [*command, *plan.slurm.srun_args]
 
 
 @dataclass

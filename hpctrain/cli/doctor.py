@@ -1,0 +1,133 @@
+"""`python -m hpctrain doctor [KEY=VALUE ...]`: whether runs will work here, before the first one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from hpctrain.cli.arguments import add_overrides, command_parser
+from hpctrain.config.cluster import Slurm
+from hpctrain.config.compose import Composer
+from hpctrain.config.stored import load
+from hpctrain.doctor.asked import Asked
+from hpctrain.doctor.examination import Examination, Examined, summary
+from hpctrain.doctor.finding import in_order
+from hpctrain.doctor.folder import DoctorFolder
+from hpctrain.errors import ConfigError, ExitCode
+from hpctrain.launch.sbatch import require_sbatch
+from hpctrain.phrases import all_of, counted
+
+WIDTH = 100
+
+_EPILOG = """\
+examples:
+  python -m hpctrain doctor                                     # this machine, and SLURM's settings
+  python -m hpctrain doctor cluster=slurm nodes=4               # also four nodes, through a job
+  python -m hpctrain doctor cluster=slurm nodes=4 cluster.gpus_per_node=4 cluster.partition=gpu
+  python -m hpctrain doctor runs/doctor/2026-01-31_12-00-00     # wait for its job again, or read its answers
+
+The job has the request of the run that you describe, and a time limit of 15 minutes. It checks on each node that the
+folder is shared and the Python is there, compares the clocks, and then measures the network between all pairs of
+nodes, the collectives, the devices and the disk. Its answers stay in runs/doctor/DATE_TIME, or in run_dir.
+
+If ranks worked, conf/cluster/NAME.yaml gets the keys with which they did, unless the file is there already: from then
+on, `cluster=NAME` is enough. The first measurements are the baseline, in runs/doctor/baseline.json, with which later
+ones are compared.
+
+Exit code 0 if runs will work, also if something will be slow; 1 if something would fail a run; 2 for overrides that
+can't work; 4 after Ctrl-C, which leaves the job in the queue."""
+
+
+def main(arguments: list[str]) -> int:
+    """Examine; ``arguments`` are those after `doctor`."""
+    description = "Find out what would fail or slow a run on this machine or cluster, before the first one."
+    parser = command_parser("doctor", description, _EPILOG)
+    add_overrides(parser, "the run that is to work, such as cluster=slurm nodes=4; or the folder of an examination")
+    parser.add_argument("--site", metavar="NAME", help="name of the site file (default: the cluster's name)")
+    parser.add_argument("--new-baseline", action="store_true", help="compare later measurements with today's")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
+    options = parser.parse_intermixed_args(arguments)
+    if options.site is not None and not options.site.isidentifier():
+        parser.error(f"--site {options.site}: expected letters, digits and _")
+    earlier = [word for word in options.overrides if "=" not in word and not word.startswith("~")]
+    progress = sys.stderr if options.json else sys.stdout
+
+    def report(text: str) -> None:
+        print(text, file=progress, flush=True)
+
+    if earlier:
+        folder = DoctorFolder(Path(earlier[0]).absolute())
+        if len(options.overrides) > 1 or not folder.request.is_file():
+            parser.error(f"{earlier[0]} is neither KEY=VALUE nor the folder of an examination")
+        examination = Examination(load(folder.request), report, asked=Asked.read(folder))
+        examination.look_at_slurm()
+        return _read(examination, folder, options)
+    composer = Composer(options.config_dir)
+    composer.sweeps = False
+    config = composer.compose(options.overrides)
+    if config.cluster.dry_run:
+        raise ConfigError("cluster.dry_run", True, "the doctor submits a real job", "leave it out")
+    asked = Asked(typed=["doctor", *arguments], site=options.site, renew=options.new_baseline)
+    examination = Examination(config, report, asked=asked)
+    examination.look_here()
+    if not isinstance(config.cluster, Slurm):
+        return _end(examination.examined, options)
+    if examination.examined.would_fail:
+        report("no job is submitted before that is mended")
+        return _end(examination.examined, options)
+    require_sbatch()
+    return _read(examination, examination.submit(), options)
+
+
+def _read(examination: Examination, folder: DoctorFolder, options: argparse.Namespace) -> int:
+    try:
+        examination.read_job(folder)
+    except KeyboardInterrupt:
+        job = examination.examined.job_id
+        print(
+            f"\nthe job continues; to see what it finds: python -m hpctrain doctor {folder.as_run.as_typed}; "
+            f"to cancel it: scancel {job}",
+            file=sys.stderr,
+        )
+        return ExitCode.INTERRUPTED
+    examination.store()
+    return _end(examination.examined, options)
+
+
+def _end(examined: Examined, options: argparse.Namespace) -> int:
+    if options.json:
+        print(json.dumps(examined.as_record()))
+    else:
+        print("\n".join(_text(examined)))
+    return ExitCode.FAILED if examined.would_fail else ExitCode.FINISHED
+
+
+def _text(examined: Examined) -> Iterator[str]:
+    for one in in_order(examined.findings):
+        yield ""
+        yield from _wrapped(f"{one.severity}: ", one.problem)
+        yield from _wrapped("  why: ", one.why)
+        yield from _wrapped("  do:  ", one.remedy)
+    yield ""
+    counts = [counted(count, severity) for severity, count in summary(examined).items() if count]
+    if examined.would_fail:
+        yield f"{all_of(counts)}: a run would fail"
+    else:
+        yield f"{all_of(counts) if counts else 'nothing was found'}: runs will work" + (
+            "" if examined.job_id else " here"
+        )
+    if examined.wrote_site_file and examined.site_file is not None:
+        yield f"wrote {examined.site_file}: from now on, python -m hpctrain cluster={examined.site_file.stem} nodes=N"
+    if examined.job_id is None and "SLURM" in examined.facts and not examined.would_fail:
+        yield "to check the nodes as well: python -m hpctrain doctor cluster=slurm nodes=2"
+
+
+def _wrapped(label: str, text: str) -> Sequence[str]:
+    # names of folders and commands stay whole, so that they can be copied
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=label, subsequent_indent=" " * 7, break_long_words=False, break_on_hyphens=False
+    )

@@ -1,0 +1,44 @@
+"""What the user asked for, beside the run's configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from hpctrain.doctor.folder import DoctorFolder
+from hpctrain.files import read_json_or_empty, write_json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The words and flags of the command.
+
+    Attributes:
+        typed: the words after `python -m hpctrain`.
+        site: the name of the site file; None for that of the cluster.
+        renew: whether to replace the baseline.
+    """
+
+    typed: Sequence[str]
+    site: str | None = None
+    renew: bool = False
+
+    @property
+    def has_site(self) -> bool:
+        """Whether the command names an option of the user's own already, so that none has to be written."""
+        options = [word.partition("=")[2] for word in self.typed if word.startswith("cluster=")]
+        return self.site is None and bool(options) and options[-1] != "slurm"
+
+    def write(self, folder: DoctorFolder) -> None:
+        """Store it in the folder of the examination.
+
+        Raises:
+            OSError: the file system's error.
+        """
+        write_json(folder.asked, asdict(self))
+
+    @classmethod
+    def read(cls, folder: DoctorFolder) -> Asked:
+        """What an earlier command asked for."""
+        found = read_json_or_empty(folder.asked)
+        return cls(typed=list(found.get("typed", ())), site=found.get("site"), renew=bool(found.get("renew")))

@@ -1,0 +1,90 @@
+"""The first measurements of a request, with which later ones are compared."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hpctrain.doctor.finding import Finding, Severity
+from hpctrain.doctor.rank_findings import RankAnswers
+from hpctrain.files import read_json_or_empty, write_json
+from hpctrain.phrases import scaled
+
+WORSE = 2.0
+"""A figure that is this many times worse than before is reported."""
+OF_NETWORK = ("pair", "gloo", "nccl")
+"""The beginnings of the names of figures of the network."""
+LOWER_IS_BETTER = "_s"
+"""The end of the names of figures that are seconds."""
+
+
+def figures(answers: RankAnswers) -> dict[str, float]:
+    """What is compared: seconds, and rates per second, by name."""
+    found: dict[str, float] = {}
+    if pairs := answers.pairs:
+        found["pair_bandwidth"] = min(pair.bytes_per_s for pair in pairs)
+        found["pair_latency_s"] = max(pair.best_latency_s for pair in pairs)
+    for one in answers.measured.get("reductions", ()):
+        if one["bytes"] < 1024:
+            found[f"{one['backend']}_all_reduce_s"] = one["seconds"]
+        else:
+            found[f"{one['backend']}_all_reduce_bandwidth_{one['bytes']}"] = one["bytes"] / one["seconds"]
+    for name, field in (("device_flops", "flops_per_s"), ("disk_bandwidth", "write_bytes_per_s")):
+        if rates := [record[field] for record in answers.records.values() if record.get(field)]:
+            found[name] = statistics.median(rates)
+    return found
+
+
+def request_name(partition: str, nodes: int, processes_per_node: int, gpus_per_node: int) -> str:
+    """Under which name a request's figures are stored: they depend on all of these."""
+    return f"{partition or 'default'}, {nodes} nodes, {processes_per_node} ranks and {gpus_per_node} GPUs per node"
+
+
+def compare_with_baseline(
+    path: Path, request: str, now: Mapping[str, float], *, renew: bool, explained: bool = False
+) -> list[Finding]:
+    """Compare figures with the stored ones, or store them if there are none.
+
+    Args:
+        path: of the baseline.
+        request: as `request_name` returns it.
+        now: the new figures.
+        renew: replace the stored ones.
+        explained: whether a finding on the network explains why that is slow already.
+
+    Raises:
+        OSError: the baseline can't be written.
+    """
+    stored: dict[str, Any] = read_json_or_empty(path)
+    before = stored.get(request)
+    if before is None or renew:
+        write_json(path, {**stored, request: {"time": time.time(), "figures": dict(now)}})
+        return []
+    compared = {name: value for name, value in now.items() if not (explained and name.startswith(OF_NETWORK))}
+    return list(_worse(before, compared, path))
+
+
+def _worse(before: Mapping[str, Any], now: Mapping[str, float], path: Path) -> Iterator[Finding]:
+    day = time.strftime("%Y-%m-%d", time.localtime(before["time"]))
+    for name, value in now.items():
+        earlier = before["figures"].get(name)
+        if not earlier or not value:
+            continue
+        lower = name.endswith(LOWER_IS_BETTER)
+        if (value / earlier if lower else earlier / value) < WORSE:
+            continue
+        shown = [
+            f"{1e6 * one:.0f} us" if lower else f"{scaled(one, 'FLOP' if 'flops' in name else 'B')}/s"
+            for one in (value, earlier)
+        ]
+        yield Finding(
+            check="baseline",
+            severity=Severity.WARNING,
+            problem=f"{name.removesuffix(LOWER_IS_BETTER).replace('_', ' ')}: {shown[0]}, but {shown[1]} on {day}",
+            why="something on the cluster has become slower, or other jobs take part of it now",
+            remedy="examine again later; if it stays so, ask the administrators, or accept it with --new-baseline "
+            f"(the earlier figures are in {path})",
+        )

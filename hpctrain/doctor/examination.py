@@ -1,0 +1,375 @@
+"""An examination: what is checked where the command is typed, then the job, then what its answers mean."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpctrain.config.cluster import Slurm as SlurmCluster
+from hpctrain.config.resources import resources_of
+from hpctrain.config.root import Config
+from hpctrain.config.stored import load, to_yaml
+from hpctrain.doctor.asked import Asked
+from hpctrain.doctor.baseline import compare_with_baseline, figures, request_name
+from hpctrain.doctor.file_system import FolderCheck, check_folder, room_findings
+from hpctrain.doctor.finding import Finding, Severity, in_order
+from hpctrain.doctor.folder import DoctorFolder
+from hpctrain.doctor.job_record import JobRecord
+from hpctrain.doctor.node_findings import node_findings
+from hpctrain.doctor.rank_findings import RankAnswers, rank_findings
+from hpctrain.doctor.site_file import FOLDER, site_keys, site_name, site_text
+from hpctrain.doctor.slurm_checks import Request, facts, partition_of, slurm_findings
+from hpctrain.doctor.versions import versions
+from hpctrain.doctor.wait import wait_for_job
+from hpctrain.errors import SchedulerError, SchedulerMissingError
+from hpctrain.files import read_json_or_empty, write_atomic, write_json
+from hpctrain.launch.prepare import RunPlan
+from hpctrain.launch.run_dir import claim_default_path
+from hpctrain.launch.submission import submit_doctor
+from hpctrain.phrases import counted, listed, scaled
+from hpctrain.run.job_records import JobRecords
+from hpctrain.scheduler.settings import Partition, Settings
+from hpctrain.scheduler.slurm import Slurm
+
+TIME_LIMIT_MIN = 15
+"""Time limit of the job: a short one starts sooner, and the checks take less than three minutes."""
+SAVES_OFTEN_MIN = 15
+CHECKPOINTS = 2
+"""Checkpoints that a run always keeps."""
+LOG_LINES = 5
+
+Report = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Examined:
+    """What is known at the end.
+
+    Attributes:
+        facts: by name, for the reader.
+        findings: in the order in which they were found.
+        measured: what the ranks measured together.
+        figures: of the measurements, as they are compared with the baseline.
+        folder: of the job's answers; None without a job.
+        job_id: of the job.
+        site_file: that was written, or was there already; None without one.
+        wrote_site_file: whether it is new.
+    """
+
+    facts: dict[str, str] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    measured: dict[str, Any] = field(default_factory=dict)
+    figures: dict[str, float] = field(default_factory=dict)
+    folder: Path | None = None
+    job_id: str | None = None
+    site_file: Path | None = None
+    wrote_site_file: bool = False
+
+    @property
+    def would_fail(self) -> bool:
+        """Whether something would fail a run."""
+        return any(one.severity is Severity.ERROR for one in self.findings)
+
+    def as_record(self) -> dict[str, Any]:
+        """All of it for JSON."""
+        return {
+            "would_fail": self.would_fail,
+            "findings": [one.as_record() for one in in_order(self.findings)],
+            "facts": self.facts,
+            "figures": self.figures,
+            "measured": self.measured,
+            "folder": None if self.folder is None else str(self.folder),
+            "job_id": self.job_id,
+            "site_file": str(self.site_file) if self.site_file is not None and self.wrote_site_file else None,
+        }
+
+
+class Examination:
+    """Examines this machine, and the nodes of a request.
+
+    Args:
+        config: of the run that is to work.
+        report: gets lines on the progress.
+        asked: the words and flags of the command.
+        slurm: answers about settings and jobs.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        report: Report,
+        *,
+        asked: Asked,
+        slurm: Slurm | None = None,
+    ) -> None:
+        self._config = config
+        self._report = report
+        self._slurm = slurm or Slurm()
+        self._asked = asked
+        self._settings: Settings | None = None
+        self._partition: Partition | None = None
+        self._versions = versions()
+        self.examined = Examined()
+
+    def look_here(self) -> None:
+        """Check this machine and SLURM's settings."""
+        found = self.examined
+        named = ", ".join(f"{name} {version or 'missing'}" for name, version in self._versions.items())
+        self._report(f"this machine: {named}")
+        found.facts |= self._versions
+        if not self._versions["torch"]:
+            found.findings.append(_no_torch())
+        self.look_at_slurm()
+        home = self._home
+        checked = check_folder(home)
+        found.findings += checked.findings
+        self._report(_folder_line(checked))
+
+    def look_at_slurm(self) -> None:
+        """Check SLURM's settings."""
+        cluster = self._config.cluster
+        try:
+            self._settings = self._slurm.settings()
+            known = self._slurm.partitions()
+        except SchedulerError as error:
+            if isinstance(cluster, SlurmCluster):
+                self.examined.findings.append(_no_slurm(error))
+            elif not isinstance(error, SchedulerMissingError) or shutil.which("scontrol"):
+                self._report(f"SLURM doesn't answer: {error}")
+            return
+        asked = cluster if isinstance(cluster, SlurmCluster) else SlurmCluster()
+        self._partition = partition_of(asked, known)
+        found = facts(self._settings, self._partition)
+        self.examined.facts |= found
+        shown = ", ".join(f"{name} {value}" for name, value in found.items() if name not in {"SLURM", "cluster"})
+        self._report(f"SLURM {found['SLURM']} of the cluster {found['cluster']}: {shown}")
+        checkpoint = self._config.checkpoint
+        often = checkpoint.auto or bool(checkpoint.every_steps) or (checkpoint.every_min or 1e9) <= SAVES_OFTEN_MIN
+        request = Request(cluster=asked, nodes=self._config.nodes + asked.spare_nodes, saves_often=often)
+        self.examined.findings += slurm_findings(self._settings, known, request)
+
+    @property
+    def _home(self) -> Path:
+        """The folder that will hold run directories."""
+        given = self._config.run_dir
+        return Path("runs").absolute() if given is None else Path(given).absolute().parent
+
+    def submit(self) -> DoctorFolder:
+        """Submit the job; return its folder.
+
+        Raises:
+            HpctrainError: nothing was submitted.
+        """
+        config = self._config
+        assert isinstance(config.cluster, SlurmCluster)
+        path = Path(config.run_dir or claim_default_path("doctor")).absolute()
+        stored = dataclasses.replace(config, name="doctor", run_dir=str(path))
+        folder = DoctorFolder(path)
+        folder.as_run.create_for_sweep(config.mode)
+        with folder.as_run.permissions():
+            for place in (folder.nodes, folder.ranks):
+                place.mkdir(exist_ok=True)
+            write_atomic(folder.request, to_yaml(stored))
+            write_atomic(folder.token, secrets.token_hex(8))
+            self._asked.write(folder)
+        limit = min(TIME_LIMIT_MIN, config.cluster.time_limit_min)
+        # nothing here waits for the signal, which mustn't come before the start
+        delay = min(config.cluster.signal_delay_s, limit * 30)
+        options = {name: value for name, value in config.cluster.sbatch.items() if name != "no_requeue"}
+        cluster = dataclasses.replace(
+            config.cluster, time_limit_min=limit, signal_delay_s=delay, sbatch={**options, "requeue": False}
+        )
+        plan = RunPlan(dataclasses.replace(stored, cluster=cluster), folder.as_run, resources_of(stored))
+        self.examined.job_id = submit_doctor(plan)
+        self.examined.folder = path
+        wanted = counted(config.nodes, "node")
+        self._report(f"submitted job {self.examined.job_id} for {wanted}; its answers come into {path}")
+        return folder
+
+    def read_job(self, folder: DoctorFolder) -> None:
+        """Wait for the job, and find out what its answers mean.
+
+        Raises:
+            OSError: the result can't be stored.
+        """
+        found = self.examined
+        config = load(folder.request)
+        found.folder = folder.path
+        found.job_id = found.job_id or str(JobRecords(folder.as_run).read()[-1]["job_id"])
+        record = wait_for_job(folder, found.job_id, self._slurm, self._report)
+        if record is None:
+            found.findings.append(self._no_answers(folder, found.job_id))
+            return
+        found.findings += node_findings(record, str(folder.path), sys.executable, self._versions)
+        answers = self._rank_answers(folder, record, config)
+        found.findings += rank_findings(answers)
+        found.measured = dict(answers.measured)
+        found.figures = figures(answers)
+        self._report_measured(answers)
+        self._check_room(folder, answers)
+        if answers.measured:
+            self._compare(folder, config, answers)
+            self._write_site_file(config, record, answers)
+
+    def store(self) -> None:
+        """Store the result beside the job's answers."""
+        if self.examined.folder is not None and self.examined.folder.is_dir():
+            write_json(DoctorFolder(self.examined.folder).findings, self.examined.as_record())
+
+    def _rank_answers(self, folder: DoctorFolder, record: JobRecord, config: Config) -> RankAnswers:
+        resources = resources_of(config)
+        world = len(record.rank_nodes) * resources.processes_per_node
+        records = {rank: found for rank in range(world) if (found := read_json_or_empty(folder.rank(rank)))}
+        return RankAnswers(
+            job=record,
+            records=records,
+            measured=read_json_or_empty(folder.measured),
+            processes_per_node=resources.processes_per_node,
+            gpus_per_node=resources.gpus_per_node,
+            interface=config.cluster.network_interface,
+        )
+
+    def _no_answers(self, folder: DoctorFolder, job_id: str) -> Finding:
+        """What a batch script that left no answers means: its node can't write here, or can't start Python."""
+        host = self._slurm.batch_host(job_id)
+        logs = sorted(folder.as_run.logs.glob("batch_*.log"))
+        lines = [line for log in logs for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        where = host or "the job's first node"
+        nodes = (host,) if host else ()
+        exclude = f"or leave it out: cluster.exclude={host}" if host else "or ask the cluster's administrators"
+        if not lines:
+            return Finding(
+                check="folder",
+                severity=Severity.ERROR,
+                problem=f"{where} couldn't write the log of the batch script into {folder.as_run.logs}",
+                why="a job whose batch script can't write its log fails without a word",
+                remedy=f"put the run directory on a file system that all nodes share and may write to; {exclude}",
+                nodes=nodes,
+            )
+        missing = any(sys.executable in line and "No such file" in line for line in lines)
+        return Finding(
+            check="python" if missing else "batch script",
+            severity=Severity.ERROR,
+            problem=f"the batch script failed on {where}: {'; '.join(lines[-LOG_LINES:])}",
+            why="no rank starts",
+            remedy=f"install the environment on a file system that all nodes share; {exclude}"
+            if missing
+            else f"see {logs[-1]}; a line of cluster.setup may have failed; {exclude}",
+            nodes=nodes,
+        )
+
+    def _report_measured(self, answers: RankAnswers) -> None:
+        for one in answers.measured.get("reductions", ()):
+            rate = f", {scaled(one['bytes'] / one['seconds'], 'B')}/s" if one["bytes"] > 1024 else ""
+            self._report(
+                f"all-reduce of {scaled(one['bytes'], 'B')} over {one['backend']}: {one['seconds'] * 1e6:.0f} us{rate}"
+            )
+        if pairs := answers.pairs:
+            worst = min(pairs, key=lambda pair: pair.bytes_per_s)
+            self._report(
+                f"{counted(len(pairs), 'pair')} of nodes: at least {scaled(worst.bytes_per_s, 'B')}/s "
+                f"({worst.first} and {worst.second}), at most {max(pair.best_latency_s for pair in pairs) * 1e6:.0f} us"
+            )
+        if "disk_bandwidth" in self.examined.figures:
+            self._report(
+                f"each node writes {scaled(self.examined.figures['disk_bandwidth'], 'B')}/s to the run directory"
+            )
+
+    def _check_room(self, folder: DoctorFolder, answers: RankAnswers) -> None:
+        size = answers.measured.get("checkpoint_bytes")
+        if size:
+            purpose = f"for {CHECKPOINTS} checkpoints of this model"
+            self.examined.findings += room_findings(folder.path, CHECKPOINTS * int(size), purpose)
+
+    def _compare(self, folder: DoctorFolder, config: Config, answers: RankAnswers) -> None:
+        cluster = config.cluster
+        assert isinstance(cluster, SlurmCluster)
+        request = request_name(
+            cluster.partition or "", len(answers.job.rank_nodes), answers.processes_per_node, answers.gpus_per_node
+        )
+        self.examined.findings += compare_with_baseline(
+            folder.baseline,
+            request,
+            self.examined.figures,
+            renew=self._asked.renew,
+            explained=any(one.check == "network" for one in self.examined.findings),
+        )
+
+    def _write_site_file(self, config: Config, record: JobRecord, answers: RankAnswers) -> None:
+        if any(one.get("stage") != "done" for one in answers.records.values()) or self._asked.has_site:
+            return
+        name = self._asked.site or site_name(self.examined.facts.get("cluster", ""))
+        path = FOLDER / f"{name}.yaml"
+        self.examined.site_file = path
+        if path.exists():
+            self._report(f"{path} is there already, and stays as it is; --site NAME writes another one")
+            return
+        changes, remarks = self._changes(config, record)
+        # of the request as typed: the job had a shorter time limit
+        assert isinstance(self._config.cluster, SlurmCluster)
+        keys = site_keys(self._config.cluster, changes)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, site_text(keys, shlex.join(["python", "-m", "hpctrain", *self._asked.typed]), remarks))
+        self.examined.wrote_site_file = True
+
+    def _changes(self, config: Config, record: JobRecord) -> tuple[dict[str, Any], list[str]]:
+        """The keys that make the request work, and why."""
+        cluster = config.cluster
+        assert isinstance(cluster, SlurmCluster)
+        changes: dict[str, Any] = {}
+        remarks = []
+        if self._partition is not None and cluster.partition is None:
+            changes["partition"] = self._partition.name
+        limit = None if self._partition is None else self._partition.max_time_min
+        typed = self._config.cluster
+        assert isinstance(typed, SlurmCluster)
+        if limit is not None and typed.time_limit_min > limit:
+            changes["time_limit_min"] = limit
+        if record.plugin_refused:
+            changes["srun_args"] = [*cluster.srun_args, "--mpi=none"]
+            remarks.append("srun_args: the MPI plugin that srun takes by default can't be loaded")
+        bad = [node for node in record.nodes if node not in record.rank_nodes]
+        if bad:
+            changes["exclude"] = ",".join([*([cluster.exclude] if cluster.exclude else []), *bad])
+            remarks.append(f"exclude: ranks can't run on {listed(bad)}; remove it once that is mended")
+        return changes, remarks
+
+
+def _no_torch() -> Finding:
+    return Finding(
+        check="versions",
+        severity=Severity.ERROR,
+        problem=f"torch isn't installed in {sys.prefix}",
+        why="ranks need it",
+        remedy="pip install torch",
+    )
+
+
+def _no_slurm(error: Exception) -> Finding:
+    return Finding(
+        check="slurm",
+        severity=Severity.ERROR,
+        problem=f"SLURM can't be asked: {error}",
+        why="jobs can't be submitted from here",
+        remedy="type this on a login node of the cluster, where `sinfo` works",
+    )
+
+
+def _folder_line(checked: FolderCheck) -> str:
+    system = checked.system
+    if system is None:
+        return f"{checked.folder}: can't be looked at"
+    works = f"; {', '.join(checked.works)} work" if checked.works else ""
+    return f"{checked.folder}: {system.kind}, {scaled(system.free_bytes, 'B')} free{works}"
+
+
+def summary(examined: Examined) -> Mapping[Severity, int]:
+    """The number of findings of each severity."""
+    return {one: sum(found.severity is one for found in examined.findings) for one in Severity}

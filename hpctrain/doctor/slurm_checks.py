@@ -1,0 +1,186 @@
+"""What SLURM's settings mean for a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from hpctrain.config.cluster import Slurm
+from hpctrain.doctor.finding import Finding, Severity
+from hpctrain.scheduler.settings import Partition, Settings
+from hpctrain.supervise.step import EXITING_S
+
+OLDEST = (20, 11)
+"""The oldest version of SLURM whose answers hpctrain reads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a run asks SLURM for.
+
+    Attributes:
+        cluster: the keys of cluster=slurm.
+        nodes: number of nodes, with the spare ones.
+        saves_often: whether checkpoints are written at least every quarter of an hour, as far as that is known.
+    """
+
+    cluster: Slurm
+    nodes: int
+    saves_often: bool = True
+
+
+def facts(settings: Settings, partition: Partition | None) -> dict[str, str]:
+    """The settings that decide what becomes of a run, by name."""
+    names = ("JobRequeue", "PreemptType", "PreemptMode", "KillWait", "MaxArraySize", "MpiDefault", "ProctrackType")
+    found = {"SLURM": settings.version, "cluster": settings.cluster}
+    found |= {name: settings.text(name) or "none" for name in (*names, "TaskPlugin", "AccountingStorageType")}
+    if partition is not None:
+        found |= {"partition": partition.name}
+        found |= {name: partition.values.get(name, "") for name in ("MaxTime", "MaxNodes", "GraceTime", "TotalNodes")}
+        found["PreemptMode of the partition"] = partition.preempt_mode
+    return found
+
+
+def partition_of(cluster: Slurm, known: Sequence[Partition]) -> Partition | None:
+    """The partition of a request; None if it isn't known. Of several, separated by commas, the first one."""
+    if cluster.partition is None:
+        return next((one for one in known if one.is_default), None)
+    return next((one for one in known if one.name == cluster.partition.partition(",")[0]), None)
+
+
+def slurm_findings(settings: Settings, known: Sequence[Partition], request: Request) -> list[Finding]:
+    """Find out which settings would fail a run, or cost it something.
+
+    Args:
+        settings: of the cluster.
+        known: its partitions.
+        request: the run's.
+    """
+    partition = partition_of(request.cluster, known)
+    return [
+        *_version(settings),
+        *_requeue(settings, request.cluster),
+        *_partition(partition, known, request),
+        *_preemption(partition, request),
+        *_kill_wait(settings),
+        *_tracking(settings),
+    ]
+
+
+def _version(settings: Settings) -> Iterator[Finding]:
+    parts = settings.version.split(".")
+    numbers = tuple(int(part) for part in parts[:2] if part.isdecimal())
+    if len(numbers) == 2 and numbers < OLDEST:
+        yield Finding(
+            check="slurm version",
+            severity=Severity.ERROR,
+            problem=f"SLURM is {settings.version}; expected {OLDEST[0]}.{OLDEST[1]} or later",
+            why="hpctrain reads the answers of squeue and scontrol, which older versions write differently",
+            remedy="ask the cluster's administrators; or start the ranks by hand with srun",
+        )
+
+
+def _requeue(settings: Settings, cluster: Slurm) -> Iterator[Finding]:
+    options = {name.replace("_", "-"): value for name, value in cluster.sbatch.items()}
+    if options.get("requeue") is False or options.get("no-requeue"):
+        yield Finding(
+            check="requeue",
+            severity=Severity.WARNING,
+            problem="cluster.sbatch asks SLURM not to requeue the job",
+            why="a run whose node dies, or that is preempted without grace time, ends there",
+            remedy="leave out cluster.sbatch.requeue and cluster.sbatch.no-requeue",
+        )
+    elif settings.text("JobRequeue") == "0":
+        yield Finding(
+            check="requeue",
+            severity=Severity.NOTE,
+            problem="JobRequeue=0: SLURM requeues only jobs that ask for it",
+            why="hpctrain's jobs ask for it; a batch script of your own without --requeue isn't continued",
+            remedy="put `#SBATCH --requeue` into scripts of your own, as slurm/train.sbatch does",
+        )
+
+
+def _partition(partition: Partition | None, known: Sequence[Partition], request: Request) -> Iterator[Finding]:
+    cluster = request.cluster
+    names = ", ".join(one.name for one in known)
+    if partition is None:
+        problem = f"there is no partition {cluster.partition}" if cluster.partition else "there is no default partition"
+        yield Finding(
+            check="partition",
+            severity=Severity.ERROR,
+            problem=problem,
+            why="sbatch refuses the job",
+            remedy=f"set cluster.partition to one of {names}",
+        )
+        return
+    key = f"partition {partition.name}"
+    if partition.state != "UP":
+        yield Finding(
+            check="partition",
+            severity=Severity.ERROR,
+            problem=f"{key} is {partition.state}",
+            why="a job stays in its queue",
+            remedy=f"set cluster.partition to one of {names}",
+        )
+    limit = partition.max_time_min
+    if limit is not None and cluster.time_limit_min > limit:
+        yield Finding(
+            check="partition",
+            severity=Severity.ERROR,
+            problem=f"{key} allows {limit} min, but cluster.time_limit_min={cluster.time_limit_min}",
+            why="the job stays in the queue, or sbatch refuses it",
+            remedy=f"set cluster.time_limit_min={limit}: a run continues in as many jobs as it needs",
+        )
+    if partition.max_nodes is not None and request.nodes > partition.max_nodes:
+        yield Finding(
+            check="partition",
+            severity=Severity.ERROR,
+            problem=f"{key} gives a job at most {partition.max_nodes} nodes, but the run asks for {request.nodes}",
+            why="the job stays in the queue, or sbatch refuses it",
+            remedy="lower nodes, or set cluster.partition",
+        )
+
+
+def _preemption(partition: Partition | None, request: Request) -> Iterator[Finding]:
+    if partition is None or partition.preempt_mode.startswith("OFF"):
+        return
+    if "SUSPEND" in partition.preempt_mode:
+        yield Finding(
+            check="preemption",
+            severity=Severity.WARNING,
+            problem=f"partition {partition.name} suspends preempted jobs",
+            why="a suspended rank can't answer, and those on other nodes may take that for a hang",
+            remedy="raise health.hang_timeout_s above the time for which jobs are suspended",
+        )
+    elif not partition.grace_time_s and not request.saves_often:
+        yield Finding(
+            check="preemption",
+            severity=Severity.WARNING,
+            problem=f"partition {partition.name} kills preempted jobs without a grace time",
+            why="the steps since the last checkpoint are computed again",
+            remedy="set checkpoint.every_min=10",
+        )
+
+
+def _kill_wait(settings: Settings) -> Iterator[Finding]:
+    seconds = settings.number("KillWait")
+    if seconds is not None and seconds < EXITING_S:
+        yield Finding(
+            check="kill wait",
+            severity=Severity.NOTE,
+            problem=f"KillWait={seconds} s: SLURM kills the ranks that soon after a cancel or the time limit",
+            why="a save that has begun may not be finished",
+            remedy="raise cluster.signal_delay_s, so that the save before a time limit begins earlier",
+        )
+
+
+def _tracking(settings: Settings) -> Iterator[Finding]:
+    kind = settings.text("ProctrackType").rpartition("/")[2]
+    if kind in {"linuxproc", "pgid"}:
+        yield Finding(
+            check="process tracking",
+            severity=Severity.NOTE,
+            problem=f"SLURM tracks processes by their parents (ProctrackType=proctrack/{kind})",
+            why="a process that detaches itself may outlive its job, and keep memory or a GPU",
+            remedy="nothing has to be done; ask for proctrack/cgroup if dead runs keep GPUs busy",
+        )

@@ -1,0 +1,81 @@
+"""Wait for the doctor's job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from hpctrain.doctor.folder import DoctorFolder
+from hpctrain.doctor.job_record import JobRecord
+from hpctrain.errors import SchedulerMissingError
+from hpctrain.phrases import listed
+from hpctrain.scheduler.explain import explain_held, explain_pending
+from hpctrain.scheduler.job import JobRecord as SlurmJob
+from hpctrain.scheduler.slurm import Slurm
+
+LOOK_EVERY_S = 0.2
+ASK_EVERY_S = 2.0
+"""Seconds between two queries to SLURM at the beginning; they become rarer while the job is in the queue."""
+ASK_SELDOM_S = 15.0
+LATE_S = 10.0
+"""Seconds that the job's last record may take to cross a shared file system."""
+
+
+def wait_for_job(folder: DoctorFolder, job_id: str, slurm: Slurm, report: Callable[[str], None]) -> JobRecord | None:
+    """Wait until the job is over; report why it waits, and what it does.
+
+    Args:
+        folder: of the examination.
+        job_id: of its job.
+        slurm: is asked for the job.
+        report: gets a line for each change.
+
+    Returns:
+        What the job left; None if nothing.
+    """
+    said: set[str] = set()
+
+    def once(text: str) -> None:
+        if text and text not in said:
+            said.add(text)
+            report(text)
+
+    ask_at, every_s, over_at = 0.0, ASK_EVERY_S, None
+    while True:
+        record = JobRecord.read(folder)
+        once(_progress(record))
+        if record is not None and record.stage == "done":
+            return record
+        now = time.monotonic()
+        if over_at is not None and now - over_at > LATE_S:
+            return record
+        if now >= ask_at:
+            ask_at, every_s = now + every_s, min(every_s * 1.2, ASK_SELDOM_S)
+            job = _ask(slurm, job_id, once)
+            once(_described(job, job_id))
+            # SLURM forgets a job that ended a while ago
+            if job is not None and job.state.is_finished and over_at is None:
+                over_at = now
+        time.sleep(LOOK_EVERY_S)
+
+
+def _ask(slurm: Slurm, job_id: str, once: Callable[[str], None]) -> SlurmJob | None:
+    try:
+        return slurm.find([job_id])[job_id]
+    except SchedulerMissingError as error:
+        once(f"SLURM doesn't answer: {error}")
+        return None
+
+
+def _described(job: SlurmJob | None, job_id: str) -> str:
+    if job is None or not job.state.is_pending:
+        return ""
+    return f"job {job_id} is queued: {explain_held(job) or explain_pending(job.reason)}"
+
+
+def _progress(record: JobRecord | None) -> str:
+    if record is None or record.stage == "nodes":
+        return ""
+    if record.stage == "ranks":
+        return f"ranks measure on {listed(record.rank_nodes, separator=' ')}"
+    return ""
