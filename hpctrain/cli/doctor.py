@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> int:
     progress = sys.stderr if options.json else sys.stdout
 
     def report(text: str) -> None:
-        print(text, file=progress, flush=True)
+        print(*_wrapped("", text), sep="\n", file=progress, flush=True)
 
     if earlier:
         folder = DoctorFolder(Path(earlier[0]).absolute())
@@ -120,7 +120,7 @@ def _text(examined: Examined) -> Iterator[str]:
         yield f"{all_of(counts) if counts else 'nothing was found'}: runs will work" + (
             "" if examined.job_id else " here"
         )
-    if examined.wrote_site_file and examined.site_file is not None:
+    if examined.site_file is not None:
         yield f"wrote {examined.site_file}: from now on, python -m hpctrain cluster={examined.site_file.stem} nodes=N"
     if examined.job_id is None and "SLURM" in examined.facts and not examined.would_fail:
         yield "to check the nodes as well: python -m hpctrain doctor cluster=slurm nodes=2"
@@ -129,5 +129,10 @@ def _text(examined: Examined) -> Iterator[str]:
 def _wrapped(label: str, text: str) -> Sequence[str]:
     # names of folders and commands stay whole, so that they can be copied
     return textwrap.wrap(
-        text, WIDTH, initial_indent=label, subsequent_indent=" " * 7, break_long_words=False, break_on_hyphens=False
+        text,
+        WIDTH,
+        initial_indent=label,
+        subsequent_indent=" " * (7 if label else 2),
+        break_long_words=False,
+        break_on_hyphens=False,
     )

@@ -17,7 +17,7 @@ from hpctrain.config.resources import resources_of
 from hpctrain.config.stored import load_run
 from hpctrain.doctor.folder import DoctorFolder
 from hpctrain.doctor.job_record import JobRecord
-from hpctrain.doctor.nodes import SCRIPT, NodeAnswers
+from hpctrain.doctor.nodes import NO_PLUGIN, SCRIPT, NodeAnswers
 from hpctrain.errors import ERROR_PREFIX, ExitCode, HpctrainError
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.run.directory import umask_of
@@ -28,7 +28,6 @@ NODES_S = 20.0
 """Seconds for the shells of all nodes; one that hangs in a dead mount never answers."""
 RANKS_S = 150.0
 """Seconds for the ranks, of which many take half a minute to import torch from a busy file system."""
-NO_PLUGIN = "--mpi=none"
 
 
 class JobSteps:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from hpctrain.doctor.finding import Finding, Severity
-from hpctrain.doctor.rank_findings import RankAnswers
 from hpctrain.files import read_json_or_empty, write_json
 from hpctrain.phrases import scaled
 
@@ -19,23 +17,6 @@ OF_NETWORK = ("pair", "gloo", "nccl")
 """The beginnings of the names of figures of the network."""
 LOWER_IS_BETTER = "_s"
 """The end of the names of figures that are seconds."""
-
-
-def figures(answers: RankAnswers) -> dict[str, float]:
-    """What is compared: seconds, and rates per second, by name."""
-    found: dict[str, float] = {}
-    if pairs := answers.pairs:
-        found["pair_bandwidth"] = min(pair.bytes_per_s for pair in pairs)
-        found["pair_latency_s"] = max(pair.best_latency_s for pair in pairs)
-    for one in answers.measured.get("reductions", ()):
-        if one["bytes"] < 1024:
-            found[f"{one['backend']}_all_reduce_s"] = one["seconds"]
-        else:
-            found[f"{one['backend']}_all_reduce_bandwidth_{one['bytes']}"] = one["bytes"] / one["seconds"]
-    for name, field in (("device_flops", "flops_per_s"), ("disk_bandwidth", "write_bytes_per_s")):
-        if rates := [record[field] for record in answers.records.values() if record.get(field)]:
-            found[name] = statistics.median(rates)
-    return found
 
 
 def request_name(partition: str, nodes: int, processes_per_node: int, gpus_per_node: int) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import secrets
 import shlex
 import shutil
 import sys
@@ -15,35 +13,33 @@ from typing import Any
 from hpctrain.config.cluster import Slurm as SlurmCluster
 from hpctrain.config.resources import resources_of
 from hpctrain.config.root import Config
-from hpctrain.config.stored import load, to_yaml
+from hpctrain.config.stored import load
 from hpctrain.doctor.asked import Asked
-from hpctrain.doctor.baseline import compare_with_baseline, figures, request_name
-from hpctrain.doctor.file_system import FolderCheck, check_folder, room_findings
+from hpctrain.doctor.baseline import compare_with_baseline, request_name
 from hpctrain.doctor.finding import Finding, Severity, in_order
 from hpctrain.doctor.folder import DoctorFolder
+from hpctrain.doctor.folder_check import FolderCheck, check_folder
 from hpctrain.doctor.job_record import JobRecord
-from hpctrain.doctor.node_findings import node_findings
-from hpctrain.doctor.rank_findings import RankAnswers, rank_findings
-from hpctrain.doctor.site_file import FOLDER, site_keys, site_name, site_text
+from hpctrain.doctor.measurements import figures, measured_lines
+from hpctrain.doctor.node_findings import batch_script_finding, node_findings
+from hpctrain.doctor.rank_answers import RankAnswers
+from hpctrain.doctor.rank_findings import rank_findings
+from hpctrain.doctor.room import room_findings
+from hpctrain.doctor.site_file import FOLDER, site_changes, site_keys, site_name, site_text
 from hpctrain.doctor.slurm_checks import Request, facts, partition_of, slurm_findings
+from hpctrain.doctor.submission import submit_examination
 from hpctrain.doctor.versions import versions
 from hpctrain.doctor.wait import wait_for_job
 from hpctrain.errors import SchedulerError, SchedulerMissingError
 from hpctrain.files import read_json_or_empty, write_atomic, write_json
-from hpctrain.launch.prepare import RunPlan
-from hpctrain.launch.run_dir import claim_default_path
-from hpctrain.launch.submission import submit_doctor
-from hpctrain.phrases import counted, listed, scaled
+from hpctrain.phrases import counted, scaled
 from hpctrain.run.job_records import JobRecords
 from hpctrain.scheduler.settings import Partition, Settings
 from hpctrain.scheduler.slurm import Slurm
 
-TIME_LIMIT_MIN = 15
-"""Time limit of the job: a short one starts sooner, and the checks take less than three minutes."""
 SAVES_OFTEN_MIN = 15
 CHECKPOINTS = 2
 """Checkpoints that a run always keeps."""
-LOG_LINES = 5
 
 Report = Callable[[str], None]
 
@@ -59,8 +55,7 @@ class Examined:
         figures: of the measurements, as they are compared with the baseline.
         folder: of the job's answers; None without a job.
         job_id: of the job.
-        site_file: that was written, or was there already; None without one.
-        wrote_site_file: whether it is new.
+        site_file: that was written; None if none was.
     """
 
     facts: dict[str, str] = field(default_factory=dict)
@@ -70,7 +65,6 @@ class Examined:
     folder: Path | None = None
     job_id: str | None = None
     site_file: Path | None = None
-    wrote_site_file: bool = False
 
     @property
     def would_fail(self) -> bool:
@@ -87,7 +81,7 @@ class Examined:
             "measured": self.measured,
             "folder": None if self.folder is None else str(self.folder),
             "job_id": self.job_id,
-            "site_file": str(self.site_file) if self.site_file is not None and self.wrote_site_file else None,
+            "site_file": None if self.site_file is None else str(self.site_file),
         }
 
 
@@ -167,30 +161,10 @@ class Examination:
         Raises:
             HpctrainError: nothing was submitted.
         """
-        config = self._config
-        assert isinstance(config.cluster, SlurmCluster)
-        path = Path(config.run_dir or claim_default_path("doctor")).absolute()
-        stored = dataclasses.replace(config, name="doctor", run_dir=str(path))
-        folder = DoctorFolder(path)
-        folder.as_run.create_for_sweep(config.mode)
-        with folder.as_run.permissions():
-            for place in (folder.nodes, folder.ranks):
-                place.mkdir(exist_ok=True)
-            write_atomic(folder.request, to_yaml(stored))
-            write_atomic(folder.token, secrets.token_hex(8))
-            self._asked.write(folder)
-        limit = min(TIME_LIMIT_MIN, config.cluster.time_limit_min)
-        # nothing here waits for the signal, which mustn't come before the start
-        delay = min(config.cluster.signal_delay_s, limit * 30)
-        options = {name: value for name, value in config.cluster.sbatch.items() if name != "no_requeue"}
-        cluster = dataclasses.replace(
-            config.cluster, time_limit_min=limit, signal_delay_s=delay, sbatch={**options, "requeue": False}
-        )
-        plan = RunPlan(dataclasses.replace(stored, cluster=cluster), folder.as_run, resources_of(stored))
-        self.examined.job_id = submit_doctor(plan)
-        self.examined.folder = path
-        wanted = counted(config.nodes, "node")
-        self._report(f"submitted job {self.examined.job_id} for {wanted}; its answers come into {path}")
+        folder, job_id = submit_examination(self._config, self._asked)
+        self.examined.folder, self.examined.job_id = folder.path, job_id
+        wanted = counted(self._config.nodes, "node")
+        self._report(f"submitted job {job_id} for {wanted}; its answers come into {folder.path}")
         return folder
 
     def read_job(self, folder: DoctorFolder) -> None:
@@ -205,18 +179,21 @@ class Examination:
         found.job_id = found.job_id or str(JobRecords(folder.as_run).read()[-1]["job_id"])
         record = wait_for_job(folder, found.job_id, self._slurm, self._report)
         if record is None:
-            found.findings.append(self._no_answers(folder, found.job_id))
+            lines = [line for log in sorted(folder.as_run.logs.glob("batch_*.log")) for line in _lines(log)]
+            host = self._slurm.batch_host(found.job_id)
+            found.findings.append(batch_script_finding(host, folder.as_run.logs, lines, sys.executable))
             return
         found.findings += node_findings(record, str(folder.path), sys.executable, self._versions)
         answers = self._rank_answers(folder, record, config)
         found.findings += rank_findings(answers)
         found.measured = dict(answers.measured)
         found.figures = figures(answers)
-        self._report_measured(answers)
+        for line in measured_lines(answers, found.figures):
+            self._report(line)
         self._check_room(folder, answers)
         if answers.measured:
             self._compare(folder, config, answers)
-            self._write_site_file(config, record, answers)
+            self._write_site_file(record, answers)
 
     def store(self) -> None:
         """Store the result beside the job's answers."""
@@ -235,52 +212,6 @@ class Examination:
             gpus_per_node=resources.gpus_per_node,
             interface=config.cluster.network_interface,
         )
-
-    def _no_answers(self, folder: DoctorFolder, job_id: str) -> Finding:
-        """What a batch script that left no answers means: its node can't write here, or can't start Python."""
-        host = self._slurm.batch_host(job_id)
-        logs = sorted(folder.as_run.logs.glob("batch_*.log"))
-        lines = [line for log in logs for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        where = host or "the job's first node"
-        nodes = (host,) if host else ()
-        exclude = f"or leave it out: cluster.exclude={host}" if host else "or ask the cluster's administrators"
-        if not lines:
-            return Finding(
-                check="folder",
-                severity=Severity.ERROR,
-                problem=f"{where} couldn't write the log of the batch script into {folder.as_run.logs}",
-                why="a job whose batch script can't write its log fails without a word",
-                remedy=f"put the run directory on a file system that all nodes share and may write to; {exclude}",
-                nodes=nodes,
-            )
-        missing = any(sys.executable in line and "No such file" in line for line in lines)
-        return Finding(
-            check="python" if missing else "batch script",
-            severity=Severity.ERROR,
-            problem=f"the batch script failed on {where}: {'; '.join(lines[-LOG_LINES:])}",
-            why="no rank starts",
-            remedy=f"install the environment on a file system that all nodes share; {exclude}"
-            if missing
-            else f"see {logs[-1]}; a line of cluster.setup may have failed; {exclude}",
-            nodes=nodes,
-        )
-
-    def _report_measured(self, answers: RankAnswers) -> None:
-        for one in answers.measured.get("reductions", ()):
-            rate = f", {scaled(one['bytes'] / one['seconds'], 'B')}/s" if one["bytes"] > 1024 else ""
-            self._report(
-                f"all-reduce of {scaled(one['bytes'], 'B')} over {one['backend']}: {one['seconds'] * 1e6:.0f} us{rate}"
-            )
-        if pairs := answers.pairs:
-            worst = min(pairs, key=lambda pair: pair.bytes_per_s)
-            self._report(
-                f"{counted(len(pairs), 'pair')} of nodes: at least {scaled(worst.bytes_per_s, 'B')}/s "
-                f"({worst.first} and {worst.second}), at most {max(pair.best_latency_s for pair in pairs) * 1e6:.0f} us"
-            )
-        if "disk_bandwidth" in self.examined.figures:
-            self._report(
-                f"each node writes {scaled(self.examined.figures['disk_bandwidth'], 'B')}/s to the run directory"
-            )
 
     def _check_room(self, folder: DoctorFolder, answers: RankAnswers) -> None:
         size = answers.measured.get("checkpoint_bytes")
@@ -302,44 +233,21 @@ class Examination:
             explained=any(one.check == "network" for one in self.examined.findings),
         )
 
-    def _write_site_file(self, config: Config, record: JobRecord, answers: RankAnswers) -> None:
+    def _write_site_file(self, record: JobRecord, answers: RankAnswers) -> None:
         if any(one.get("stage") != "done" for one in answers.records.values()) or self._asked.has_site:
             return
-        name = self._asked.site or site_name(self.examined.facts.get("cluster", ""))
-        path = FOLDER / f"{name}.yaml"
-        self.examined.site_file = path
+        # of the request as typed: the job had a shorter time limit
+        cluster = self._config.cluster
+        assert isinstance(cluster, SlurmCluster)
+        path = FOLDER / f"{self._asked.site or site_name(self.examined.facts.get('cluster', ''))}.yaml"
         if path.exists():
             self._report(f"{path} is there already, and stays as it is; --site NAME writes another one")
             return
-        changes, remarks = self._changes(config, record)
-        # of the request as typed: the job had a shorter time limit
-        assert isinstance(self._config.cluster, SlurmCluster)
-        keys = site_keys(self._config.cluster, changes)
+        changes = site_changes(cluster, self._partition, record)
+        typed = shlex.join(["python", "-m", "hpctrain", *self._asked.typed])
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, site_text(keys, shlex.join(["python", "-m", "hpctrain", *self._asked.typed]), remarks))
-        self.examined.wrote_site_file = True
-
-    def _changes(self, config: Config, record: JobRecord) -> tuple[dict[str, Any], list[str]]:
-        """The keys that make the request work, and why."""
-        cluster = config.cluster
-        assert isinstance(cluster, SlurmCluster)
-        changes: dict[str, Any] = {}
-        remarks = []
-        if self._partition is not None and cluster.partition is None:
-            changes["partition"] = self._partition.name
-        limit = None if self._partition is None else self._partition.max_time_min
-        typed = self._config.cluster
-        assert isinstance(typed, SlurmCluster)
-        if limit is not None and typed.time_limit_min > limit:
-            changes["time_limit_min"] = limit
-        if record.plugin_refused:
-            changes["srun_args"] = [*cluster.srun_args, "--mpi=none"]
-            remarks.append("srun_args: the MPI plugin that srun takes by default can't be loaded")
-        bad = [node for node in record.nodes if node not in record.rank_nodes]
-        if bad:
-            changes["exclude"] = ",".join([*([cluster.exclude] if cluster.exclude else []), *bad])
-            remarks.append(f"exclude: ranks can't run on {listed(bad)}; remove it once that is mended")
-        return changes, remarks
+        write_atomic(path, site_text(site_keys(cluster, changes), typed, changes))
+        self.examined.site_file = path
 
 
 def _no_torch() -> Finding:
@@ -368,6 +276,10 @@ def _folder_line(checked: FolderCheck) -> str:
         return f"{checked.folder}: can't be looked at"
     works = f"; {', '.join(checked.works)} work" if checked.works else ""
     return f"{checked.folder}: {system.kind}, {scaled(system.free_bytes, 'B')} free{works}"
+
+
+def _lines(log: Path) -> list[str]:
+    return [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
 
 
 def summary(examined: Examined) -> Mapping[Severity, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from hpctrain.doctor.finding import Finding, Severity
 from hpctrain.doctor.job_record import JobRecord
@@ -15,6 +16,9 @@ LARGE_SKEW_S = 60.0
 """Seconds from which deadlines are missed; SLURM itself refuses credentials that are five minutes old."""
 DECIDE_TOGETHER = ("hpctrain", "torch", "python")
 """Packages whose versions should be the same everywhere; the first decides whether ranks understand each other."""
+LOG_LINES = 5
+"""Lines at the end of the batch script's log that a finding quotes."""
+INSTALL = "install the environment on a file system that all nodes share, and submit from it"
 SHARED = (
     "put the run directory on a file system that all nodes share: set run_dir, or type the command in a folder there"
 )
@@ -43,6 +47,39 @@ def node_findings(record: JobRecord, folder: str, python: str, submitted: Mappin
     found += _directory(answers)
     found += _clocks(answers)
     return found
+
+
+def batch_script_finding(host: str | None, logs: Path, lines: Sequence[str], python: str) -> Finding:
+    """What a batch script that left no answers means: its node can't write its log, or can't start Python.
+
+    Args:
+        host: the script's node; None if SLURM no longer knows it.
+        logs: the folder of its log.
+        lines: of the log.
+        python: that executes the supervisor.
+    """
+    where = host or "the job's first node"
+    nodes = (host,) if host else ()
+    otherwise = "put the run directory on a file system that all nodes share and may write to"
+    if not lines:
+        return Finding(
+            check="folder",
+            severity=Severity.ERROR,
+            problem=f"{where} couldn't write the log of the batch script into {logs}",
+            why="a job whose batch script can't write its log fails without a word",
+            remedy=_leave_out(nodes, otherwise),
+            nodes=nodes,
+        )
+    missing = any(python in line and "No such file" in line for line in lines)
+    otherwise = INSTALL if missing else f"see the log in {logs}; a line of cluster.setup may have failed"
+    return Finding(
+        check="python" if missing else "batch script",
+        severity=Severity.ERROR,
+        problem=f"the batch script failed on {where}: {'; '.join(lines[-LOG_LINES:])}",
+        why="no rank starts",
+        remedy=_leave_out(nodes, otherwise),
+        nodes=nodes,
+    )
 
 
 def _plugin(record: JobRecord) -> Iterator[Finding]:
@@ -114,7 +151,7 @@ def _folder(by_folder: Mapping[str, Sequence[NodeAnswer]], folder: str) -> Itera
 
 
 def _leave_out(nodes: tuple[str, ...], otherwise: str) -> str:
-    return f"{otherwise}; or leave {listed(nodes)} out: cluster.exclude={','.join(nodes)}"
+    return f"{otherwise}; or leave {listed(nodes)} out: cluster.exclude={','.join(nodes)}" if nodes else otherwise
 
 
 def _python(answers: Sequence[NodeAnswer], python: str) -> Iterator[Finding]:
@@ -125,9 +162,7 @@ def _python(answers: Sequence[NodeAnswer], python: str) -> Iterator[Finding]:
             severity=Severity.ERROR,
             problem=f"{listed(missing)}: {python} isn't there",
             why="ranks can't start",
-            remedy=_leave_out(
-                missing, "install the environment on a file system that all nodes share, and submit from it"
-            ),
+            remedy=_leave_out(missing, INSTALL),
             nodes=missing,
         )
     for answer in answers:

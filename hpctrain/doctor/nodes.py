@@ -9,6 +9,8 @@ from typing import Any
 
 MARK = "hpctrain-doctor"
 """First word of the lines that the script prints, between whatever a node's login scripts print."""
+NO_PLUGIN = "--mpi=none"
+"""The option with which srun loads no MPI plugin; hpctrain needs none."""
 SCRIPT = f"""\
 say() {{ echo "{MARK} ${{SLURMD_NODENAME:-$(hostname)}} $*"; }}
 say clock "$(date +%s.%N)"

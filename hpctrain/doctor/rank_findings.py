@@ -3,58 +3,17 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
 
 from hpctrain.doctor.finding import Finding, Severity
-from hpctrain.doctor.job_record import JobRecord
-from hpctrain.doctor.pairs import SLOW, Pair, losing_pairs, nodes_at_fault, slow_pairs
+from hpctrain.doctor.gpu_findings import gpu_findings
+from hpctrain.doctor.network_findings import network_findings
+from hpctrain.doctor.pairs import SLOW
+from hpctrain.doctor.rank_answers import RankAnswers
 from hpctrain.phrases import listed, numbered, scaled
 
-SLOW_NETWORK = 100e6
-"""Bytes per second below which any network between nodes is slow: less than a gigabit."""
 SLOW_DEVICE = 2.0
 """A device is slow if others are this many times faster."""
-HOT = 90
-"""Degrees Celsius near which GPUs lower their clocks."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankAnswers:
-    """What the second step of the job left.
-
-    Attributes:
-        job: the record of the batch script.
-        records: of the ranks, by rank.
-        measured: what they measured together; empty if they didn't come that far.
-        processes_per_node: ranks on each node.
-        gpus_per_node: that the request asks for.
-        interface: `cluster.network_interface`.
-    """
-
-    job: JobRecord
-    records: Mapping[int, Mapping[str, Any]]
-    measured: Mapping[str, Any]
-    processes_per_node: int
-    gpus_per_node: int
-    interface: str | None
-
-    @property
-    def world_size(self) -> int:
-        """The number of ranks that were started."""
-        return len(self.job.rank_nodes) * self.processes_per_node
-
-    @property
-    def pairs(self) -> list[Pair]:
-        """The measured pairs of nodes."""
-        return [Pair.from_record(record) for record in self.measured.get("pairs", ())]
-
-    def node_of(self, rank: int) -> str:
-        """The node of a rank, by its own record, or else by the usual distribution."""
-        if rank in self.records:
-            return str(self.records[rank]["node"])
-        return self.job.rank_nodes[rank // self.processes_per_node]
 
 
 def rank_findings(answers: RankAnswers) -> list[Finding]:
@@ -66,9 +25,8 @@ def rank_findings(answers: RankAnswers) -> list[Finding]:
         *_names_of_nodes(answers),
         *_failed(answers),
         *_unfinished(answers),
-        *_devices(answers),
-        *_gpus(answers),
-        *_network(answers),
+        *gpu_findings(answers),
+        *network_findings(answers),
         *_slow_devices(answers),
         *_slow_disks(answers),
     ]
@@ -152,166 +110,6 @@ def _unfinished(answers: RankAnswers) -> Iterator[Finding]:
         remedy="see logs/ in the folder of this examination",
         nodes=nodes,
     )
-
-
-def _devices(answers: RankAnswers) -> Iterator[Finding]:
-    if not answers.gpus_per_node:
-        return
-    without = tuple(
-        dict.fromkeys(
-            str(record["node"])
-            for record in answers.records.values()
-            if any(not device.startswith("cuda") for device in record.get("devices", ()))
-        )
-    )
-    if without:
-        yield Finding(
-            check="devices",
-            severity=Severity.ERROR,
-            problem=f"{listed(without)}: torch finds no GPU, though {answers.gpus_per_node} per node were requested",
-            why="a run trains on the CPU there, or is refused",
-            remedy="install a build of torch for a version of CUDA that the driver supports; nvidia-smi shows which",
-            nodes=without,
-        )
-    blocked = {
-        str(record["node"]): record["no_peer_access"]
-        for record in answers.records.values()
-        if record.get("no_peer_access")
-    }
-    for node, pairs in blocked.items():
-        yield Finding(
-            check="gpus",
-            severity=Severity.WARNING,
-            problem=f"{node}: GPUs can't reach each other's memory: {', '.join(f'{a} and {b}' for a, b in pairs[:4])}",
-            why="NCCL copies through the host's memory",
-            remedy="ask whether that is intended: PCIe access control (ACS, IOMMU) prevents it",
-            nodes=(node,),
-        )
-
-
-def _gpus(answers: RankAnswers) -> Iterator[Finding]:
-    drivers: dict[str, list[str]] = {}
-    for record in answers.records.values():
-        node = str(record["node"])
-        if record.get("smi_problem") and answers.gpus_per_node:
-            yield Finding(
-                check="gpus",
-                severity=Severity.ERROR,
-                problem=f"{node}: nvidia-smi fails: {record['smi_problem']}",
-                why="the driver doesn't answer, so a run can't use the GPUs",
-                remedy=f"set cluster.exclude={node}, and tell the cluster's administrators",
-                nodes=(node,),
-            )
-        for gpu in record.get("gpus", ()):
-            drivers.setdefault(gpu["driver"], [])
-            if node not in drivers[gpu["driver"]]:
-                drivers[gpu["driver"]].append(node)
-            yield from _gpu(node, gpu)
-    by_driver = [f"{version} on {listed(nodes)}" for version, nodes in drivers.items()]
-    if len(by_driver) > 1:
-        yield Finding(
-            check="gpus",
-            severity=Severity.WARNING,
-            problem=f"the nodes have different drivers: {'; '.join(by_driver)}",
-            why="NCCL may choose other algorithms, and a run that moves between them may not be equal bit for bit",
-            remedy="choose nodes of one kind with cluster.constraint",
-        )
-
-
-def _gpu(node: str, gpu: Mapping[str, str]) -> Iterator[Finding]:
-    name = f"{node}, GPU {gpu['index']} ({gpu['name']})"
-    exclude = f"set cluster.exclude={node}, and tell the cluster's administrators"
-    if gpu["ecc_errors"].isdecimal() and int(gpu["ecc_errors"]):
-        yield Finding(
-            check="gpus",
-            severity=Severity.ERROR,
-            problem=f"{name}: {gpu['ecc_errors']} memory errors that couldn't be corrected",
-            why="results may be wrong, and the next such error ends the run",
-            remedy=exclude,
-            nodes=(node,),
-        )
-    slowed = [
-        what.replace("_", " ")
-        for what in ("hardware_slowdown", "thermal_slowdown", "power_brake")
-        if gpu[what] == "Active"
-    ]
-    hot = gpu["temperature"].isdecimal() and int(gpu["temperature"]) >= HOT
-    if slowed or hot:
-        yield Finding(
-            check="gpus",
-            severity=Severity.WARNING,
-            problem=f"{name}: {', '.join(slowed) or 'hot'} at {gpu['temperature']} degrees",
-            why="all ranks wait for the slowest one",
-            remedy=exclude,
-            nodes=(node,),
-        )
-
-
-def _network(answers: RankAnswers) -> Iterator[Finding]:
-    pairs = answers.pairs
-    if not pairs:
-        return
-    lossy, slow = losing_pairs(pairs), slow_pairs(pairs)
-    if len(pairs) < 3:
-        slow = [pair for pair in pairs if pair.bytes_per_s < SLOW_NETWORK]
-    median = statistics.median(pair.bytes_per_s for pair in pairs)
-    yield from _blamed("loses packets", lossy, pairs, _losses, "all ranks wait until what was lost has been sent again")
-    # a link that loses packets is slow for that reason
-    known = {pair.nodes for pair in lossy}
-    slow = [pair for pair in slow if pair.nodes not in known]
-    yield from _blamed("is slow", slow, pairs, _speeds, "all ranks wait for the slowest one")
-    if median < SLOW_NETWORK and not slow and not lossy:
-        nodes = tuple(dict.fromkeys(node for pair in pairs for node in pair.nodes))
-        yield Finding(
-            check="network",
-            severity=Severity.WARNING,
-            problem=f"the network between the nodes carries {scaled(median, 'B')}/s",
-            why="ranks exchange the gradients of each step over it",
-            remedy="set cluster.network_interface to a faster one, if the nodes have one",
-            nodes=nodes,
-        )
-
-
-def _blamed(what: str, bad: Sequence[Pair], pairs: Sequence[Pair], describe: Any, why: str) -> Iterator[Finding]:
-    """Findings on the nodes that explain bad pairs, and on the pairs that no node explains."""
-    nodes = nodes_at_fault(bad, pairs)
-    for node in nodes:
-        own = [pair for pair in bad if node in pair.nodes]
-        yield Finding(
-            check="network",
-            severity=Severity.WARNING,
-            problem=f"{node}: its network {what}: {describe(own, pairs)}",
-            why=why,
-            remedy=f"set cluster.exclude={node}, and tell the cluster's administrators",
-            nodes=(node,),
-        )
-    for pair in bad:
-        if not set(pair.nodes) & set(nodes):
-            yield Finding(
-                check="network",
-                severity=Severity.WARNING,
-                problem=f"{pair.first} and {pair.second}: the network between them {what}: {describe([pair], pairs)}",
-                why=why,
-                remedy="examine again with more nodes, which tells whose link it is",
-                nodes=pair.nodes,
-            )
-
-
-def _losses(bad: Sequence[Pair], pairs: Sequence[Pair]) -> str:  # noqa: ARG001 - as `_speeds`
-    sent = sum(pair.first_sent + pair.second_sent for pair in bad)
-    repeated = sum(pair.repeated for pair in bad)
-    return f"{repeated} of {sent} TCP segments were sent again"
-
-
-def _speeds(bad: Sequence[Pair], pairs: Sequence[Pair]) -> str:
-    worst = min(bad, key=lambda pair: pair.bytes_per_s)
-    text = f"{scaled(worst.bytes_per_s, 'B')}/s, {worst.best_latency_s * 1e6:.0f} us"
-    others = [pair for pair in pairs if pair not in bad]
-    if not others:
-        return text
-    usual = statistics.median(pair.bytes_per_s for pair in others)
-    latency = statistics.median(pair.best_latency_s for pair in others)
-    return f"{text} (between the others {scaled(usual, 'B')}/s, {latency * 1e6:.0f} us)"
 
 
 def _slow_devices(answers: RankAnswers) -> Iterator[Finding]:

@@ -6,12 +6,17 @@ import dataclasses
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from hpctrain.config.cluster import Requeue, Slurm
+from hpctrain.doctor.job_record import JobRecord
+from hpctrain.doctor.nodes import NO_PLUGIN
+from hpctrain.phrases import listed
+from hpctrain.scheduler.settings import Partition
 
 FOLDER = Path("conf") / "cluster"
 """Where options of a user's own are found, below the folder where commands are typed."""
@@ -26,12 +31,51 @@ def site_name(cluster: str) -> str:
     return f"{name}_site" if name in TAKEN else name
 
 
-def site_keys(cluster: Slurm, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys that differ from hpctrain's defaults.
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A key that the examination adds to those that were typed.
+
+    Attributes:
+        key: below `cluster`.
+        value: that works.
+        reason: for a comment.
+    """
+
+    key: str
+    value: Any
+    reason: str
+
+
+def site_changes(cluster: Slurm, partition: Partition | None, record: JobRecord) -> list[Change]:
+    """What makes a request work.
+
+    Args:
+        cluster: of the request.
+        partition: in which its job ran; None if unknown.
+        record: of the job.
+    """
+    changes = []
+    if partition is not None and cluster.partition is None:
+        changes.append(Change("partition", partition.name, "the cluster's default"))
+    limit = None if partition is None else partition.max_time_min
+    if limit is not None and cluster.time_limit_min > limit:
+        changes.append(Change("time_limit_min", limit, "the most that the partition allows"))
+    if record.plugin_refused:
+        options = [*cluster.srun_args, NO_PLUGIN]
+        changes.append(Change("srun_args", options, "the MPI plugin that srun takes by default can't be loaded"))
+    if bad := [node for node in record.nodes if node not in record.rank_nodes]:
+        names = ",".join([*filter(None, [cluster.exclude]), *bad])
+        reason = f"ranks couldn't start on {listed(bad)}; remove it once that is mended"
+        changes.append(Change("exclude", names, reason))
+    return changes
+
+
+def site_keys(cluster: Slurm, changes: Sequence[Change]) -> dict[str, Any]:
+    """The keys that differ from hpctrain's defaults, with their values.
 
     Args:
         cluster: of the examined request.
-        changes: what the examination found out, by key.
+        changes: to it.
     """
     usual = Slurm()
     own = {
@@ -39,21 +83,21 @@ def site_keys(cluster: Slurm, changes: Mapping[str, Any]) -> dict[str, Any]:
         for field in dataclasses.fields(cluster)
         if field.name not in LEFT_OUT and getattr(cluster, field.name) != getattr(usual, field.name)
     }
-    found = {**own, **changes}
+    found = {**own, **{change.key: change.value for change in changes}}
     return {name: dataclasses.asdict(value) if isinstance(value, Requeue) else value for name, value in found.items()}
 
 
-def site_text(keys: Mapping[str, Any], typed: str, remarks: Sequence[str]) -> str:
+def site_text(keys: Mapping[str, Any], typed: str, changes: Sequence[Change]) -> str:
     """The file.
 
     Args:
         keys: of the cluster.
         typed: the command that made it.
-        remarks: why keys are there that nobody typed.
+        changes: the keys that nobody typed, with their reasons.
     """
     lines = [f"# Written on {time.strftime('%Y-%m-%d')} by `{typed}`; change it as you like."]
-    lines += [f"# {remark}" for remark in remarks]
-    body = yaml.safe_dump({"defaults": ["slurm", "_self_"]}, sort_keys=False)
+    lines += [f"# {change.key}: {change.reason}" for change in changes]
+    lines += ["defaults:", "  - slurm", "  - _self_"]
     if keys:
-        body += "\n" + yaml.safe_dump(dict(keys), sort_keys=False, default_flow_style=False)
-    return "\n".join(lines) + "\n" + body
+        lines += ["", yaml.safe_dump(dict(keys), sort_keys=False, default_flow_style=False).rstrip("\n")]
+    return "\n".join(lines) + "\n"

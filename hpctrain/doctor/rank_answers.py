@@ -1,0 +1,47 @@
+"""What the second step of the doctor's job left."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hpctrain.doctor.job_record import JobRecord
+from hpctrain.doctor.pairs import Pair
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankAnswers:
+    """The records of the ranks, and what they measured together.
+
+    Attributes:
+        job: the record of the batch script.
+        records: of the ranks, by rank.
+        measured: what they measured together; empty if they didn't come that far.
+        processes_per_node: ranks on each node.
+        gpus_per_node: that the request asks for.
+        interface: `cluster.network_interface`.
+    """
+
+    job: JobRecord
+    records: Mapping[int, Mapping[str, Any]]
+    measured: Mapping[str, Any]
+    processes_per_node: int
+    gpus_per_node: int
+    interface: str | None
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks that were started."""
+        return len(self.job.rank_nodes) * self.processes_per_node
+
+    @property
+    def pairs(self) -> list[Pair]:
+        """The measured pairs of nodes."""
+        return [Pair.from_record(record) for record in self.measured.get("pairs", ())]
+
+    def node_of(self, rank: int) -> str:
+        """The node of a rank, by its own record, or else by the usual distribution."""
+        if rank in self.records:
+            return str(self.records[rank]["node"])
+        return self.job.rank_nodes[rank // self.processes_per_node]
