@@ -164,7 +164,8 @@ class Examination:
         folder, job_id = submit_examination(self._config, self._asked)
         self.examined.folder, self.examined.job_id = folder.path, job_id
         wanted = counted(self._config.nodes, "node")
-        self._report(f"submitted job {job_id} for {wanted}; its answers come into {folder.path}")
+        self._report(f"submitted job {job_id} for {wanted}")
+        self._report(f"folder {folder.path}")
         return folder
 
     def read_job(self, folder: DoctorFolder) -> None:
