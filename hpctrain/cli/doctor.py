@@ -57,7 +57,9 @@ def main(arguments: list[str]) -> int:
     progress = sys.stderr if options.json else sys.stdout
 
     def report(text: str) -> None:
-        print(*_wrapped("", text), sep="\n", file=progress, flush=True)
+        # a name and a path stay on one line, however long it is
+        lines = _wrapped("", text) if len(text.split()) > 2 else [text]
+        print(*lines, sep="\n", file=progress, flush=True)
 
     if earlier:
         folder = DoctorFolder(Path(earlier[0]).absolute())
