@@ -12,6 +12,8 @@ from hpctrain.phrases import scaled
 
 SLOW_NETWORK = 100e6
 """Bytes per second below which any network between nodes is slow: less than a gigabit."""
+MOST_PAIRS = 8
+"""Pairs that are named one by one."""
 
 
 def network_findings(answers: RankAnswers) -> Iterator[Finding]:
@@ -49,6 +51,17 @@ def _blamed(
 ) -> Iterator[Finding]:
     """Findings on the nodes that explain bad pairs, and on the pairs that no node explains."""
     nodes = nodes_at_fault(bad, pairs)
+    everyone = {node for pair in pairs for node in pair.nodes}
+    if len(pairs) > 1 and everyone == set(nodes):
+        yield Finding(
+            check="network",
+            severity=Severity.WARNING,
+            problem=f"the network between all nodes {what}: {describe(bad, pairs)}",
+            why=why,
+            remedy="set cluster.network_interface to another one, if the nodes have one",
+            nodes=tuple(nodes),
+        )
+        return
     for node in nodes:
         own = [pair for pair in bad if node in pair.nodes]
         yield Finding(
@@ -59,7 +72,7 @@ def _blamed(
             remedy=f"set cluster.exclude={node}, and tell the cluster's administrators",
             nodes=(node,),
         )
-    for pair in bad:
+    for pair in bad[:MOST_PAIRS]:
         if not set(pair.nodes) & set(nodes):
             yield Finding(
                 check="network",

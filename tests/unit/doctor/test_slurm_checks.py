@@ -1,0 +1,99 @@
+"""What SLURM's settings mean for a run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hpctrain.config.cluster import Slurm
+from hpctrain.doctor.finding import Severity
+from hpctrain.doctor.slurm_checks import Request, facts, partition_of, slurm_findings
+from hpctrain.scheduler.settings import Partition, Settings
+
+VALUES = {
+    "SLURM_VERSION": "22.05.8",
+    "ClusterName": "lab",
+    "JobRequeue": "1",
+    "KillWait": "30 sec",
+    "ProctrackType": "proctrack/cgroup",
+}
+LOW = {
+    "PartitionName": "low",
+    "Default": "YES",
+    "State": "UP",
+    "MaxTime": "1-00:00:00",
+    "MaxNodes": "UNLIMITED",
+    "TotalNodes": "8",
+    "GraceTime": "60",
+    "PreemptMode": "REQUEUE",
+}
+
+
+def findings(
+    settings: dict[str, str] | None = None,
+    partition: dict[str, str] | None = None,
+    *,
+    often: bool = True,
+    **cluster: object,
+) -> list[tuple[Severity, str, str]]:
+    found = slurm_findings(
+        Settings({**VALUES, **(settings or {})}),
+        [Partition({**LOW, **(partition or {})})],
+        Request(cluster=replace(Slurm(), **cluster), nodes=4, saves_often=often),  # type: ignore[arg-type]
+    )
+    return [(one.severity, one.problem, one.remedy) for one in found]
+
+
+def test_nothing_is_found_on_a_usual_cluster() -> None:
+    assert findings() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "severity", "problem", "remedy"),
+    [
+        ({"settings": {"SLURM_VERSION": "19.05.2"}}, Severity.ERROR, "SLURM is 19.05.2", "administrators"),
+        ({"settings": {"JobRequeue": "0"}}, Severity.NOTE, "JobRequeue=0", "--requeue"),
+        ({"sbatch": {"requeue": False}}, Severity.WARNING, "not to requeue", "cluster.sbatch.requeue"),
+        ({"sbatch": {"no_requeue": True}}, Severity.WARNING, "not to requeue", "cluster.sbatch.requeue"),
+        ({"partition": {"State": "DOWN"}}, Severity.ERROR, "low is DOWN", "cluster.partition"),
+        ({"time_limit_min": 3000}, Severity.ERROR, "allows 1440 min", "cluster.time_limit_min=1440"),
+        ({"partition": {"MaxNodes": "2"}}, Severity.ERROR, "at most 2 nodes", "lower nodes"),
+        ({"partition": {"TotalNodes": "3"}}, Severity.ERROR, "at most 3 nodes", "lower nodes"),
+        ({"partition": {"PreemptMode": "SUSPEND,GANG"}}, Severity.WARNING, "suspends", "health.hang_timeout_s"),
+        (
+            {"partition": {"GraceTime": "0"}, "often": False},
+            Severity.WARNING,
+            "without a grace",
+            "checkpoint.every_min",
+        ),
+        ({"settings": {"KillWait": "5 sec"}}, Severity.NOTE, "KillWait=5 s", "cluster.signal_delay_s"),
+        ({"settings": {"ProctrackType": "proctrack/linuxproc"}}, Severity.NOTE, "linuxproc", "nothing has to be done"),
+    ],
+)
+def test_a_setting_that_matters(arguments: dict[str, object], severity: Severity, problem: str, remedy: str) -> None:
+    ((found, text, advice),) = findings(**arguments)  # type: ignore[arg-type]
+    assert found is severity
+    assert problem in text
+    assert remedy in advice
+
+
+def test_a_partition_that_is_not_there() -> None:
+    known = [Partition(LOW), Partition({**LOW, "PartitionName": "gpu", "Default": "NO"})]
+    request = Request(cluster=replace(Slurm(), partition="big"), nodes=1)
+    (found,) = slurm_findings(Settings(VALUES), known, request)
+    assert "there is no partition big" in found.problem
+    assert "low, gpu" in found.remedy
+    assert partition_of(replace(Slurm(), partition="gpu,low"), known) == known[1]
+    assert partition_of(Slurm(), known) == known[0]
+
+
+def test_frequent_saves_make_up_for_a_missing_grace_time() -> None:
+    assert findings(partition={"GraceTime": "0"}, often=True) == []
+    assert findings(partition={"GraceTime": "0", "PreemptMode": "OFF"}, often=False) == []
+
+
+def test_facts_for_the_reader() -> None:
+    found = facts(Settings(VALUES), Partition(LOW))
+    assert (found["SLURM"], found["cluster"], found["partition"], found["GraceTime"]) == ("22.05.8", "lab", "low", "60")
+    assert found["MpiDefault"] == "none"
