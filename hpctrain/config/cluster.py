@@ -189,7 +189,8 @@ class Slurm(Cluster):
     signal_delay_s: Annotated[int, require.at_least(0, " s", at_most=65_535)] = 90
     """Seconds between the signal and the time limit; must be long enough for a save."""
     setup: list[str] = field(default_factory=list)
-    """Shell lines of the batch script before the run, such as `module load cuda`; its log names those that fail."""
+    """Shell lines of the batch script before the run, such as `module load cuda`. A line that fails ends the job, unless
+    it ends with `|| true`."""
     srun_args: Annotated[list[str], require.each(require.single_line)] = field(default_factory=list)
     """Additional arguments for srun, such as --cpu-bind=cores; not --job-name, which hpctrain needs."""
     sbatch: Annotated[dict[str, Any], _check_sbatch] = field(default_factory=dict)
