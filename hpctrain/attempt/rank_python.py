@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from hpctrain.files import read_bytes
 from hpctrain.run.directory import RunDirectory
@@ -12,7 +12,7 @@ from hpctrain.run.exit_record import read_exit_records
 from hpctrain.run.ledger import Attempt
 from hpctrain.startup import __version__
 
-EXITED = re.compile(r"tasks? (?P<rank>\d+)[\d,-]*: Exited with exit code (?P<code>\d+)")
+EXITED = re.compile(r"(?P<node>\S+): tasks? (?P<rank>\d+)[\d,-]*: Exited with exit code (?P<code>\d+)")
 """What srun prints about ranks of a node that exited by themselves."""
 NOT_STARTED = (126, 127)
 """Exit codes of env(1), which can't execute a program, and of a Python whose shared libraries are missing."""
@@ -64,13 +64,7 @@ def other_torch(found: str, attempts: Sequence[Attempt], submitter: str | None) 
     )
 
 
-def exits_by_rank(complaints: Sequence[str]) -> dict[int, int]:
-    """The exit codes that srun printed, by the first rank of each node."""
-    found = (EXITED.search(complaint) for complaint in complaints)
-    return {int(exited["rank"]): int(exited["code"]) for exited in found if exited is not None}
-
-
-def why_not_begun(directory: RunDirectory, attempt: int, exits: Mapping[int, int]) -> tuple[int, str] | None:
+def unable_python(directory: RunDirectory, attempt: int, complaints: Sequence[str], python: str) -> str:
     """Find out whether a rank exited because its Python can't run it: it isn't there, is too old, or has no hpctrain.
 
     The same would happen in the next attempt.
@@ -78,16 +72,18 @@ def why_not_begun(directory: RunDirectory, attempt: int, exits: Mapping[int, int
     Args:
         directory: the run.
         attempt: the attempt's number.
-        exits: exit codes by rank.
+        complaints: srun's messages about its tasks; of each node that it names, the first rank is looked at.
+        python: of the ranks, as the run names it.
 
     Returns:
-        The rank, and what its Python lacks, followed by what to do; None if no rank has failed like that.
+        What the Python lacks, and what to do; empty if no rank has failed like that.
     """
     records = read_exit_records(directory.claim(attempt))
-    for rank, code in exits.items():
-        if rank not in records and (why := explain_exit(code, _last_lines(directory, rank))):
-            return rank, why
-    return None
+    for exited in filter(None, map(EXITED.match, complaints)):
+        rank = int(exited["rank"])
+        if rank not in records and (why := explain_exit(int(exited["code"]), _last_lines(directory, rank))):
+            return f"the ranks' Python on {exited['node']}, {python}, {why}"
+    return ""
 
 
 def explain_exit(code: int, lines: Sequence[str]) -> str:

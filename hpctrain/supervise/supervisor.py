@@ -11,7 +11,7 @@ from typing import TypeVar
 from hpctrain.attempt.out_of_memory import with_memory_advice
 from hpctrain.attempt.outcome import Outcome, record_end, resume_advice, resume_command
 from hpctrain.attempt.pause import end_of
-from hpctrain.attempt.rank_python import exits_by_rank, why_not_begun
+from hpctrain.attempt.rank_python import unable_python
 from hpctrain.attempt.requeue import BLIND, Action, RequeueDecision, decide, history_with, reports_steps
 from hpctrain.attempt.unrecorded import UnrecordedEnds
 from hpctrain.errors import ExitCode, HpctrainError, RunDirectoryUnavailableError, SchedulerError, SupersededError
@@ -163,14 +163,8 @@ class Supervisor:
                 # the SIGTERM that SLURM sends before it kills a job may not reach this process
                 self.requeuer.check_in_background()
         log.info("srun ended with %d", step.code)
-        return unseen or "; ".join(step.complaints), self._unable_python(attempt, step)
-
-    def _unable_python(self, attempt: int, step: Step) -> str:
-        found = why_not_begun(self.directory, attempt, exits_by_rank(step.complaints)) if step.code else None
-        if found is None:
-            return ""
-        node = self.allocation.of_rank(found[0])
-        return f"the ranks' Python{f' on {node}' if node else ''}, {rank_python(self.plan)}, {found[1]}"
+        unable = unable_python(self.directory, attempt, step.complaints, rank_python(self.plan))
+        return unseen or "; ".join(step.complaints), unable
 
     def _conclude(self, attempt: int, complaints: str, refusal: str) -> tuple[Outcome, RequeueDecision]:
         """Find out how an attempt ended, and decide what follows.

@@ -158,10 +158,9 @@ def _join(rank: Rank, store: Store | None) -> World:
 def _record_start(rank: Rank, trainer: Trainer, claim: Claim, hosts: list[str], world: World) -> None:
     environment, resumed = rank.environment, trainer.resumed_world_size
     claim.require_ownership()
+    installed = _installed_torch()
     versions = read_json_or_empty(claim.ledger.directory.manifest).get("versions")
     submitter = versions.get("torch") if isinstance(versions, dict) else None
-    # not torch.__version__, which may also name a build: the manifest has what is installed
-    installed = importlib.metadata.version("torch")
     if warning := other_torch(installed, claim.ledger.attempts(), submitter):
         log.warning("%s", warning)
     claim.ledger.start(
@@ -179,6 +178,14 @@ def _record_start(rank: Rank, trainer: Trainer, claim: Claim, hosts: list[str], 
         **_gpu(world.device),
         **rank.times.spent(),
     )
+
+
+def _installed_torch() -> str:
+    try:
+        # as in the manifest; torch's own text may also name the build
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:  # built from source
+        return str(torch.__version__)
 
 
 def _gpu(device: torch.device) -> dict[str, str]:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from hpctrain.attempt.rank_python import exits_by_rank, explain_exit, other_torch, other_version, why_not_begun
+from hpctrain.attempt.rank_python import explain_exit, other_torch, other_version, unable_python
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.ledger import Attempt
@@ -61,15 +61,6 @@ def test_another_torch_than_before_is_reported(attempts, submitter, who):
     assert (who in warning and "cluster.python to a Python with torch 2.11.0" in warning) if who else warning == ""
 
 
-def test_the_exit_codes_that_srun_printed():
-    complaints = [
-        "n1: task 0: Exited with exit code 127",
-        "n2: tasks 4-5,7: Exited with exit code 1",
-        "n3: task 8: Killed",
-    ]
-    assert exits_by_rank(complaints) == {0: 127, 4: 1}
-
-
 @pytest.mark.parametrize(
     ("command", "why"),
     [
@@ -93,14 +84,16 @@ def test_why_a_python_can_not_run_a_rank(directory, command, why, tmp_path):
     environ = {"PATH": os.environ["PATH"], "OLD": OLD, "LC_ALL": "C"}
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environ, check=False)
     directory.rank_log(1).write_text(f"step 3 of an earlier attempt\n{done.stderr}")
-    found = why_not_begun(directory, 1, {1: done.returncode})
-    assert (found is not None and found[0] == 1 and re.match(why, found[1])) if why else found is None
+    complaints = ["n1: tasks 0,2: Killed", f"n2: tasks 1,3-5: Exited with exit code {done.returncode}"]
+    found = unable_python(directory, 1, complaints, "python3")
+    assert re.match(f"the ranks' Python on n2, python3, {why}", found) if why else found == ""
 
 
 def test_a_rank_that_left_a_record_or_no_log_has_begun_or_stays_unexplained(directory):
     directory.rank_log(0).write_text("python: No module named hpctrain\n")
     ExitRecord(rank=0, host="n1", reason=Reason.FAILED, step=0).write(directory.claim(1))
-    assert why_not_begun(directory, 1, {0: 1, 1: 1}) is None
+    complaints = ["n1: task 0: Exited with exit code 1", "n2: task 1: Exited with exit code 1"]
+    assert unable_python(directory, 1, complaints, "python3") == ""
 
 
 def test_without_a_log_the_exit_code_is_enough():
