@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,8 @@ def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("nodes") / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     (places,) = folder.glob("lib/python3*/site-packages")
-    (places / "shared.pth").write_text(f"{PACKAGE.parent}\n{sysconfig.get_path('purelib')}\n")
+    shared = [str(PACKAGE.parent), *(place for place in sys.path if place.endswith("-packages"))]
+    (places / "shared.pth").write_text("\n".join(shared))
     return folder / "bin" / "python"
 
 
