@@ -96,7 +96,8 @@ def explain_exit(code: int, lines: Sequence[str]) -> str:
     text = "\n".join(lines)
     if code in NOT_STARTED:
         what = f"can't be started ({lines[-1]})" if lines else "can't be started"
-        return f"{what}; set cluster.python to one that all nodes have, or load its module in cluster.setup"
+        remedy = "set cluster.python to one that all nodes have, or load its module in cluster.setup"
+        return f"{what}; {remedy}; cluster.exclude leaves a broken node out"
     if TOO_OLD.search(text):
         return "is older than 3.11; set cluster.python to a newer one, or load its module in cluster.setup"
     if lines and (found := NO_MODULE.search(lines[-1])) is not None:
