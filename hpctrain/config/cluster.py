@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any
 
 from hpctrain.config import require
@@ -47,7 +48,7 @@ OWN_VARIABLES = {
     "MASTER_PORT": "set cluster.master_port",
     "MASTER_ADDR": "set parallel.init_method=tcp://HOST:PORT",
     r"(GROUP_|ROLE_|LOCAL_)?(RANK|WORLD_SIZE)|NODE_RANK|ROLE_NAME": "remove it: each rank has its own",
-    "HPCTRAIN_(CLAIM|LOGGED|STORE|PARENT|TERMINAL|CODE)": "remove it: each attempt has its own",
+    "HPCTRAIN_(CLAIM|LOGGED|STORE|PARENT|TERMINAL|CODE|VERSION)": "remove it: each attempt has its own",
     "HPCTRAIN_(ATTEMPT|RUN_DIR|CHECKPOINT_DIR|SUBMIT_DIR|SESSION|DEADLINE|STOP_SIGNAL)": "remove it: programs get it",
     r"(SLURM|SLURMD|SBATCH|SRUN|SALLOC)_\w+": "use cluster.srun_args or cluster.sbatch for options of SLURM",
     r"(TORCHELASTIC|SUBMITIT|PMI2?|JSM|PALS|MPISPAWN|OMPI_COMM_WORLD|(MV2|MVP)_COMM_WORLD)_\w+": BY_LAUNCHER,
@@ -96,6 +97,20 @@ def _check_option(key: str, option: str, value: object) -> None:
     if not isinstance(value, bool | int | float | str):
         raise ConfigError(key, value, "is not a single value", "write a string, a number, or true for a flag")
     require.single_line(key, str(value))
+
+
+def _check_python(key: str, value: str) -> None:
+    if value.startswith("~"):
+        problem = "begins with ~, which hpctrain doesn't expand"
+        raise ConfigError(key, value, problem, "write the absolute path; a shell replaces $HOME by yours")
+    if "/" in value and not value.startswith("/"):
+        remedy = f"write the absolute path, such as {Path.cwd() / value}"
+        raise ConfigError(key, value, "is a relative path", remedy)
+    if value.endswith("/"):
+        raise ConfigError(key, value, "is a folder", f"write the program in it, such as {value}bin/python")
+    if "/" not in value and not re.fullmatch(r"\w[\w.+-]*", value):
+        problem = "is neither an absolute path nor the name of a program"
+        raise ConfigError(key, value, problem, "write such as /opt/venv/bin/python, or python3")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -189,7 +204,11 @@ class Slurm(Cluster):
     signal_delay_s: Annotated[int, require.at_least(0, " s", at_most=65_535)] = 90
     """Seconds between the signal and the time limit; must be long enough for a save."""
     setup: list[str] = field(default_factory=list)
-    """Shell lines of the batch script before the run, such as `module load cuda`; its log names those that fail."""
+    """Shell lines of the batch script before the run, such as `module load cuda`. A line that fails ends the job,
+    unless it ends with `|| true`."""
+    python: Annotated[str | None, require.not_empty, require.single_line, _check_python] = None
+    """Python of the ranks, with hpctrain and torch: an absolute path, or a name such as python3, which is looked up in
+    PATH after the lines of `cluster.setup`; null: the Python that submits."""
     srun_args: Annotated[list[str], require.each(require.single_line)] = field(default_factory=list)
     """Additional arguments for srun, such as --cpu-bind=cores; not --job-name, which hpctrain needs."""
     sbatch: Annotated[dict[str, Any], _check_sbatch] = field(default_factory=dict)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from hpctrain.config.cluster import Slurm
 from hpctrain.launch.code_choice import PACKAGE
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.run.code import CodeSnapshot
@@ -22,7 +23,13 @@ def rank_command(run: RunPlan, code: CodeSnapshot | None) -> list[str]:
     """
     module = "hpctrain.program" if run.is_program else "hpctrain.worker"
     safe = [] if code is None or _is_found_here() else ["-P"]
-    return [sys.executable, *safe, "-u", "-m", module]
+    return [rank_python(run), *safe, "-u", "-m", module]
+
+
+def rank_python(run: RunPlan) -> str:
+    """Return the Python of the ranks: a path, or a name that is looked up in PATH."""
+    cluster = run.config.cluster
+    return (cluster.python if isinstance(cluster, Slurm) else None) or sys.executable
 
 
 def code_variables(run: RunPlan, code: CodeSnapshot | None, environ: Mapping[str, str]) -> dict[str, str]:

@@ -24,16 +24,16 @@ from hpctrain.phrases import numbered
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.job_records import JobRecords
 from hpctrain.scheduler.slurm import Slurm
-from hpctrain.status.log import SETUP_WARNING
+from hpctrain.status.log import SETUP_ERROR
 
 # BASH_COMMAND would name the last command in a function such as `module`. A sourced file, such as a site's profile, may
-# have commands that fail on purpose. The job continues, since a line that works may return 1: `source ~/.bashrc`, if
-# the last line of that file is a test; `module load`, after a warning
+# have commands that fail on purpose: what counts is the value that the line itself returns. Not `set -e`, which would
+# also end those. The code is always 1: sites may have SLURM requeue jobs for others (RequeueExit in slurm.conf).
 SETUP_TRAP = f"""\
 trap '_code=$? _line=$LINENO; if [ ${{#BASH_SOURCE[@]}} -eq 1 ]; then \\
 mapfile -t -s $((_line - 1)) -n 1 _text <"$0"; \\
-echo "{SETUP_WARNING}$_text (exit code $_code)" >&2; fi' ERR"""
-"""The line before cluster.setup: it names the lines that fail, which `status` shows if the supervisor doesn't start."""
+echo "{SETUP_ERROR}$_text (exit code $_code); correct it, or append || true if it may fail" >&2; exit 1; fi' ERR"""
+"""The line before cluster.setup: it ends the job at the first line that fails, which `status` shows."""
 MAX_TIMEOUTS = 3
 """Timeouts after which submitit wouldn't requeue a job, in the moment before it executes the supervisor."""
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import shlex
 import shutil
 import signal
-import socket
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from hpctrain.attempt.early_end import record_early_end
 from hpctrain.attempt.out_of_memory import oom_kills
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.program import ProgramConfig, command_of
@@ -37,7 +35,6 @@ from hpctrain.program.session_events import EventPipe
 from hpctrain.program.signals import Signals
 from hpctrain.run.code import current_code
 from hpctrain.run.directory import RunDirectory, umask_of
-from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.handover import Handover
 from hpctrain.run.process import end_with_parent, process_age_s
 from hpctrain.run.reason import Reason
@@ -69,7 +66,7 @@ def run_program(directory: RunDirectory) -> int:
     except OSError as error:
         message = f"hpctrain's own process of this rank can't begin: {describe_os_error(error)}"
         print(f"{ERROR_PREFIX}{visible(message)}", file=sys.stderr)  # noqa: T201
-        _record_early(directory, message)
+        record_early_end(directory, Reason.INFRASTRUCTURE, message, os.environ)
         return ExitCode.FAILED
     _log_to_output()
     try:
@@ -92,19 +89,6 @@ def run_program(directory: RunDirectory) -> int:
     finally:
         shutil.rmtree(rank.session, ignore_errors=True)
     return ExitCode.FAILED
-
-
-def _record_early(directory: RunDirectory, message: str) -> None:
-    """Leave an exit record of a rank that can't begin, such as for a full disk of its node, if that is possible."""
-    with contextlib.suppress(OSError, HpctrainError):
-        handover = Handover.read(os.environ)
-        if handover.attempt is not None:
-            rank = ClusterEnvironment.from_environment(os.environ).rank
-            host = socket.gethostname()
-            record = ExitRecord(
-                rank=rank, host=host, reason=Reason.INFRASTRUCTURE, step=0, message=message, time=time.time()
-            )
-            record.write(directory.claim(handover.attempt))
 
 
 def _this_rank(directory: RunDirectory) -> ProgramRank:

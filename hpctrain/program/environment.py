@@ -15,7 +15,7 @@ from hpctrain.run.handover import Handover
 
 _OF_EACH_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME")
 """Variables of a rank; a program that starts the ranks by itself sets them."""
-_PRIVATE = Handover(attempt=1, logged=True, store="-", parent=1, terminal=1, code="-").variables()
+_PRIVATE = Handover(attempt=1, logged=True, store="-", parent=1, terminal=1, code="-", version="-").variables()
 
 
 def program_variables(rank: ProgramRank, inherited: Mapping[str, str]) -> dict[str, str]:

@@ -19,6 +19,7 @@ class Handover:
         parent: the process id of a launcher on the same machine, whose ranks must not outlive it.
         terminal: the file descriptor of the launcher's terminal, which rank zero inherits; None without one.
         code: digest of the copy of the code from which the rank imports; empty if there is none.
+        version: of the launcher's hpctrain, which the rank's has to be; empty if both are the same installation.
     """
 
     attempt: int | None = None
@@ -27,6 +28,7 @@ class Handover:
     parent: int | None = None
     terminal: int | None = None
     code: str = ""
+    version: str = ""
 
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> Handover:
@@ -39,11 +41,12 @@ class Handover:
             parent=int(parent) if parent else None,
             terminal=int(terminal) if terminal else None,
             code=variables.get(f"{PREFIX}CODE", ""),
+            version=variables.get(f"{PREFIX}VERSION", ""),
         )
 
     def variables(self) -> dict[str, str]:
         """The environment variables that pass this to a rank."""
         # not ATTEMPT: programs get that one, and ranks of hpctrain that a program starts belong to another run
         found = {"CLAIM": self.attempt, "LOGGED": int(self.logged), "STORE": self.store, "PARENT": self.parent}
-        found |= {"TERMINAL": self.terminal, "CODE": self.code}
+        found |= {"TERMINAL": self.terminal, "CODE": self.code, "VERSION": self.version}
         return {f"{PREFIX}{name}": str(value) for name, value in found.items() if value}

@@ -34,6 +34,7 @@ _FIELD_TYPES = {
     "launched": TIME,
     "code": TEXT,
     "gpu": TEXT,
+    "torch": TEXT,
     "seen": TIME,
     **dict.fromkeys((*SPENT, "last_step", "resumed_step"), NUMBER),
     "saved_step": COUNT,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 import sys
 from pathlib import Path
 from typing import BinaryIO
@@ -15,8 +16,10 @@ from hpctrain.run.job_records import JobRecords
 from hpctrain.terminal import LogOutput
 
 CHUNK_BYTES = 2**20
-SETUP_WARNING = "hpctrain: warning: a line of cluster.setup failed: "
-"""Beginning of a line with which the batch script names a line of cluster.setup that failed; the job continues."""
+SETUP_ERROR = f"{ERROR_PREFIX}a line of cluster.setup failed: "
+"""Beginning of a line with which the batch script names a line of cluster.setup that failed, before the job ends."""
+SUPERVISED = re.compile(r"\S+ \S+ attempt \d+ on ")
+"""Beginning of a line that the supervisor logs before it starts ranks."""
 
 
 class Tail:
@@ -70,11 +73,21 @@ def batch_script_error(directory: RunDirectory, *, ran: bool) -> str:
         return f"it wrote no log: if its node can't see {path.parent}, put that on a file system that all nodes share"
     except OSError:
         return ""
-    error = next((line.removeprefix(ERROR_PREFIX) for line in reversed(lines) if line.startswith(ERROR_PREFIX)), "")
-    # once each: the log of a requeued job holds what its earlier starts printed
-    failed = dict.fromkeys(line.removeprefix(SETUP_WARNING) for line in lines if line.startswith(SETUP_WARNING))
-    named = f"failed in cluster.setup: {', '.join(failed)}" if failed else ""
-    return "; ".join(filter(None, [error, named]))
+    return next((line.removeprefix(ERROR_PREFIX) for line in reversed(lines) if line.startswith(ERROR_PREFIX)), "")
+
+
+def ended_in_setup(directory: RunDirectory) -> bool:
+    """Whether the newest job's last start ended at a line of cluster.setup, by its batch script's log."""
+    path = JobRecords(directory).batch_log
+    if path is None:
+        return False
+    try:
+        lines = read_bytes(path, last_bytes=CHUNK_BYTES).decode(errors="replace").splitlines()
+    except OSError:
+        return False
+    # the log of a requeued job holds what its earlier starts printed
+    last = next((line for line in reversed(lines) if line.startswith(SETUP_ERROR) or SUPERVISED.match(line)), "")
+    return last.startswith(SETUP_ERROR)
 
 
 def start_of_last_lines(path: Path, lines: int) -> int:

@@ -26,7 +26,7 @@ from hpctrain.run.times import read_times
 from hpctrain.scheduler.job import JobRecord
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.status.accounting import Account, account
-from hpctrain.status.log import batch_script_error
+from hpctrain.status.log import batch_script_error, ended_in_setup
 from hpctrain.status.metrics import LoggedMetrics, last_metrics
 from hpctrain.status.records import RunRecords, present_jobs, readable_records
 from hpctrain.status.run_status import RunStatus
@@ -140,7 +140,7 @@ def read_status(
     claims = directory.claimed_attempts()
     facts = _facts(records, attempts, jobs, claims)
     state, note = derive_state(facts)
-    unstarted = unstarted_job(facts) is not None
+    unstarted = facts.ended_in_setup or unstarted_job(facts) is not None
     if (unstarted or facts.attempt.attempt == 0) and state in (RunState.FAILED, RunState.INTERRUPTED):
         note = "; ".join(filter(None, [note, batch_script_error(directory, ran=state is RunState.FAILED)]))
     logged = _last_metrics(directory.metrics, BRIEF_METRICS if brief else None) if logged is None else logged
@@ -201,15 +201,29 @@ def _account(
 
 def _facts(records: RunRecords, attempts: Sequence[Attempt], jobs: Jobs | None, claims: Sequence[int]) -> RunFacts:
     number = max(claims, default=0)
+    attempt = attempts[-1] if attempts and attempts[-1].attempt >= number else Attempt(attempt=number)
     return RunFacts(
-        attempt=attempts[-1] if attempts and attempts[-1].attempt >= number else Attempt(attempt=number),
+        attempt=attempt,
         owner=Owner.read(records.directory.claim(number)) if number else None,
         cancelled_at=records.cancelled_at,
         job_ids=records.job_ids,
         left_jobs=records.left_jobs,
         submission=records.submission,
+        # the log is read last: `status` of many runs would read as many logs
+        ended_in_setup=_is_over(records, attempt, jobs) and ended_in_setup(records.directory),
         jobs=jobs,
     )
+
+
+def _is_over(records: RunRecords, attempt: Attempt, jobs: Jobs | None) -> bool:
+    """Whether the newest job is over, and the newest attempt isn't known to have ended the run in it."""
+    newest = records.job_ids[-1] if records.job_ids else None
+    if newest is None or newest in records.left_jobs or newest not in (jobs or {}):
+        return False
+    record = (jobs or {})[newest]
+    if record is not None and (record.state.is_pending or record.state.is_running):
+        return False
+    return attempt.open or "next" in attempt.extra or attempt.job_id != newest
 
 
 def _with_times(attempt: Attempt, directory: RunDirectory) -> Attempt:

@@ -51,6 +51,7 @@ class RunFacts:
         job_ids: the run's jobs, oldest first.
         left_jobs: those that work for the run no longer, whatever SLURM's record of them is.
         submission: job id and time of the newest submission, in epoch seconds; None without one.
+        ended_in_setup: whether the newest job, by its log, ended at a line of cluster.setup after the newest attempt.
         jobs: SLURM's record of each job that it was asked about, None for a job that it doesn't know or no longer
             remembers; None as a whole if SLURM can't be reached.
     """
@@ -61,6 +62,7 @@ class RunFacts:
     job_ids: tuple[str, ...] = ()
     left_jobs: frozenset[str] = frozenset()
     submission: tuple[str, float] | None = None
+    ended_in_setup: bool = False
     jobs: Mapping[str, JobRecord | None] | None = None
 
     @property
@@ -126,6 +128,9 @@ def derive_state(facts: RunFacts) -> tuple[RunState, str]:
 
 
 def _state_when_stopped(facts: RunFacts) -> tuple[RunState, str]:
+    if facts.ended_in_setup:
+        # also a job that has been requeued, whose earlier attempt has an end
+        return RunState.FAILED, f"job {facts.job_ids[-1]} ended before an attempt began"
     if (job_id := unstarted_job(facts)) is not None:
         return _state_by_job(job_id, facts.known_jobs[job_id], Attempt(attempt=0))
     return _state_without_end(facts) if facts.attempt.open else _state_by_reason(facts)

@@ -11,17 +11,19 @@ from typing import TypeVar
 from hpctrain.attempt.out_of_memory import with_memory_advice
 from hpctrain.attempt.outcome import Outcome, record_end, resume_advice, resume_command
 from hpctrain.attempt.pause import end_of
+from hpctrain.attempt.rank_python import unable_python
 from hpctrain.attempt.requeue import BLIND, Action, RequeueDecision, decide, history_with, reports_steps
 from hpctrain.attempt.unrecorded import UnrecordedEnds
 from hpctrain.errors import ExitCode, HpctrainError, RunDirectoryUnavailableError, SchedulerError, SupersededError
 from hpctrain.launch.prepare import RunPlan
-from hpctrain.launch.rank_command import code_variables
+from hpctrain.launch.rank_command import code_variables, rank_python
 from hpctrain.retry import retry
 from hpctrain.run.code import CheckedCode, check_code
 from hpctrain.run.handover import Handover
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.slurm import SILENCE_S, Slurm
+from hpctrain.startup import __version__
 from hpctrain.supervise.allocation import Allocation
 from hpctrain.supervise.current_job import CurrentJob
 from hpctrain.supervise.program_variables import program_variables
@@ -96,9 +98,9 @@ class Supervisor:
                 attempt = self._claim()
             except STORAGE_ERRORS as error:
                 return self._leave_unwritable(error)
-            complaints = "" if code.damage else self._run_ranks(attempt, code)
+            complaints, refusal = ("", code.damage) if code.damage else self._run_ranks(attempt, code)
             try:
-                outcome, decision = self._conclude(attempt, complaints, code.damage)
+                outcome, decision = self._conclude(attempt, complaints, refusal)
             except SupersededError:
                 log.warning("attempt %d was superseded: this job ends here", attempt)
                 return ExitCode.INTERRUPTED
@@ -138,15 +140,15 @@ class Supervisor:
         secret = self._world_size > 1 and not self.plan.is_program
         return self._before_ranks(lambda: self.job.claim(secret=secret), "the run can't be claimed yet")
 
-    def _run_ranks(self, attempt: int, code: CheckedCode) -> str:
-        """Run the ranks until all have ended; return srun's complaints."""
+    def _run_ranks(self, attempt: int, code: CheckedCode) -> tuple[str, str]:
+        """Run the ranks until all have ended; return srun's complaints, and why their Python can't run them, if so."""
         self._in_allocation += 1
         nodes, outlives_a_node = self.allocation.step_nodes, self.allocation.outlives_a_node
         log.info("attempt %d on %s", attempt, self.allocation.described)
         command = srun_command(
             self.plan, nodes if outlives_a_node else (), self.environ.get("SLURM_JOB_NAME"), code.copy
         )
-        handover = Handover(attempt=attempt, logged=True, code=code.digest)
+        handover = Handover(attempt=attempt, logged=True, code=code.digest, version=__version__)
         environ = {**self.environ, **handover.variables(), **code_variables(self.plan, code.copy, self.environ)}
         if self.plan.is_program:
             environ |= program_variables(self.plan, self.environ, self.slurm, self.job.job_id, self._in_allocation)
@@ -161,9 +163,10 @@ class Supervisor:
                 # the SIGTERM that SLURM sends before it kills a job may not reach this process
                 self.requeuer.check_in_background()
         log.info("srun ended with %d", step.code)
-        return unseen or "; ".join(step.complaints)
+        unable = unable_python(self.directory, attempt, step.complaints, rank_python(self.plan))
+        return unseen or "; ".join(step.complaints), unable
 
-    def _conclude(self, attempt: int, complaints: str, damage: str) -> tuple[Outcome, RequeueDecision]:
+    def _conclude(self, attempt: int, complaints: str, refusal: str) -> tuple[Outcome, RequeueDecision]:
         """Find out how an attempt ended, and decide what follows.
 
         Raises:
@@ -171,16 +174,16 @@ class Supervisor:
             OSError: the file system stayed unavailable.
         """
         return retry(
-            lambda: self._try_to_conclude(attempt, complaints, damage),
+            lambda: self._try_to_conclude(attempt, complaints, refusal),
             on=STORAGE_ERRORS,
             for_s=self.storage_s,
             problem=f"how attempt {attempt} ended can't be read yet",
         )
 
-    def _try_to_conclude(self, attempt: int, complaints: str, damage: str) -> tuple[Outcome, RequeueDecision]:
+    def _try_to_conclude(self, attempt: int, complaints: str, refusal: str) -> tuple[Outcome, RequeueDecision]:
         outcome = Outcome.of_attempt(self.directory, attempt, self._world_size, complaints)
-        if damage:  # its ranks were never started
-            outcome = Outcome(Reason.FAILED, outcome.step, damage)
+        if refusal:  # its ranks never began
+            outcome = Outcome(Reason.FAILED, outcome.step, refusal)
         outcome = with_memory_advice(self._ask_slurm(attempt, outcome), self.plan.config)
         history = history_with(self.ledger, attempt, outcome)
         decision = decide(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import logging
 import os
 import socket
@@ -14,6 +15,7 @@ import torch
 from torch._C._distributed_c10d import Store
 
 from hpctrain.attempt.pause import next_pause
+from hpctrain.attempt.rank_python import other_torch
 from hpctrain.attempt.unrecorded import UnrecordedEnds
 from hpctrain.cluster.cpus import cpu_cores, cpu_threads
 from hpctrain.config.batch import check_batch
@@ -24,6 +26,7 @@ from hpctrain.distributed.refusal import read_refusal, share_refusal
 from hpctrain.distributed.rendezvous import choose_interface, meet, open_private_store
 from hpctrain.distributed.world import World, join
 from hpctrain.errors import RunDirectoryError
+from hpctrain.files import read_json_or_empty
 from hpctrain.phrases import DATE_TIME
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Claim, Ledger
@@ -155,6 +158,11 @@ def _join(rank: Rank, store: Store | None) -> World:
 def _record_start(rank: Rank, trainer: Trainer, claim: Claim, hosts: list[str], world: World) -> None:
     environment, resumed = rank.environment, trainer.resumed_world_size
     claim.require_ownership()
+    installed = _installed_torch()
+    versions = read_json_or_empty(claim.ledger.directory.manifest).get("versions")
+    submitter = versions.get("torch") if isinstance(versions, dict) else None
+    if warning := other_torch(installed, claim.ledger.attempts(), submitter):
+        log.warning("%s", warning)
     claim.ledger.start(
         claim.attempt,
         job_id=environment.job_id,
@@ -165,10 +173,19 @@ def _record_start(rank: Rank, trainer: Trainer, claim: Claim, hosts: list[str], 
         total_steps=trainer.total_steps,
         launched=rank.times.launched,
         code=rank.handover.code or None,
+        torch=installed,
         **({} if resumed in (None, environment.world_size) else {"resumed_world_size": resumed}),
         **_gpu(world.device),
         **rank.times.spent(),
     )
+
+
+def _installed_torch() -> str:
+    try:
+        # as in the manifest; torch's own text may also name the build
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:  # built from source
+        return str(torch.__version__)
 
 
 def _gpu(device: torch.device) -> dict[str, str]:

@@ -121,6 +121,25 @@ MISTAKES = {
     "a port as a variable": (["cluster.env.MASTER_PORT=1"], "cluster.env.MASTER_PORT=1", "set cluster.master_port"),
     "a variable of variables": (["cluster.env={A: {B: 1}}"], "cluster.env.A={'B': 1}", "write cluster.env.A=VALUE"),
     "a list as a variable": (["cluster.env={A: [1]}"], "cluster.env.A=[1]", "write cluster.env.A=VALUE"),
+    "an empty Python": (["cluster=slurm", "cluster.python="], "cluster.python='': is empty", "omit the key"),
+    "a Python on two lines": (["cluster=slurm", "cluster.python='/a\nb'"], "cluster.python='/a\\nb'", "on one line"),
+    "a Python by a relative path": (
+        ["cluster=slurm", "cluster.python=venv/bin/python"],
+        "cluster.python=venv/bin/python: is a relative path",
+        "/venv/bin/python",
+    ),
+    "a Python in an unexpanded home": (
+        ["cluster=slurm", "cluster.python='~/venv/bin/python'"],
+        "cluster.python=~/venv/bin/python: begins with ~",
+        "$HOME",
+    ),
+    "a Python with an option": (
+        ["cluster=slurm", "cluster.python='python3 -O'"],
+        "cluster.python=python3 -O: is neither an absolute path nor the name of a program",
+        "python3",
+    ),
+    "a folder as Python": (["cluster=slurm", "cluster.python=/opt/venv/"], "is a folder", "/opt/venv/bin/python"),
+    "a Python for this machine": (["cluster.python=/usr/bin/python3"], "cluster.python=", "add cluster=slurm"),
     "memory below a megabyte": (["cluster=slurm", "cluster.memory_gb=0.0004"], "cluster.memory_gb=0.0004", "[0.001"),
     "memory without end": (["cluster=slurm", "cluster.memory_gb=inf"], "cluster.memory_gb=inf", "in this range"),
     "more CPUs than SLURM can count": (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from compared_runs import taken
 
@@ -85,3 +87,23 @@ def test_samples_of_steps_that_fewer_ranks_repeat_are_recorded_once(train):
     assert code == 0, output
     assert run.attempts[-1] == (4, "completed", 12)
     assert taken(run) == taken(straight)
+
+
+def test_another_torch_than_before_is_a_warning(train):
+    code, run, output = train("run", *QUIET)
+    assert code == 0, output
+    assert "this attempt has torch" not in output
+    ledger, manifest = run.directory.attempts, run.directory.manifest
+    installed = json.loads(manifest.read_text())["versions"]["torch"]
+    assert f'"torch": "{installed}"' in ledger.read_text()
+    ledger.write_text(ledger.read_text().replace(f'"torch": "{installed}"', '"torch": "1.2.3"'))
+    as_if_interrupted(run)
+    code, run, output = train("run", *QUIET)
+    assert code == 0, output
+    assert f"this attempt has torch {installed}, and attempt 1 had torch 1.2.3" in output
+    manifest.write_text(manifest.read_text().replace(f'"torch": "{installed}"', '"torch": "1.2.3"'))
+    ledger.write_text(ledger.read_text().replace('"torch": ', '"other": '))
+    as_if_interrupted(run)
+    code, run, output = train("run", *QUIET)
+    assert code == 0, output
+    assert f"this attempt has torch {installed}, and the Python that submitted the run has torch 1.2.3" in output

@@ -16,7 +16,7 @@ from hpctrain.launch.prepare import RunPlan, plan
 from hpctrain.launch.submission import SETUP_TRAP, SHELL, script, submit
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.job_records import JobRecords
-from hpctrain.status.log import SETUP_WARNING
+from hpctrain.status.log import SETUP_ERROR
 from hpctrain.supervise.step import srun_command, step_name
 
 EVERYTHING = [
@@ -81,7 +81,8 @@ supervise() {
 }
 trap '_code=$? _line=$LINENO; if [ ${#BASH_SOURCE[@]} -eq 1 ]; then \\
 mapfile -t -s $((_line - 1)) -n 1 _text <"$0"; \\
-echo "hpctrain: warning: a line of cluster.setup failed: $_text (exit code $_code)" >&2; fi' ERR
+echo "hpctrain: error: a line of cluster.setup failed: $_text (exit code $_code); \
+correct it, or append || true if it may fail" >&2; exit 1; fi' ERR
 module load cuda
 export A=1
 trap - ERR
@@ -97,7 +98,7 @@ def run():
     return RunDirectory.at("/runs/R")
 
 
-NAMED = {  # what fails, and so is named
+FAILS = {  # with the exit code
     "nosuch load cuda/12": 127,
     "fails now": 3,
     ". ./bashrc": 1,
@@ -105,34 +106,55 @@ NAMED = {  # what fails, and so is named
     "cat /nosuch | false": 1,
     "export TOKEN; false; echo $?": 1,
 }
-SILENT = [  # what may fail in a line that works
+WORKS = [  # though a command in it fails
     "if false; then",
     "  echo",
     "fi",
     "false || true",
+    "fails now || true",
+    ". ./bashrc || true",
     "[ -f /nosuch ] && . /nosuch",
     "# a comment",
     ". ./profile",
     "activates env",
     "export TOKEN=$(false)",
     "ulimit -c 0",
-    "false | cat",
+    "false | true",
 ]
+FUNCTIONS = ["fails() {", "    false", "    return 3", "}", "activates() { false; true; }"]
 
 
-@pytest.mark.parametrize("options", ["", "set -u", "set -o pipefail", "unset PATH"])
-def test_lines_of_the_setup_that_fail_are_named_and_end_nothing(tmp_path, options):
+@pytest.fixture
+def batch_script(tmp_path):
+    """Executes a batch script with these lines of cluster.setup."""
     (tmp_path / "profile").write_text("false\ntrue\n")  # a site's, in which a command fails on purpose
     (tmp_path / "bashrc").write_text("[ -f /nosuch ] && . /nosuch\n")  # it works, and returns 1
-    functions = ["fails() {", "    false", "    return 3", "}", "activates() { false; true; }"]
-    silent = [line for line in SILENT if "|" not in line or options != "set -o pipefail"]
-    setup = [*functions, *silent, *NAMED] + [options] * bool(options) + ["fails again"]
-    (tmp_path / "script").write_text("\n".join([SETUP_TRAP, *setup, "trap - ERR", "false", "echo trains"]))
-    done = subprocess.run(["/bin/bash", "script"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "1\ntrains\n")
-    named = [line for line in done.stderr.splitlines() if line.startswith(SETUP_WARNING)]
-    expected = {**NAMED, "fails again": 3}
-    assert named == [f"{SETUP_WARNING}{line} (exit code {code})" for line, code in expected.items()]
+
+    def execute(*setup):
+        (tmp_path / "script").write_text("\n".join([SETUP_TRAP, *setup, "trap - ERR", "false", "echo trains"]))
+        return subprocess.run(["/bin/bash", "script"], cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    return execute
+
+
+OPTIONS = ["", "set -u", "set -o pipefail", "unset PATH"]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("line", FAILS)
+def test_a_line_of_the_setup_that_fails_ends_the_job(batch_script, options, line):
+    done = batch_script(*FUNCTIONS, options, line)
+    assert (done.returncode, done.stdout) == (1, "")
+    remedy = "correct it, or append || true if it may fail"
+    assert done.stderr.splitlines()[-1] == f"{SETUP_ERROR}{line} (exit code {FAILS[line]}); {remedy}"
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_line_of_the_setup_that_works_ends_nothing(batch_script, options):
+    lines = [line for line in WORKS if "| true" not in line or options != "set -o pipefail"]
+    done = batch_script(*FUNCTIONS, options, *lines)
+    assert (done.returncode, done.stdout) == (0, "trains\n"), done.stderr
+    assert SETUP_ERROR not in done.stderr
 
 
 def test_every_key_reaches_the_script(composer, run):

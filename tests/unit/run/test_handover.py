@@ -11,6 +11,7 @@ from hpctrain.run.handover import Handover
         Handover(),
         Handover(attempt=3),
         Handover(attempt=1, logged=True, store="/tmp/a/store", parent=4321, terminal=7),
+        Handover(attempt=1, code="d1", version="0.1.0"),
     ],
 )
 def test_a_rank_reads_what_its_launcher_passed(passed):

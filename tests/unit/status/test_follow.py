@@ -10,7 +10,7 @@ from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.status import follow
 from hpctrain.status.follow import wait_for
-from hpctrain.status.log import SETUP_WARNING
+from hpctrain.status.log import SETUP_ERROR
 
 
 class ScriptedTime:
@@ -138,13 +138,13 @@ def test_a_resume_whose_job_began_no_attempt_ends_with_that_job_s_error(submitte
     slurm.queue(j12={"State": "TIMEOUT"}, j13={"State": "PENDING", "Reason": "Licenses"})
 
     def fail():
-        log.write_text(f"{SETUP_WARNING}module load cuda (exit code 1)\n")
+        log.write_text(f"{SETUP_ERROR}module load cuda (exit code 1)\n")
         slurm.queue(j12={"State": "TIMEOUT"}, j13={"State": "FAILED"})
 
     script(fail)
     code, lines = waited(submitted, capfd)
     assert code is ExitCode.FAILED
-    note = "job 13 ended as FAILED, and no attempt began; failed in cluster.setup: module load cuda (exit code 1)"
+    note = "job 13 ended before an attempt began; a line of cluster.setup failed: module load cuda (exit code 1)"
     assert lines[-1] == f"hpctrain: the run is failed ({note}); see {log}"
 
 

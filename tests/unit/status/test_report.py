@@ -17,7 +17,7 @@ from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.job import JobRecord, JobState
-from hpctrain.status.log import SETUP_WARNING
+from hpctrain.status.log import SETUP_ERROR
 from hpctrain.status.report import job_ids, read_status
 from hpctrain.status.state import RunState
 
@@ -149,10 +149,6 @@ def test_an_unreadable_configuration_leaves_the_rest(directory, config):
             "hpctrain: error: too early\nhpctrain: error: the run is gone\nmore\n",
             "; the run is gone",
         ),
-        (
-            f"{SETUP_WARNING}x\n{SETUP_WARNING}y\n{SETUP_WARNING}x\nhpctrain: error: late\n",
-            "; late; failed in cluster.setup: x, y",
-        ),
         ("no error of ours\n", ""),
         (None, "; it wrote no log: if its node can't see .*/logs, put that on a file system that all nodes share"),
     ],
@@ -164,6 +160,37 @@ def test_a_job_that_ended_before_an_attempt_began_has_the_error_of_its_log(direc
         path.write_text(log)
     status = read_status(directory, {"12": job("FAILED")})
     assert re.fullmatch(f"job 12 ended as FAILED, and no attempt began{reason}", status.note)
+
+
+STARTED = "2026-11-25 10:00:00,123 attempt 1 on n1\n"
+
+
+@pytest.mark.parametrize("requeued", ["by hpctrain", "by SLURM", "never"])
+@pytest.mark.parametrize("known", [True, False])
+def test_a_job_that_ended_at_a_line_of_its_setup_has_failed(directory, requeued, known):
+    log, ledger = directory.logs / "batch_12.log", Ledger(directory)
+    JobRecords(directory).add({"job_id": "12", "time": 1.0, "log": str(log)})
+    before = ""
+    if requeued != "never":
+        ledger.start(ledger.claim(), job_id="12", nodes=["n1"], world_size=1, step=0)
+        before = STARTED
+    if requeued == "by hpctrain":
+        ledger.end(1, reason=Reason.PREEMPTED, step=3, next="requeue")
+    log.write_text(f"{before}{SETUP_ERROR}module load cuda (exit code 1)\n")
+    status = read_status(directory, {"12": job("FAILED") if known else None})
+    why = "a line of cluster.setup failed: module load cuda (exit code 1)"
+    assert (status.state, status.note) == (RunState.FAILED, f"job 12 ended before an attempt began; {why}")
+    assert status.unstarted
+    assert read_status(directory, {"12": job("PENDING")}).state is RunState.QUEUED
+
+
+def test_a_line_that_failed_before_a_later_attempt_is_not_its_end(directory):
+    log, ledger = directory.logs / "batch_12.log", Ledger(directory)
+    JobRecords(directory).add({"job_id": "12", "time": 1.0, "log": str(log)})
+    ledger.start(ledger.claim(), job_id="12", nodes=["n1"], world_size=1, step=0)
+    ledger.end(1, reason=Reason.PREEMPTED, step=3, next="requeue")
+    log.write_text(f"{SETUP_ERROR}module load cuda (exit code 1)\n{STARTED}")
+    assert read_status(directory, {"12": job("FAILED")}).state is RunState.INTERRUPTED
 
 
 def test_nothing_heavy_is_imported():

@@ -32,6 +32,7 @@ from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
+from hpctrain.startup import __version__
 from hpctrain.supervise.step import srun_command, step_name
 
 FAILS = {**KILLED, "says": "srun: error: Node failure on n2\n"}
@@ -515,3 +516,30 @@ def test_ranks_import_from_the_copy(slurm, supervisor, project):
     command = srun_command(one.plan, code=code)
     assert command[command.index(sys.executable) + 1] == "-P"
     assert srun_command(one.plan)[-4:-1] == ["-u", "-m", "hpctrain.worker"]
+
+
+@pytest.mark.parametrize(
+    ("words", "python"), [([], sys.executable), (["cluster.python=/opt/venv/bin/python"], "/opt/venv/bin/python")]
+)
+def test_a_python_that_can_not_run_the_ranks_ends_the_run(slurm, supervisor, capfd, words, python):
+    exited = "srun: error: n2: task 1: Exited with exit code 127\n"
+    # the other rank was waiting for it, and srun asked it to stop
+    slurm.plan({"ranks": {"0": ("interrupted", 0, {})}, "says": exited, "code": 127})
+    one = supervisor(*words)
+    one.directory.rank_log(1).write_text("env: '/opt/venv/bin/python': No such file or directory\n")
+    assert one.run() == ExitCode.FAILED
+    assert story(one) == [(0, "failed", 0, None)]
+    (attempt,) = Ledger(one.directory).attempts()
+    assert attempt.detail.startswith(
+        f"the ranks' Python on n2, {python}, can't be started (env: '/opt/venv/bin/python'"
+    )
+    assert attempt.detail in capfd.readouterr().err
+    assert not slurm.requeued
+
+
+def test_the_ranks_learn_the_supervisors_version(slurm, supervisor):
+    slurm.plan(COMPLETES)
+    keeps = slurm.home / "environ"
+    slurm.script("srun", f'echo "$HPCTRAIN_VERSION" > {keeps}; exit 1')
+    supervisor("cluster.requeue.max_failures=0").run()
+    assert keeps.read_text() == f"{__version__}\n"

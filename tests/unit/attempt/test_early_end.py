@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from hpctrain.attempt.early_end import record_early_end
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.exit_record import read_exit_records
+from hpctrain.run.handover import Handover
+from hpctrain.run.reason import Reason
+from hpctrain.startup import __version__
+
+RANK_ONE = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+
+@pytest.fixture
+def directory(tmp_path):
+    directory = RunDirectory.at(tmp_path / "run")
+    directory.create(0o750)
+    directory.claim(1).mkdir()
+    directory.config.write_text("keys: of another version\n")
+    return directory
+
+
+@pytest.mark.parametrize("module", ["hpctrain.worker", "hpctrain.program"])
+def test_a_rank_with_another_version_than_its_launcher_ends_before_it_reads_the_configuration(directory, module):
+    environ = os.environ | RANK_ONE | Handover(attempt=1, logged=True, version="9.8.7").variables()
+    command = [sys.executable, "-m", module, str(directory.path)]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    record = read_exit_records(directory.claim(1))[1]
+    assert record.reason is Reason.FAILED
+    assert f"has hpctrain {__version__}, and the run was submitted with hpctrain 9.8.7" in record.message
+    assert done.stderr == f"hpctrain: error: {record.message}\n"
+
+
+def test_without_an_attempt_nothing_is_recorded(directory):
+    record_early_end(directory, Reason.FAILED, "no", RANK_ONE)
+    assert not read_exit_records(directory.claim(1))

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from hpctrain.config.compose import Composer
+from hpctrain.config.compose_program import ProgramComposer
+from hpctrain.launch.prepare import plan
+from hpctrain.launch.rank_command import rank_command
+
+
+@pytest.mark.parametrize("composer", [Composer(), ProgramComposer(["true"])], ids=["training", "program"])
+@pytest.mark.parametrize(
+    ("words", "python"),
+    [
+        ([], sys.executable),
+        (["cluster=slurm"], sys.executable),
+        (["cluster=slurm", "cluster.python=/opt/venv/bin/python"], "/opt/venv/bin/python"),
+        (["cluster=slurm", "cluster.python=python3.12"], "python3.12"),
+    ],
+)
+def test_the_python_of_the_ranks(composer, words, python):
+    run = plan(composer.compose_run(["run_dir=/runs/R", *words]))
+    module = "hpctrain.program" if run.is_program else "hpctrain.worker"
+    assert rank_command(run, None) == [python, "-u", "-m", module]
