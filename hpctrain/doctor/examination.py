@@ -118,7 +118,8 @@ class Examination:
         named = ", ".join(f"{name} {version or 'missing'}" for name, version in self._versions.items())
         self._report(f"this machine: {named}")
         found.facts |= self._versions
-        if not self._versions["torch"]:
+        cluster = self._config.cluster
+        if not self._versions["torch"] and getattr(cluster, "python", None) is None:
             found.findings.append(_no_torch())
         self.look_at_slurm()
         home = self._home
@@ -184,7 +185,10 @@ class Examination:
             host = self._slurm.batch_host(found.job_id)
             found.findings.append(batch_script_finding(host, folder.as_run.logs, lines, sys.executable))
             return
-        found.findings += node_findings(record, str(folder.path), sys.executable, self._versions)
+        python = None if not isinstance(config.cluster, SlurmCluster) else config.cluster.python
+        found.findings += node_findings(
+            record, str(folder.path), python or sys.executable, self._expected_versions(record, python)
+        )
         answers = self._rank_answers(folder, record, config)
         found.findings += rank_findings(answers)
         found.measured = dict(answers.measured)
@@ -200,6 +204,13 @@ class Examination:
         """Store the result beside the job's answers."""
         if self.examined.folder is not None and self.examined.folder.is_dir():
             write_json(DoctorFolder(self.examined.folder).findings, self.examined.as_record())
+
+    def _expected_versions(self, record: JobRecord, python: str | None) -> dict[str, str]:
+        """The versions that all nodes should have: this Python's, or the first node's if ranks have another one."""
+        if python is None:
+            return self._versions
+        first = next((one.versions for one in record.answers.values() if one.versions), {})
+        return {**first, "hpctrain": self._versions["hpctrain"]}
 
     def _rank_answers(self, folder: DoctorFolder, record: JobRecord, config: Config) -> RankAnswers:
         resources = resources_of(config)

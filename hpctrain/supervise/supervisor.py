@@ -141,7 +141,7 @@ class Supervisor:
         return self._before_ranks(lambda: self.job.claim(secret=secret), "the run can't be claimed yet")
 
     def _run_ranks(self, attempt: int, code: CheckedCode) -> tuple[str, str]:
-        """Run the ranks until all have ended; return srun's complaints, and why their Python can't run them, if so."""
+        """Run the ranks until all have ended; return srun's complaints, and why their Python can't run them."""
         self._in_allocation += 1
         nodes, outlives_a_node = self.allocation.step_nodes, self.allocation.outlives_a_node
         log.info("attempt %d on %s", attempt, self.allocation.described)
@@ -164,7 +164,16 @@ class Supervisor:
                 self.requeuer.check_in_background()
         log.info("srun ended with %d", step.code)
         unable = unable_python(self.directory, attempt, step.complaints, rank_python(self.plan))
+        if unable and self._ranks_have_begun():
+            # it worked before: a node has lost it, such as with a file system, and the next attempt may find it
+            return unseen or unable, ""
         return unseen or "; ".join(step.complaints), unable
+
+    def _ranks_have_begun(self) -> bool:
+        try:
+            return any(one.start_time is not None for one in self.ledger.attempts())
+        except OSError:
+            return False
 
     def _conclude(self, attempt: int, complaints: str, refusal: str) -> tuple[Outcome, RequeueDecision]:
         """Find out how an attempt ended, and decide what follows.

@@ -204,6 +204,26 @@ def test_several_ranks_on_each_node(doctor: Doctor) -> None:
 
 
 @pytest.mark.nightly
+def test_a_python_of_the_ranks_that_no_node_has(doctor: Doctor) -> None:
+    record = doctor.examine("cluster.python=/nowhere/bin/python", code=1)
+    assert found(record) == [("error", "python", ("n1", "n2", "n3", "n4"))]
+    assert "/nowhere/bin/python isn't there" in record["findings"][0]["problem"]
+
+
+@pytest.mark.nightly
+def test_a_node_whose_own_name_is_a_loopback_address(doctor: Doctor) -> None:
+    hosts = doctor.folder / "hosts"
+    lines = doctor.sandbox.on("n3", "cat", "/etc/hosts").splitlines()
+    hosts.write_text("\n".join(["127.0.1.1 n3", *(line for line in lines if not line.endswith(" n3"))]) + "\n")
+    with doctor.replaced("n3", Path("/etc/hosts"), hosts):
+        record = doctor.examine(code=1)
+    interface = [one for one in record["findings"] if one["check"] == "interface"]
+    assert [tuple(one["nodes"]) for one in interface] == [("n3",)]
+    assert "cluster.network_interface=eth0" in interface[0]["remedy"]
+    assert doctor.examine("cluster.network_interface=eth0")["findings"] == []
+
+
+@pytest.mark.nightly
 def test_the_command_can_leave_and_come_back(doctor: Doctor) -> None:
     environ = {**doctor.sandbox.environ}
     command = [sys.executable, "-m", "hpctrain", "doctor", "cluster=slurm", "nodes=1"]

@@ -537,6 +537,20 @@ def test_a_python_that_can_not_run_the_ranks_ends_the_run(slurm, supervisor, cap
     assert not slurm.requeued
 
 
+def test_a_node_that_has_lost_the_python_does_not_end_a_run_whose_ranks_have_begun(slurm, supervisor):
+    exited = "srun: error: n2: task 1: Exited with exit code 127\n"
+    slurm.plan(
+        {"start": 0, "ranks": all_ranks("hang", 40), "saves": [40]},
+        {"ranks": {}, "says": exited, "code": 127},
+    )
+    one = supervisor()
+    one.directory.rank_log(1).write_text("env: '/opt/venv/bin/python': No such file or directory\n")
+    assert one.run() == ExitCode.INTERRUPTED
+    assert slurm.requeued
+    assert [reason for _, reason, _, _ in story(one)] == ["hang", "infrastructure"]
+    assert "the ranks' Python on n2" in Ledger(one.directory).attempts()[1].detail
+
+
 def test_the_ranks_learn_the_supervisors_version(slurm, supervisor):
     slurm.plan(COMPLETES)
     keeps = slurm.home / "environ"
