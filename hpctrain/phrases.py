@@ -51,6 +51,14 @@ def duration(seconds: float) -> str:
     return f"{seconds / 86400:.0f} days"
 
 
+def brief_time(seconds: float) -> str:
+    """A time below a minute in the unit that suits it: ``236 us``, ``12.7 ms``, ``1.2 s``."""
+    for limit, size, unit in ((1e-3, 1e-6, "us"), (1.0, 1e-3, "ms")):
+        if seconds < limit:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
 def scaled(number: float, unit: str) -> str:
     """A large number with a prefix to its unit: ``16.8 MB``, ``1.31 TFLOP``."""
     for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):

@@ -35,8 +35,8 @@ COMMANDS = (
     "top",
 )
 """The commands; each is a module of this package."""
-TRAINING = ("drill", "fit-batch", "resume")
-"""Commands that run a task, which may be a module in the working directory."""
+TRAINING = ("doctor", "drill", "fit-batch", "resume")
+"""Commands that run or look up a task, which may be a module in the working directory."""
 PROGRAMS = ("python", "python3", "bash", "sh", "torchrun", "accelerate", "deepspeed")
 """Programs that a user may type as a first word, instead of after `run --`."""
 

@@ -39,7 +39,7 @@ TAKE_RUNS = (
     *("best", "cancel", "compare", "export", "inspect", "logs"),
     *("report", "resume", "stacks", "status", "sync", "top"),
 )
-TAKE_KEYS = ("drill", "fit-batch", "resume")
+TAKE_KEYS = ("doctor", "drill", "fit-batch", "resume")
 TAKE_FOLDER = ("--config-dir", "-cd", "--runs-dir")
 UNQUOTED = re.compile(r"[\w./=,+@%:~-]+ ?")
 """Candidates that a shell takes as they are: others, which it might execute after Enter, are left out."""

@@ -39,11 +39,11 @@ hpctrain trains PyTorch models on this machine or on a SLURM cluster.
     sync RUN      send it to W&B or MLflow    report RUN   a page to look at
     best SWEEP    its runs, best first        compare A B  how two runs differ
     top [FOLDER]  many runs, live             export RUN   weights as a file
+    doctor        will runs work on this machine or cluster?
 
 KEY=VALUE changes a key, and GROUP=OPTION chooses an option of a group.
   groups  {groups}
   keys    {keys}
-
   --help GROUP   its options and keys, with meaning and unit; --help KEY   one
   --cfg job      print the configuration that a command would use
   -m   sweep over values   --config-dir FOLDER   groups of your own   --version

@@ -9,7 +9,7 @@ from typing import Any
 
 from hpctrain.doctor.finding import Finding, Severity
 from hpctrain.files import read_json_or_empty, write_json
-from hpctrain.phrases import scaled
+from hpctrain.phrases import brief_time, scaled
 
 WORSE = 2.0
 """A figure that is this many times worse than before is reported."""
@@ -58,7 +58,7 @@ def _worse(before: Mapping[str, Any], now: Mapping[str, float], path: Path) -> I
         if (value / earlier if lower else earlier / value) < WORSE:
             continue
         shown = [
-            f"{1e6 * one:.0f} us" if lower else f"{scaled(one, 'FLOP' if 'flops' in name else 'B')}/s"
+            brief_time(one) if lower else f"{scaled(one, 'FLOP' if 'flops' in name else 'B')}/s"
             for one in (value, earlier)
         ]
         yield Finding(

@@ -143,8 +143,9 @@ class Examination:
         self._partition = partition_of(asked, known)
         found = facts(self._settings, self._partition)
         self.examined.facts |= found
-        shown = ", ".join(f"{name} {value}" for name, value in found.items() if name not in {"SLURM", "cluster"})
-        self._report(f"SLURM {found['SLURM']} of the cluster {found['cluster']}: {shown}")
+        self._report(
+            f"SLURM {self._settings.version} of the cluster {self._settings.cluster}{_described(self._partition)}"
+        )
         checkpoint = self._config.checkpoint
         often = checkpoint.auto or bool(checkpoint.every_steps) or (checkpoint.every_min or 1e9) <= SAVES_OFTEN_MIN
         request = Request(cluster=asked, nodes=self._config.nodes + asked.spare_nodes, saves_often=often)
@@ -260,6 +261,17 @@ class Examination:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, site_text(site_keys(cluster, changes), typed, changes))
         self.examined.site_file = path
+
+
+def _described(partition: Partition | None) -> str:
+    if partition is None:
+        return ""
+    limit = partition.max_time_min
+    text = f"; partition {partition.name}: {partition.values.get('TotalNodes', '?')} nodes, "
+    text += "no time limit" if limit is None else f"at most {limit} min"
+    if partition.preempt_mode.startswith("OFF"):
+        return text
+    return f"{text}, preemption {partition.preempt_mode} with {partition.grace_time_s} s of grace time"
 
 
 def _no_torch() -> Finding:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 
 from hpctrain.doctor.rank_answers import RankAnswers
-from hpctrain.phrases import counted, scaled
+from hpctrain.phrases import brief_time, counted, scaled
 
 SMALL_BYTES = 1024
 """An all-reduce of less shows the latency, a larger one the bandwidth."""
@@ -40,12 +40,12 @@ def measured_lines(answers: RankAnswers, known: Mapping[str, float]) -> Iterator
     for one in answers.measured.get("reductions", ()):
         size, seconds = one["bytes"], one["seconds"]
         rate = f", {scaled(size / seconds, 'B')}/s" if size > SMALL_BYTES else ""
-        yield f"all-reduce of {scaled(size, 'B')} over {one['backend']}: {seconds * 1e6:.0f} us{rate}"
+        yield f"all-reduce of {scaled(size, 'B')} over {one['backend']}: {brief_time(seconds)}{rate}"
     if pairs := answers.pairs:
         worst = min(pairs, key=lambda pair: pair.bytes_per_s)
         yield (
             f"{counted(len(pairs), 'pair')} of nodes: at least {scaled(worst.bytes_per_s, 'B')}/s "
-            f"({worst.first} and {worst.second}), at most {known['pair_latency_s'] * 1e6:.0f} us"
+            f"({worst.first} and {worst.second}), at most {brief_time(known['pair_latency_s'])} one way"
         )
     if "disk_bandwidth" in known:
         yield f"each node writes {scaled(known['disk_bandwidth'], 'B')}/s to the run directory"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from hpctrain.doctor.finding import Finding, Severity
 from hpctrain.doctor.pairs import Pair, losing_pairs, nodes_at_fault, slow_pairs
 from hpctrain.doctor.rank_answers import RankAnswers
-from hpctrain.phrases import scaled
+from hpctrain.phrases import brief_time, scaled
 
 SLOW_NETWORK = 100e6
 """Bytes per second below which any network between nodes is slow: less than a gigabit."""
@@ -92,10 +92,10 @@ def _losses(bad: Sequence[Pair], pairs: Sequence[Pair]) -> str:  # noqa: ARG001 
 
 def _speeds(bad: Sequence[Pair], pairs: Sequence[Pair]) -> str:
     worst = min(bad, key=lambda pair: pair.bytes_per_s)
-    text = f"{scaled(worst.bytes_per_s, 'B')}/s, {worst.best_latency_s * 1e6:.0f} us"
+    text = f"{scaled(worst.bytes_per_s, 'B')}/s, {brief_time(worst.best_latency_s)}"
     others = [pair for pair in pairs if pair not in bad]
     if not others:
         return text
     usual = statistics.median(pair.bytes_per_s for pair in others)
     latency = statistics.median(pair.best_latency_s for pair in others)
-    return f"{text} (between the others {scaled(usual, 'B')}/s, {latency * 1e6:.0f} us)"
+    return f"{text} (between the others {scaled(usual, 'B')}/s, {brief_time(latency)})"

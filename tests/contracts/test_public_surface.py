@@ -27,7 +27,8 @@ from hpctrain.run.reason import Reason
 from hpctrain.status.state import RunState
 
 COMMAND_WORDS = (
-    "best cancel compare completion drill env export fit-batch inspect logs report resume run stacks status sync top"
+    "best cancel compare completion doctor drill env export fit-batch inspect logs report resume run stacks status "
+    "sync top"
 )
 STATES = "prepared queued held starting running interrupted paused completed failed cancelled unknown unreadable"
 REASONS = """
