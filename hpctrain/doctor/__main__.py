@@ -23,12 +23,14 @@ from hpctrain.launch.prepare import RunPlan
 from hpctrain.launch.rank_command import rank_python
 from hpctrain.run.directory import umask_of
 from hpctrain.run.secret import discard_secret, write_secret
+from hpctrain.supervise.signals import WATCHED
 from hpctrain.supervise.step import COMPLAINT, NOT_OF_INTEREST, srun_options
 
 NODES_S = 20.0
 """Seconds for the shells of all nodes; one that hangs in a dead mount never answers."""
 RANKS_S = 150.0
-"""Seconds for the ranks, of which many take half a minute to import torch from a busy file system."""
+RANKS_S_EACH = 0.3
+"""Seconds for the ranks, and more for each of them: many take minutes to import torch from a busy file system."""
 
 
 class JobSteps:
@@ -101,9 +103,12 @@ class JobSteps:
             *(rank_python(self._plan), "-u", "-m", "hpctrain.doctor.ranks", str(self._folder.path)),
         ]
         try:
-            self._record.complaints["ranks"] = self._step("ranks", command, RANKS_S, lambda _: None)
+            self._record.complaints["ranks"] = self._step("ranks", command, self._ranks_s(len(nodes)), lambda _: None)
         finally:
             discard_secret(self._folder.path)
+
+    def _ranks_s(self, num_nodes: int) -> float:
+        return RANKS_S + RANKS_S_EACH * num_nodes * self._plan.resources.processes_per_node
 
     def _step(self, name: str, command: Sequence[str], timeout_s: float, read: Callable[[str], None]) -> list[str]:
         """Run a step of srun; pass on the lines of its output, and return srun's own messages."""
@@ -148,6 +153,11 @@ def _without_tasks(options: Sequence[str]) -> list[str]:
 
 def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the job; ``arguments`` are the folder alone."""
+    # the batch script ignores these signals and its last process has blocked them: here they may end the job, which has
+    # nothing to save
+    for number in WATCHED:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
     try:
         JobSteps(DoctorFolder(Path(arguments[0])), environ).run()
     except (HpctrainError, OSError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import shutil
 import sys
@@ -26,7 +27,7 @@ from hpctrain.doctor.rank_answers import RankAnswers
 from hpctrain.doctor.rank_findings import rank_findings
 from hpctrain.doctor.room import room_findings
 from hpctrain.doctor.site_file import FOLDER, site_changes, site_keys, site_name, site_text
-from hpctrain.doctor.slurm_checks import Request, facts, partition_of, slurm_findings
+from hpctrain.doctor.slurm_checks import Request, facts, partitions_of, slurm_findings
 from hpctrain.doctor.submission import submit_examination
 from hpctrain.doctor.versions import versions
 from hpctrain.doctor.wait import wait_for_job
@@ -140,7 +141,7 @@ class Examination:
                 self._report(f"SLURM doesn't answer: {error}")
             return
         asked = cluster if isinstance(cluster, SlurmCluster) else SlurmCluster()
-        self._partition = partition_of(asked, known)
+        self._partition = next(iter(partitions_of(asked, known)), None)
         found = facts(self._settings, self._partition)
         self.examined.facts |= found
         self._report(
@@ -180,11 +181,11 @@ class Examination:
         config = load(folder.request)
         found.folder = folder.path
         found.job_id = found.job_id or str(JobRecords(folder.as_run).read()[-1]["job_id"])
-        record = wait_for_job(folder, found.job_id, self._slurm, self._report)
+        record, state = wait_for_job(folder, found.job_id, self._slurm, self._report)
         if record is None:
             lines = [line for log in sorted(folder.as_run.logs.glob("batch_*.log")) for line in _lines(log)]
             host = self._slurm.batch_host(found.job_id)
-            found.findings.append(batch_script_finding(host, folder.as_run.logs, lines, sys.executable))
+            found.findings.append(batch_script_finding(host, state, folder.as_run.logs, lines, sys.executable))
             return
         python = None if not isinstance(config.cluster, SlurmCluster) else config.cluster.python
         found.findings += node_findings(
@@ -202,9 +203,10 @@ class Examination:
             self._write_site_file(record, answers)
 
     def store(self) -> None:
-        """Store the result beside the job's answers."""
-        if self.examined.folder is not None and self.examined.folder.is_dir():
-            write_json(DoctorFolder(self.examined.folder).findings, self.examined.as_record())
+        """Store the result beside the job's answers, if there is room for it."""
+        if self.examined.folder is not None:
+            with contextlib.suppress(OSError):
+                write_json(DoctorFolder(self.examined.folder).findings, self.examined.as_record())
 
     def _expected_versions(self, record: JobRecord, python: str | None) -> dict[str, str]:
         """The versions that all nodes should have: this Python's, or the first node's if ranks have another one."""

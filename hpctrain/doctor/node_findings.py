@@ -49,11 +49,12 @@ def node_findings(record: JobRecord, folder: str, python: str, submitted: Mappin
     return found
 
 
-def batch_script_finding(host: str | None, logs: Path, lines: Sequence[str], python: str) -> Finding:
+def batch_script_finding(host: str | None, state: str, logs: Path, lines: Sequence[str], python: str) -> Finding:
     """What a batch script that left no answers means: its node can't write its log, or can't start Python.
 
     Args:
-        host: the script's node; None if SLURM no longer knows it.
+        host: the script's node; None if it never began, or SLURM no longer knows it.
+        state: in which the job ended; empty if SLURM no longer knows it.
         logs: the folder of its log.
         lines: of the log.
         python: that executes the supervisor.
@@ -61,6 +62,14 @@ def batch_script_finding(host: str | None, logs: Path, lines: Sequence[str], pyt
     where = host or "the job's first node"
     nodes = (host,) if host else ()
     otherwise = "put the run directory on a file system that all nodes share and may write to"
+    if host is None and not lines:
+        return Finding(
+            check="job",
+            severity=Severity.ERROR,
+            problem=f"the job ended{state and f' as {state}'} before it began",
+            why="the nodes weren't examined",
+            remedy="type the command again; `sacct` or `scontrol show job` may know why",
+        )
     if not lines:
         return Finding(
             check="folder",
@@ -75,7 +84,7 @@ def batch_script_finding(host: str | None, logs: Path, lines: Sequence[str], pyt
     return Finding(
         check="python" if missing else "batch script",
         severity=Severity.ERROR,
-        problem=f"the batch script failed on {where}: {'; '.join(lines[-LOG_LINES:])}",
+        problem=f"the batch script ended{state and f' as {state}'} on {where}: {'; '.join(lines[-LOG_LINES:])}",
         why="no rank starts",
         remedy=_leave_out(nodes, otherwise),
         nodes=nodes,

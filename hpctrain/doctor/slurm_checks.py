@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from hpctrain.config.cluster import Slurm
 from hpctrain.doctor.finding import Finding, Severity
+from hpctrain.phrases import listed
 from hpctrain.scheduler.settings import Partition, Settings
 from hpctrain.supervise.step import EXITING_S
 
@@ -41,11 +42,11 @@ def facts(settings: Settings, partition: Partition | None) -> dict[str, str]:
     return found
 
 
-def partition_of(cluster: Slurm, known: Sequence[Partition]) -> Partition | None:
-    """The partition of a request; None if it isn't known. Of several, separated by commas, the first one."""
+def partitions_of(cluster: Slurm, known: Sequence[Partition]) -> list[Partition]:
+    """The partitions of a request, of which SLURM chooses one; the default one if none is named."""
     if cluster.partition is None:
-        return next((one for one in known if one.is_default), None)
-    return next((one for one in known if one.name == cluster.partition.partition(",")[0]), None)
+        return [one for one in known if one.is_default]
+    return [one for one in known if one.name in cluster.partition.split(",")]
 
 
 def slurm_findings(settings: Settings, known: Sequence[Partition], request: Request) -> list[Finding]:
@@ -56,12 +57,14 @@ def slurm_findings(settings: Settings, known: Sequence[Partition], request: Requ
         known: its partitions.
         request: the run's.
     """
-    partition = partition_of(request.cluster, known)
+    chosen = partitions_of(request.cluster, known)
+    unfit = [list(_partition(one, known, request)) for one in chosen] or [[_no_partition(request.cluster, known)]]
     return [
         *_version(settings),
         *_requeue(settings, request.cluster),
-        *_partition(partition, known, request),
-        *_preemption(partition, request),
+        # one that fits is enough
+        *(found for one in unfit for found in one if all(unfit)),
+        *(found for one in chosen for found in _preemption(one, request)),
         *_kill_wait(settings),
         *_tracking(settings),
     ]
@@ -100,19 +103,18 @@ def _requeue(settings: Settings, cluster: Slurm) -> Iterator[Finding]:
         )
 
 
-def _partition(partition: Partition | None, known: Sequence[Partition], request: Request) -> Iterator[Finding]:
+def _no_partition(cluster: Slurm, known: Sequence[Partition]) -> Finding:
+    return Finding(
+        check="partition",
+        severity=Severity.ERROR,
+        problem=f"there is no partition {cluster.partition}" if cluster.partition else "there is no default partition",
+        why="sbatch refuses the job",
+        remedy=f"set cluster.partition to one of {listed([one.name for one in known])}",
+    )
+
+
+def _partition(partition: Partition, known: Sequence[Partition], request: Request) -> Iterator[Finding]:
     cluster = request.cluster
-    names = ", ".join(one.name for one in known)
-    if partition is None:
-        problem = f"there is no partition {cluster.partition}" if cluster.partition else "there is no default partition"
-        yield Finding(
-            check="partition",
-            severity=Severity.ERROR,
-            problem=problem,
-            why="sbatch refuses the job",
-            remedy=f"set cluster.partition to one of {names}",
-        )
-        return
     key = f"partition {partition.name}"
     if partition.state != "UP":
         yield Finding(
@@ -120,7 +122,7 @@ def _partition(partition: Partition | None, known: Sequence[Partition], request:
             severity=Severity.ERROR,
             problem=f"{key} is {partition.state}",
             why="a job stays in its queue",
-            remedy=f"set cluster.partition to one of {names}",
+            remedy=f"set cluster.partition to one of {listed([one.name for one in known])}",
         )
     limit = partition.max_time_min
     if limit is not None and cluster.time_limit_min > limit:
@@ -141,8 +143,8 @@ def _partition(partition: Partition | None, known: Sequence[Partition], request:
         )
 
 
-def _preemption(partition: Partition | None, request: Request) -> Iterator[Finding]:
-    if partition is None or partition.preempt_mode.startswith("OFF"):
+def _preemption(partition: Partition, request: Request) -> Iterator[Finding]:
+    if partition.preempt_mode.startswith("OFF"):
         return
     if "SUSPEND" in partition.preempt_mode:
         yield Finding(

@@ -21,7 +21,9 @@ LATE_S = 10.0
 """Seconds that the job's last record may take to cross a shared file system."""
 
 
-def wait_for_job(folder: DoctorFolder, job_id: str, slurm: Slurm, report: Callable[[str], None]) -> JobRecord | None:
+def wait_for_job(
+    folder: DoctorFolder, job_id: str, slurm: Slurm, report: Callable[[str], None]
+) -> tuple[JobRecord | None, str]:
     """Wait until the job is over; report why it waits, and what it does.
 
     Args:
@@ -31,7 +33,7 @@ def wait_for_job(folder: DoctorFolder, job_id: str, slurm: Slurm, report: Callab
         report: gets a line for each change.
 
     Returns:
-        What the job left; None if nothing.
+        What the job left, None if nothing; and the state in which SLURM says that it ended, empty if it doesn't know.
     """
     said: set[str] = set()
 
@@ -40,31 +42,32 @@ def wait_for_job(folder: DoctorFolder, job_id: str, slurm: Slurm, report: Callab
             said.add(text)
             report(text)
 
-    ask_at, every_s, over_at = 0.0, ASK_EVERY_S, None
+    ask_at, every_s, over_at, state = 0.0, ASK_EVERY_S, None, ""
     while True:
         record = JobRecord.read(folder)
         once(_progress(record))
         if record is not None and record.stage == "done":
-            return record
+            return record, state
         now = time.monotonic()
         if over_at is not None and now - over_at > LATE_S:
-            return record
+            return record, state
         if now >= ask_at:
             ask_at, every_s = now + every_s, min(every_s * 1.2, ASK_SELDOM_S)
-            job = _ask(slurm, job_id, once)
+            answered, job = _ask(slurm, job_id, once)
             once(_described(job, job_id))
             # SLURM forgets a job that ended a while ago
-            if job is not None and job.state.is_finished and over_at is None:
-                over_at = now
+            if answered and over_at is None and (job is None or job.state.is_finished):
+                over_at, state = now, "" if job is None else job.state.value
         time.sleep(LOOK_EVERY_S)
 
 
-def _ask(slurm: Slurm, job_id: str, once: Callable[[str], None]) -> SlurmJob | None:
+def _ask(slurm: Slurm, job_id: str, once: Callable[[str], None]) -> tuple[bool, SlurmJob | None]:
+    """Whether SLURM answered, and its record of the job."""
     try:
-        return slurm.find([job_id])[job_id]
+        return True, slurm.find([job_id])[job_id]
     except SchedulerMissingError as error:
         once(f"SLURM doesn't answer: {error}")
-        return None
+        return False, None
 
 
 def _described(job: SlurmJob | None, job_id: str) -> str:

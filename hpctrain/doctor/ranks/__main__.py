@@ -34,7 +34,8 @@ from hpctrain.files import write_json
 from hpctrain.run.secret import read_secret
 
 MEETING_S = 30.0
-"""Seconds for the rendezvous: a run waits longer, but its ranks may also start later."""
+MEETING_S_EACH = 0.2
+"""Seconds for the rendezvous, and more for each rank: a run waits longer."""
 COLLECTIVE_S = 40.0
 """Bound in seconds on each collective."""
 
@@ -97,7 +98,8 @@ def _join(
     if environment.world_size > 1:
         secret = read_secret(folder.path)
         init_method = config.parallel.init_method
-        store = meet(environment, init_method=init_method, secret=secret, token=environment.token, timeout_s=MEETING_S)
+        timeout_s = MEETING_S + MEETING_S_EACH * environment.world_size
+        store = meet(environment, init_method=init_method, secret=secret, token=environment.token, timeout_s=timeout_s)
         own = RankDevices.of(environment.rank, devices, {})
         require_compatible_devices(store, own, environment.world_size, config.parallel.backend)
     return join(

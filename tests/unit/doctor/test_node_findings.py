@@ -90,13 +90,19 @@ def test_the_plugin_that_srun_takes_by_default() -> None:
 
 
 def test_a_batch_script_without_a_log() -> None:
-    found = batch_script_finding("n1", Path("/runs/logs"), [], "/venv/bin/python")
+    found = batch_script_finding("n1", "FAILED", Path("/runs/logs"), [], "/venv/bin/python")
     assert found.nodes == ("n1",)
     assert "couldn't write the log" in found.problem
 
 
 def test_a_batch_script_without_its_python() -> None:
     lines = ["script: line 19: /venv/bin/python: No such file or directory"]
-    found = batch_script_finding("n1", Path("/runs/logs"), lines, "/venv/bin/python")
+    found = batch_script_finding("n1", "FAILED", Path("/runs/logs"), lines, "/venv/bin/python")
     assert found.check == "python"
-    assert batch_script_finding(None, Path("/l"), ["module: not found"], "/venv/bin/python").check == "batch script"
+    assert "ended as FAILED on n1" in found.problem
+    assert batch_script_finding(None, "", Path("/l"), ["module: no"], "/venv/bin/python").check == "batch script"
+
+
+def test_a_job_that_was_cancelled_in_the_queue() -> None:
+    found = batch_script_finding(None, "CANCELLED", Path("/runs/logs"), [], "/venv/bin/python")
+    assert (found.check, found.problem) == ("job", "the job ended as CANCELLED before it began")

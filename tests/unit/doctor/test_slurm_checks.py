@@ -8,7 +8,7 @@ import pytest
 
 from hpctrain.config.cluster import Slurm
 from hpctrain.doctor.finding import Severity
-from hpctrain.doctor.slurm_checks import Request, facts, partition_of, slurm_findings
+from hpctrain.doctor.slurm_checks import Request, facts, partitions_of, slurm_findings
 from hpctrain.scheduler.settings import Partition, Settings
 
 VALUES = {
@@ -84,8 +84,16 @@ def test_a_partition_that_is_not_there() -> None:
     (found,) = slurm_findings(Settings(VALUES), known, request)
     assert "there is no partition big" in found.problem
     assert "low, gpu" in found.remedy
-    assert partition_of(replace(Slurm(), partition="gpu,low"), known) == known[1]
-    assert partition_of(Slurm(), known) == known[0]
+    assert partitions_of(replace(Slurm(), partition="gpu,low"), known) == known
+    assert partitions_of(Slurm(), known) == known[:1]
+
+
+def test_one_of_several_partitions_that_fits_is_enough() -> None:
+    small, low = Partition({**LOW, "PartitionName": "small", "MaxNodes": "1"}), Partition(LOW)
+    request = Request(cluster=replace(Slurm(), partition="small,low"), nodes=4)
+    assert slurm_findings(Settings(VALUES), [small, low], request) == []
+    (found,) = slurm_findings(Settings(VALUES), [small], replace(request, cluster=replace(Slurm(), partition="small")))
+    assert "at most 1 nodes" in found.problem
 
 
 def test_frequent_saves_make_up_for_a_missing_grace_time() -> None:
