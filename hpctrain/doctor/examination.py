@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-import shutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from hpctrain.config.root import Config
 from hpctrain.config.stored import load
 from hpctrain.doctor.asked import Asked
 from hpctrain.doctor.baseline import compare_with_baseline, request_name
+from hpctrain.doctor.cluster_view import view_cluster
 from hpctrain.doctor.finding import Finding, Severity, in_order
 from hpctrain.doctor.folder import DoctorFolder
 from hpctrain.doctor.folder_check import FolderCheck, check_folder
@@ -27,18 +27,15 @@ from hpctrain.doctor.rank_answers import RankAnswers
 from hpctrain.doctor.rank_findings import rank_findings
 from hpctrain.doctor.room import room_findings
 from hpctrain.doctor.site_file import FOLDER, site_changes, site_keys, site_name, site_text
-from hpctrain.doctor.slurm_checks import Request, facts, partitions_of, slurm_findings
 from hpctrain.doctor.submission import submit_examination
 from hpctrain.doctor.versions import versions
 from hpctrain.doctor.wait import wait_for_job
-from hpctrain.errors import SchedulerError, SchedulerMissingError
 from hpctrain.files import read_json_or_empty, write_atomic, write_json
 from hpctrain.phrases import counted, scaled
 from hpctrain.run.job_records import JobRecords
-from hpctrain.scheduler.settings import Partition, Settings
+from hpctrain.scheduler.settings import Partition
 from hpctrain.scheduler.slurm import Slurm
 
-SAVES_OFTEN_MIN = 15
 CHECKPOINTS = 2
 """Checkpoints that a run always keeps."""
 
@@ -108,7 +105,6 @@ class Examination:
         self._report = report
         self._slurm = slurm or Slurm()
         self._asked = asked
-        self._settings: Settings | None = None
         self._partition: Partition | None = None
         self._versions = versions()
         self.examined = Examined()
@@ -130,27 +126,12 @@ class Examination:
 
     def look_at_slurm(self) -> None:
         """Check SLURM's settings."""
-        cluster = self._config.cluster
-        try:
-            self._settings = self._slurm.settings()
-            known = self._slurm.partitions()
-        except SchedulerError as error:
-            if isinstance(cluster, SlurmCluster):
-                self.examined.findings.append(_no_slurm(error))
-            elif not isinstance(error, SchedulerMissingError) or shutil.which("scontrol"):
-                self._report(f"SLURM doesn't answer: {error}")
-            return
-        asked = cluster if isinstance(cluster, SlurmCluster) else SlurmCluster()
-        self._partition = next(iter(partitions_of(asked, known)), None)
-        found = facts(self._settings, self._partition)
-        self.examined.facts |= found
-        self._report(
-            f"SLURM {self._settings.version} of the cluster {self._settings.cluster}{_described(self._partition)}"
-        )
-        checkpoint = self._config.checkpoint
-        often = checkpoint.auto or bool(checkpoint.every_steps) or (checkpoint.every_min or 1e9) <= SAVES_OFTEN_MIN
-        request = Request(cluster=asked, nodes=self._config.nodes + asked.spare_nodes, saves_often=often)
-        self.examined.findings += slurm_findings(self._settings, known, request)
+        view = view_cluster(self._config, self._slurm)
+        self._partition = view.partition
+        self.examined.facts |= view.facts
+        self.examined.findings += view.findings
+        if view.text:
+            self._report(view.text)
 
     @property
     def _home(self) -> Path:
@@ -265,17 +246,6 @@ class Examination:
         self.examined.site_file = path
 
 
-def _described(partition: Partition | None) -> str:
-    if partition is None:
-        return ""
-    limit = partition.max_time_min
-    text = f"; partition {partition.name}: {partition.values.get('TotalNodes', '?')} nodes, "
-    text += "no time limit" if limit is None else f"at most {limit} min"
-    if partition.preempt_mode.startswith("OFF"):
-        return text
-    return f"{text}, preemption {partition.preempt_mode} with {partition.grace_time_s} s of grace time"
-
-
 def _no_torch() -> Finding:
     return Finding(
         check="versions",
@@ -283,16 +253,6 @@ def _no_torch() -> Finding:
         problem=f"torch isn't installed in {sys.prefix}",
         why="ranks need it",
         remedy="pip install torch",
-    )
-
-
-def _no_slurm(error: Exception) -> Finding:
-    return Finding(
-        check="slurm",
-        severity=Severity.ERROR,
-        problem=f"SLURM can't be asked: {error}",
-        why="jobs can't be submitted from here",
-        remedy="type this on a login node of the cluster, where `sinfo` works",
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hpctrain.config.cluster import Slurm
 from hpctrain.doctor.finding import Finding, Severity
 from hpctrain.phrases import listed
-from hpctrain.scheduler.settings import Partition, Settings
+from hpctrain.scheduler.settings import Association, Partition, Settings
 from hpctrain.supervise.step import EXITING_S
 
 OLDEST = (20, 11)
@@ -23,11 +23,13 @@ class Request:
         cluster: the keys of cluster=slurm.
         nodes: number of nodes, with the spare ones.
         saves_often: whether checkpoints are written at least every quarter of an hour, as far as that is known.
+        accounts: of the user; empty if they aren't known.
     """
 
     cluster: Slurm
     nodes: int
     saves_often: bool = True
+    accounts: Sequence[Association] = ()
 
 
 def facts(settings: Settings, partition: Partition | None) -> dict[str, str]:
@@ -65,6 +67,7 @@ def slurm_findings(settings: Settings, known: Sequence[Partition], request: Requ
         # one that fits is enough
         *(found for one in unfit for found in one if all(unfit)),
         *(found for one in chosen for found in _preemption(one, request)),
+        *_account(settings, request),
         *_kill_wait(settings),
         *_tracking(settings),
     ]
@@ -161,6 +164,33 @@ def _preemption(partition: Partition, request: Request) -> Iterator[Finding]:
             problem=f"partition {partition.name} kills preempted jobs without a grace time",
             why="the steps since the last checkpoint are computed again",
             remedy="set checkpoint.every_min=10",
+        )
+
+
+def _account(settings: Settings, request: Request) -> Iterator[Finding]:
+    """Find limits of the account that SLURM enforces (slurm.conf(5), AccountingStorageEnforce)."""
+    enforced, account = settings.text("AccountingStorageEnforce"), request.cluster.account
+    if not enforced or not request.accounts:
+        return
+    own = [one for one in request.accounts if account in (None, one.account)]
+    if not own:
+        yield Finding(
+            check="account",
+            severity=Severity.ERROR,
+            problem=f"you have no account {account}",
+            why="sbatch refuses the job",
+            remedy=f"set cluster.account to one of {listed(dict.fromkeys(one.account for one in request.accounts))}",
+        )
+        return
+    limits = [one.max_wall_min for one in own]
+    longest = max((limit for limit in limits if limit is not None), default=None)
+    if "limits" in enforced and None not in limits and longest is not None and longest < request.cluster.time_limit_min:
+        yield Finding(
+            check="account",
+            severity=Severity.ERROR,
+            problem=f"your account allows {longest} min, but cluster.time_limit_min={request.cluster.time_limit_min}",
+            why="the job stays in the queue, or sbatch refuses it",
+            remedy=f"set cluster.time_limit_min={longest}: a run continues in as many jobs as it needs",
         )
 
 

@@ -9,7 +9,7 @@ import pytest
 from hpctrain.config.cluster import Slurm
 from hpctrain.doctor.finding import Severity
 from hpctrain.doctor.slurm_checks import Request, facts, partitions_of, slurm_findings
-from hpctrain.scheduler.settings import Partition, Settings
+from hpctrain.scheduler.settings import Association, Partition, Settings
 
 VALUES = {
     "SLURM_VERSION": "22.05.8",
@@ -94,6 +94,25 @@ def test_one_of_several_partitions_that_fits_is_enough() -> None:
     assert slurm_findings(Settings(VALUES), [small, low], request) == []
     (found,) = slurm_findings(Settings(VALUES), [small], replace(request, cluster=replace(Slurm(), partition="small")))
     assert "at most 1 nodes" in found.problem
+
+
+@pytest.mark.parametrize(
+    ("enforced", "cluster", "problem"),
+    [
+        ("associations", {"account": "other"}, "you have no account other"),
+        ("associations,limits,qos", {"account": "lab", "time_limit_min": 60}, "your account allows 30 min"),
+        ("associations,limits,qos", {"account": "lab", "time_limit_min": 30}, ""),
+        ("associations", {"account": "lab", "time_limit_min": 60}, ""),
+        ("associations,limits,qos", {"time_limit_min": 60}, ""),
+        ("", {"account": "other"}, ""),
+    ],
+)
+def test_what_accounts_allow_where_that_is_enforced(enforced: str, cluster: dict[str, object], problem: str) -> None:
+    accounts = [Association("lab", "", 2, 3, 30), Association("free", "", None, None, None)]
+    request = Request(cluster=replace(Slurm(), **cluster), nodes=1, accounts=accounts)  # type: ignore[arg-type]
+    found = slurm_findings(Settings({**VALUES, "AccountingStorageEnforce": enforced}), [Partition(LOW)], request)
+    assert [one.problem for one in found if problem not in one.problem] == []
+    assert len(found) == bool(problem)
 
 
 def test_frequent_saves_make_up_for_a_missing_grace_time() -> None:
