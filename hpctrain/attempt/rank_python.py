@@ -38,7 +38,7 @@ def other_version(expected: str, found: str = __version__, python: str = sys.exe
         return ""
     return (
         f"the ranks' Python, {python}, has hpctrain {found}, and the run was submitted with hpctrain {expected}; "
-        f"type `{python} -m pip install hpctrain=={expected}`, or set cluster.python to a Python that has this version"
+        "install the same version there, or set cluster.python to a Python that has it"
     )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
+import re
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -17,11 +19,13 @@ from hpctrain.doctor.asked import Asked
 from hpctrain.doctor.examination import Examination, Examined, summary
 from hpctrain.doctor.finding import in_order
 from hpctrain.doctor.folder import DoctorFolder
+from hpctrain.doctor.site_file import TAKEN
 from hpctrain.errors import ConfigError, ExitCode
 from hpctrain.launch.sbatch import require_sbatch
 from hpctrain.phrases import all_of, counted
 
 WIDTH = 100
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 _EPILOG = """\
 examples:
@@ -38,8 +42,8 @@ If ranks worked, conf/cluster/NAME.yaml gets the keys with which they did, unles
 on, `cluster=NAME` is enough. The first measurements are the baseline, in runs/doctor/baseline.json, with which later
 ones are compared.
 
-Exit code 0 if runs will work, also if something will be slow; 1 if something would fail a run; 2 for overrides that
-can't work; 4 after Ctrl-C, which leaves the job in the queue."""
+Exit code 0 if no error was found; 1 if something would fail a run; 2 for overrides that can't work, or a job that SLURM
+refuses; 4 after Ctrl-C: the job continues."""
 
 
 def main(arguments: list[str]) -> int:
@@ -48,11 +52,11 @@ def main(arguments: list[str]) -> int:
     parser = command_parser("doctor", description, _EPILOG)
     add_overrides(parser, "the run that is to work, such as cluster=slurm nodes=4; or the folder of an examination")
     parser.add_argument("--site", metavar="NAME", help="name of the site file (default: the cluster's name)")
-    parser.add_argument("--new-baseline", action="store_true", help="compare later measurements with today's")
+    parser.add_argument("--new-baseline", action="store_true", help="replace the baseline by today's figures")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
     options = parser.parse_intermixed_args(arguments)
-    if options.site is not None and not options.site.isidentifier():
-        parser.error(f"--site {options.site}: expected letters, digits and _")
+    if options.site is not None and (not NAME.fullmatch(options.site) or options.site in TAKEN):
+        parser.error(f"--site {options.site}: expected a letter, then letters, digits and _; not slurm or local")
     earlier = [word for word in options.overrides if "=" not in word and not word.startswith("~")]
     progress = sys.stderr if options.json else sys.stdout
 
@@ -65,7 +69,9 @@ def main(arguments: list[str]) -> int:
         folder = DoctorFolder(Path(earlier[0]).absolute())
         if len(options.overrides) > 1 or not folder.request.is_file():
             parser.error(f"{earlier[0]} is neither KEY=VALUE nor the folder of an examination")
-        examination = Examination(load(folder.request), report, asked=Asked.read(folder))
+        # those of the first command belong to its own day
+        asked = dataclasses.replace(Asked.read(folder), renew=options.new_baseline)
+        examination = Examination(load(folder.request), report, asked=asked)
         examination.look_at_slurm()
         return _read(examination, folder, options)
     composer = Composer(options.config_dir)
@@ -73,7 +79,9 @@ def main(arguments: list[str]) -> int:
     config = composer.compose(options.overrides)
     if config.cluster.dry_run:
         raise ConfigError("cluster.dry_run", True, "the doctor submits a real job", "leave it out")
-    asked = Asked(typed=["doctor", *arguments], site=options.site, renew=options.new_baseline)
+    asked = Asked(
+        typed=["doctor", *arguments], directory=str(Path.cwd()), site=options.site, renew=options.new_baseline
+    )
     examination = Examination(config, report, asked=asked)
     examination.look_here()
     if not isinstance(config.cluster, Slurm):
@@ -119,11 +127,11 @@ def _text(examined: Examined) -> Iterator[str]:
     if examined.would_fail:
         yield f"{all_of(counts)}: a run would fail"
     else:
-        yield f"{all_of(counts) if counts else 'nothing was found'}: runs will work" + (
-            "" if examined.job_id else " here"
-        )
+        yield all_of(counts) if counts else "no fault was found"
     if examined.site_file is not None:
-        yield f"wrote {examined.site_file}: from now on, python -m hpctrain cluster={examined.site_file.stem} nodes=N"
+        option = f"cluster={examined.site_file.stem}"
+        yield f"wrote {examined.site_file}: from now on, python -m hpctrain {option} nodes=N"
+        yield f"to prove that interruptions change nothing here: python -m hpctrain drill {option} nodes=2"
     if examined.job_id is None and "SLURM" in examined.facts and not examined.would_fail:
         yield "to check the nodes as well: python -m hpctrain doctor cluster=slurm nodes=2"
 

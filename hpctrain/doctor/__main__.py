@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from hpctrain.cluster.slurm_step import job_nodes
 from hpctrain.cluster.variables import Variables
 from hpctrain.config.resources import resources_of
 from hpctrain.config.stored import load_run
+from hpctrain.doctor.asked import Asked
 from hpctrain.doctor.folder import DoctorFolder
 from hpctrain.doctor.job_record import JobRecord
 from hpctrain.doctor.nodes import NO_PLUGIN, SCRIPT, NodeAnswers
@@ -23,14 +25,20 @@ from hpctrain.launch.prepare import RunPlan
 from hpctrain.launch.rank_command import rank_python
 from hpctrain.run.directory import umask_of
 from hpctrain.run.secret import discard_secret, write_secret
-from hpctrain.supervise.signals import WATCHED
 from hpctrain.supervise.step import COMPLAINT, NOT_OF_INTEREST, srun_options
 
-NODES_S = 20.0
-"""Seconds for the shells of all nodes; one that hangs in a dead mount never answers."""
-RANKS_S = 150.0
+NODES_S = 40.0
+NODES_S_EACH = 0.5
+"""Seconds for the shells of all nodes, and more for each node; one that hangs in a dead mount never answers."""
+RANKS_S = 180.0
 RANKS_S_EACH = 0.3
-"""Seconds for the ranks, and more for each of them: many take minutes to import torch from a busy file system."""
+LONGEST_S = 600.0
+"""Seconds for the ranks, more for each of them, and the most: many take minutes to import torch from a busy file
+system, and the job has a time limit."""
+PLUGIN = re.compile(r"mpi|pmi|plugin", re.IGNORECASE)
+"""In srun's messages about an MPI plugin that it can't load."""
+WITH_VALUES = ("-n", "-c", "-m", "--ntasks", "--ntasks-per-node", "--cpus-per-task", "--cpu-bind", "--distribution")
+"""Options for srun that place tasks, and may have their value in the next word."""
 
 
 class JobSteps:
@@ -68,7 +76,7 @@ class JobSteps:
     def _ask_nodes(self) -> None:
         self._ask_once(())
         refused = self._record.complaints["nodes"]
-        if any(answer.begun for answer in self._record.answers.values()) or not refused:
+        if any(answer.begun for answer in self._record.answers.values()) or not PLUGIN.search(" ".join(refused)):
             return
         # no shell began anywhere: perhaps srun can't load the plugin that it takes by default
         self._ask_once((NO_PLUGIN,))
@@ -87,10 +95,19 @@ class JobSteps:
             *more,
         ]
         token = self._folder.token.read_text()
-        command += ["sh", "-c", SCRIPT, "sh", str(self._folder.path), token, rank_python(plan), str(Path.cwd())]
+        command += [
+            "sh",
+            "-c",
+            SCRIPT,
+            "sh",
+            str(self._folder.path),
+            token,
+            rank_python(plan),
+            Asked.read(self._folder).directory,
+        ]
         answers = NodeAnswers(self._record.nodes, time.time())
         self._record.complaints["nodes"] = self._step(
-            "nodes", command, NODES_S, lambda line: answers.read(line, time.time())
+            "nodes", command, NODES_S + NODES_S_EACH * count, lambda line: answers.read(line, time.time())
         )
         self._record.answers = answers.by_node
 
@@ -108,7 +125,7 @@ class JobSteps:
             discard_secret(self._folder.path)
 
     def _ranks_s(self, num_nodes: int) -> float:
-        return RANKS_S + RANKS_S_EACH * num_nodes * self._plan.resources.processes_per_node
+        return min(RANKS_S + RANKS_S_EACH * num_nodes * self._plan.resources.processes_per_node, LONGEST_S)
 
     def _step(self, name: str, command: Sequence[str], timeout_s: float, read: Callable[[str], None]) -> list[str]:
         """Run a step of srun; pass on the lines of its output, and return srun's own messages."""
@@ -144,20 +161,21 @@ class JobSteps:
 
 def _without_tasks(options: Sequence[str]) -> list[str]:
     """Options for srun that don't place tasks, of which the first step has one per node."""
-    return [
-        option
-        for option in options
-        if not option.startswith(("--ntasks", "-n", "--cpu", "--gpu", "--distribution", "-m"))
-    ]
+    kept, words = [], list(options)
+    while words:
+        word = words.pop(0)
+        if not word.startswith(("--ntasks", "-n", "-c", "--cpu", "--gpu", "--distribution", "-m")):
+            kept.append(word)
+        elif word in WITH_VALUES and words and not words[0].startswith("-"):
+            words.pop(0)
+    return kept
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the job; ``arguments`` are the folder alone."""
-    # the batch script ignores these signals and its last process has blocked them: here they may end the job, which has
-    # nothing to save
-    for number in WATCHED:
-        signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
+    # There is nothing to save. Not by the signal itself: the batch script would start this program again.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(ExitCode.FAILED))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     try:
         JobSteps(DoctorFolder(Path(arguments[0])), environ).run()
     except (HpctrainError, OSError) as error:

@@ -15,11 +15,13 @@ class Asked:
 
     Attributes:
         typed: the words after `python -m hpctrain`.
+        directory: where they were typed.
         site: the name of the site file; None for that of the cluster.
         renew: whether to replace the baseline.
     """
 
     typed: Sequence[str]
+    directory: str
     site: str | None = None
     renew: bool = False
 
@@ -41,4 +43,9 @@ class Asked:
     def read(cls, folder: DoctorFolder) -> Asked:
         """What an earlier command asked for."""
         found = read_json_or_empty(folder.asked)
-        return cls(typed=list(found.get("typed", ())), site=found.get("site"), renew=bool(found.get("renew")))
+        return cls(
+            typed=list(found.get("typed", ())),
+            directory=str(found.get("directory", "")),
+            site=found.get("site"),
+            renew=bool(found.get("renew")),
+        )

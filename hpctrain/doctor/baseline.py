@@ -11,8 +11,11 @@ from hpctrain.doctor.finding import Finding, Severity
 from hpctrain.files import read_json_or_empty, write_json
 from hpctrain.phrases import brief_time, scaled
 
-WORSE = 2.0
-"""A figure that is this many times worse than before is reported."""
+WORSE = {"_s": 3.0, "disk_bandwidth": 3.0}
+USUALLY_WORSE = 2.0
+"""A figure that is this many times worse than before is reported; times and disks vary more than others."""
+SHORT_S = 50e-6
+"""Times below this are taken for equal."""
 OF_NETWORK = ("pair", "gloo", "nccl")
 """The beginnings of the names of figures of the network."""
 LOWER_IS_BETTER = "_s"
@@ -41,7 +44,7 @@ def compare_with_baseline(
     """
     stored: dict[str, Any] = read_json_or_empty(path)
     before = stored.get(request)
-    if before is None or renew:
+    if not isinstance(before, dict) or not isinstance(before.get("figures"), dict) or renew:
         write_json(path, {**stored, request: {"time": time.time(), "figures": dict(now)}})
         return []
     compared = {name: value for name, value in now.items() if not (explained and name.startswith(OF_NETWORK))}
@@ -55,7 +58,8 @@ def _worse(before: Mapping[str, Any], now: Mapping[str, float], path: Path) -> I
         if not earlier or not value:
             continue
         lower = name.endswith(LOWER_IS_BETTER)
-        if (value / earlier if lower else earlier / value) < WORSE:
+        ratio = max(value, SHORT_S) / max(earlier, SHORT_S) if lower else earlier / value
+        if ratio < next((factor for ending, factor in WORSE.items() if name.endswith(ending)), USUALLY_WORSE):
             continue
         shown = [
             brief_time(one) if lower else f"{scaled(one, 'FLOP' if 'flops' in name else 'B')}/s"
@@ -64,7 +68,7 @@ def _worse(before: Mapping[str, Any], now: Mapping[str, float], path: Path) -> I
         yield Finding(
             check="baseline",
             severity=Severity.WARNING,
-            problem=f"{name.removesuffix(LOWER_IS_BETTER).replace('_', ' ')}: {shown[0]}, but {shown[1]} on {day}",
+            problem=f"{name.removesuffix(LOWER_IS_BETTER).replace('_', ' ')}: {shown[0]}, was {shown[1]} on {day}",
             why="something on the cluster has become slower, or other jobs take part of it now",
             remedy="examine again later; if it stays so, ask the administrators, or accept it with --new-baseline "
             f"(the earlier figures are in {path})",

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hpctrain.config.cluster import Slurm as SlurmCluster
+from hpctrain.config.node_counts import node_counts
+from hpctrain.config.resources import resources_of
 from hpctrain.config.root import Config
 from hpctrain.doctor.finding import Finding, Severity
 from hpctrain.doctor.slurm_checks import Request, facts, partitions_of, slurm_findings
@@ -49,15 +51,17 @@ def view_cluster(config: Config, slurm: Slurm) -> ClusterView:
     except SchedulerError as error:
         if cluster is not None:
             return ClusterView(findings=[_no_slurm(error)])
-        return ClusterView(text=f"SLURM doesn't answer: {error}" if shutil.which("scontrol") else "")
+        # a machine without SLURM's commands is no cluster's
+        return ClusterView(findings=[_silent(error)] if shutil.which("scontrol") else [])
     asked = cluster or SlurmCluster()
     partition = next(iter(partitions_of(asked, known)), None)
-    checkpoint = config.checkpoint
+    checkpoint, counts = config.checkpoint, node_counts(config, resources_of(config))
     request = Request(
         cluster=asked,
-        nodes=config.nodes + asked.spare_nodes,
+        is_typed=cluster is not None,
+        nodes=counts[-1] if len(counts) > 1 else counts[0] + asked.spare_nodes,
         saves_often=checkpoint.auto or bool(checkpoint.every_steps) or (checkpoint.every_min or 1e9) <= SAVES_OFTEN_MIN,
-        accounts=_accounts(slurm),
+        accounts=_accounts(slurm, settings.cluster),
     )
     return ClusterView(
         text=f"SLURM {settings.version} of the cluster {settings.cluster}{_described(partition)}",
@@ -67,9 +71,9 @@ def view_cluster(config: Config, slurm: Slurm) -> ClusterView:
     )
 
 
-def _accounts(slurm: Slurm) -> list[Association]:
+def _accounts(slurm: Slurm, cluster: str) -> list[Association]:
     try:
-        return slurm.associations(getpass.getuser())
+        return slurm.associations(getpass.getuser(), cluster)
     except (SchedulerError, OSError, KeyError):  # many clusters have no accounting, and a user may have no name
         return []
 
@@ -83,6 +87,16 @@ def _described(partition: Partition | None) -> str:
     if partition.preempt_mode.startswith("OFF"):
         return text
     return f"{text}, preemption {partition.preempt_mode} with {partition.grace_time_s} s of grace time"
+
+
+def _silent(error: Exception) -> Finding:
+    return Finding(
+        check="slurm",
+        severity=Severity.WARNING,
+        problem=f"SLURM's commands are here, but it doesn't answer: {error}",
+        why="jobs can't be submitted now",
+        remedy="try `sinfo`; with another shell or module, SLURM_CONF may be missing",
+    )
 
 
 def _no_slurm(error: Exception) -> Finding:

@@ -13,6 +13,7 @@ from typing import Any
 from hpctrain.config.cluster import Slurm as SlurmCluster
 from hpctrain.config.resources import resources_of
 from hpctrain.config.root import Config
+from hpctrain.config.secret_keys import may_be_secret
 from hpctrain.config.stored import load
 from hpctrain.doctor.asked import Asked
 from hpctrain.doctor.baseline import compare_with_baseline, request_name
@@ -22,17 +23,19 @@ from hpctrain.doctor.folder import DoctorFolder
 from hpctrain.doctor.folder_check import FolderCheck, check_folder
 from hpctrain.doctor.job_record import JobRecord
 from hpctrain.doctor.measurements import figures, measured_lines
-from hpctrain.doctor.node_findings import batch_script_finding, node_findings
+from hpctrain.doctor.node_findings import batch_script_finding, job_finding, never_started_finding, node_findings
 from hpctrain.doctor.rank_answers import RankAnswers
 from hpctrain.doctor.rank_findings import rank_findings
 from hpctrain.doctor.room import room_findings
 from hpctrain.doctor.site_file import FOLDER, site_changes, site_keys, site_name, site_text
 from hpctrain.doctor.submission import submit_examination
 from hpctrain.doctor.versions import versions
-from hpctrain.doctor.wait import wait_for_job
+from hpctrain.doctor.wait import JobNeverStartsError, wait_for_job
+from hpctrain.errors import RunDirectoryError
 from hpctrain.files import read_json_or_empty, write_atomic, write_json
 from hpctrain.phrases import counted, scaled
 from hpctrain.run.job_records import JobRecords
+from hpctrain.scheduler.job import JobState
 from hpctrain.scheduler.settings import Partition
 from hpctrain.scheduler.slurm import Slurm
 
@@ -119,8 +122,9 @@ class Examination:
         if not self._versions["torch"] and getattr(cluster, "python", None) is None:
             found.findings.append(_no_torch())
         self.look_at_slurm()
-        home = self._home
-        checked = check_folder(home)
+        # a mount that doesn't answer hangs here: then the line before says where
+        self._report(f"trying the file system of {self._home}")
+        checked = check_folder(self._home)
         found.findings += checked.findings
         self._report(_folder_line(checked))
 
@@ -161,12 +165,24 @@ class Examination:
         found = self.examined
         config = load(folder.request)
         found.folder = folder.path
-        found.job_id = found.job_id or str(JobRecords(folder.as_run).read()[-1]["job_id"])
-        record, state = wait_for_job(folder, found.job_id, self._slurm, self._report)
+        if found.job_id is None:
+            jobs = JobRecords(folder.as_run).read()
+            if not jobs:
+                raise RunDirectoryError(
+                    f"{folder.path}: no job was submitted for this examination; type its command again"
+                )
+            found.job_id = str(jobs[-1]["job_id"])
+        try:
+            record, state = wait_for_job(folder, found.job_id, self._slurm, self._report)
+        except JobNeverStartsError as error:
+            self._slurm.cancel(found.job_id)
+            found.findings.append(never_started_finding(str(error)))
+            return
         if record is None:
-            lines = [line for log in sorted(folder.as_run.logs.glob("batch_*.log")) for line in _lines(log)]
-            host = self._slurm.batch_host(found.job_id)
-            found.findings.append(batch_script_finding(host, state, folder.as_run.logs, lines, sys.executable))
+            found.findings.append(self._without_answers(folder, found.job_id, state))
+            return
+        if record.stage != "done":
+            found.findings.append(job_finding(state, record.stage))
             return
         python = None if not isinstance(config.cluster, SlurmCluster) else config.cluster.python
         found.findings += node_findings(
@@ -182,6 +198,14 @@ class Examination:
         if answers.measured:
             self._compare(folder, config, answers)
             self._write_site_file(record, answers)
+
+    def _without_answers(self, folder: DoctorFolder, job_id: str, state: str) -> Finding:
+        host = self._slurm.batch_host(job_id)
+        if host is None or state != JobState.FAILED:
+            return job_finding(state, "" if host is None else "nodes")
+        logs = sorted(folder.as_run.logs.glob("batch_*.log"))
+        lines = [line for log in logs for line in _lines(log)] if logs else None
+        return batch_script_finding(host, folder.as_run.logs, lines, sys.executable)
 
     def store(self) -> None:
         """Store the result beside the job's answers, if there is room for it."""
@@ -200,6 +224,7 @@ class Examination:
         resources = resources_of(config)
         world = len(record.rank_nodes) * resources.processes_per_node
         records = {rank: found for rank in range(world) if (found := read_json_or_empty(folder.rank(rank)))}
+        silent = [rank for rank in range(world) if rank not in records]
         return RankAnswers(
             job=record,
             records=records,
@@ -207,6 +232,7 @@ class Examination:
             processes_per_node=resources.processes_per_node,
             gpus_per_node=resources.gpus_per_node,
             interface=config.cluster.network_interface,
+            last_lines={rank: line for rank in silent if (line := _last_line(folder, rank))},
         )
 
     def _check_room(self, folder: DoctorFolder, answers: RankAnswers) -> None:
@@ -240,9 +266,12 @@ class Examination:
             self._report(f"{path} is there already, and stays as it is; --site NAME writes another one")
             return
         changes = site_changes(cluster, self._partition, record)
-        typed = shlex.join(["python", "-m", "hpctrain", *self._asked.typed])
+        # values that may be secret stand below, and only once
+        words = [word for word in self._asked.typed if not may_be_secret(word.partition("=")[0])]
+        keys = site_keys(cluster, changes)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, site_text(site_keys(cluster, changes), typed, changes))
+        text = site_text(keys, shlex.join(["python", "-m", "hpctrain", *words]), changes)
+        write_atomic(path, text, mode=0o600 if any(may_be_secret(f"cluster.{key}") for key in keys) else 0o666)
         self.examined.site_file = path
 
 
@@ -262,6 +291,13 @@ def _folder_line(checked: FolderCheck) -> str:
         return f"{checked.folder}: can't be looked at"
     works = f"; {', '.join(checked.works)} work" if checked.works else ""
     return f"{checked.folder}: {system.kind}, {scaled(system.free_bytes, 'B')} free{works}"
+
+
+def _last_line(folder: DoctorFolder, rank: int) -> str:
+    try:
+        return next(reversed(_lines(folder.as_run.rank_log(rank))), "")
+    except OSError:
+        return ""
 
 
 def _lines(log: Path) -> list[str]:

@@ -60,9 +60,9 @@ def _gpus(answers: RankAnswers) -> Iterator[Finding]:
         if record.get("smi_problem") and answers.gpus_per_node:
             yield Finding(
                 check="gpus",
-                severity=Severity.ERROR,
+                severity=Severity.WARNING,
                 problem=f"{node}: nvidia-smi fails: {record['smi_problem']}",
-                why="the driver doesn't answer, so a run can't use the GPUs",
+                why="the GPUs' health isn't known, even if torch uses them",
                 remedy=f"set cluster.exclude={node}, and tell the cluster's administrators",
                 nodes=(node,),
             )
@@ -88,9 +88,9 @@ def _gpu(node: str, gpu: Mapping[str, str]) -> Iterator[Finding]:
     if gpu["ecc_errors"].isdecimal() and int(gpu["ecc_errors"]):
         yield Finding(
             check="gpus",
-            severity=Severity.ERROR,
-            problem=f"{name}: {gpu['ecc_errors']} memory errors that couldn't be corrected",
-            why="results may be wrong, and the next such error ends the run",
+            severity=Severity.WARNING,
+            problem=f"{name}: {gpu['ecc_errors']} uncorrected memory errors since the driver was loaded",
+            why="such an error ends the process that uses the GPU; more of them mean that it is breaking",
             remedy=exclude,
             nodes=(node,),
         )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from hpctrain.doctor.finding import Finding, Severity
 from hpctrain.doctor.pairs import Pair, losing_pairs, nodes_at_fault, slow_pairs
@@ -12,6 +13,10 @@ from hpctrain.phrases import brief_time, scaled
 
 SLOW_NETWORK = 100e6
 """Bytes per second below which any network between nodes is slow: less than a gigabit."""
+FASTER = 10
+"""An interface that is this many times as fast as what was measured isn't the one that was used."""
+VIRTUAL = ("docker", "virbr", "veth", "br-", "usb", "cni", "tun", "tap")
+"""Beginnings of the names of interfaces that don't lead to other nodes."""
 MOST_PAIRS = 8
 """Pairs that are named one by one."""
 
@@ -30,7 +35,17 @@ def network_findings(answers: RankAnswers) -> Iterator[Finding]:
     known = {pair.nodes for pair in lossy}
     slow = [pair for pair in slow if pair.nodes not in known]
     yield from _blamed("is slow", slow, pairs, _speeds, "all ranks wait for the slowest one")
-    if median < SLOW_NETWORK and not slow and not lossy:
+    if not slow and not lossy and (faster := _faster_interface(answers, median)):
+        nodes = tuple(dict.fromkeys(node for pair in pairs for node in pair.nodes))
+        yield Finding(
+            check="network",
+            severity=Severity.WARNING,
+            problem=f"the network between the nodes carries {scaled(median, 'B')}/s, but {faster}",
+            why="ranks exchange the gradients of each step over it",
+            remedy=f"set cluster.network_interface={faster.partition(' ')[0]}",
+            nodes=nodes,
+        )
+    elif median < SLOW_NETWORK and not slow and not lossy:
         nodes = tuple(dict.fromkeys(node for pair in pairs for node in pair.nodes))
         yield Finding(
             check="network",
@@ -40,6 +55,23 @@ def network_findings(answers: RankAnswers) -> Iterator[Finding]:
             remedy="set cluster.network_interface to a faster one, if the nodes have one",
             nodes=nodes,
         )
+
+
+def usable_interfaces(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The interfaces of a rank's node that have an address and may lead to other nodes, the fastest first."""
+    found = (one for one in record.get("interfaces", ()) if one["address"] and not one["name"].startswith(VIRTUAL))
+    return sorted(found, key=lambda one: -one["mbit_per_s"])
+
+
+def _faster_interface(answers: RankAnswers, bytes_per_s: float) -> str:
+    """Describe an interface that is much faster than what was measured; empty if none is, or one was chosen."""
+    if answers.interface is not None:
+        return ""
+    interfaces = [one for record in answers.records.values() for one in usable_interfaces(record)[:1]]
+    fastest = max(interfaces, key=lambda one: one["mbit_per_s"], default=None)
+    if fastest is None or fastest["mbit_per_s"] * 1e6 / 8 < FASTER * bytes_per_s:
+        return ""
+    return f"{fastest['name']} has {fastest['mbit_per_s'] / 1000:g} Gbit/s"
 
 
 def _blamed(
@@ -79,7 +111,7 @@ def _blamed(
                 severity=Severity.WARNING,
                 problem=f"{pair.first} and {pair.second}: the network between them {what}: {describe([pair], pairs)}",
                 why=why,
-                remedy="examine again with more nodes, which tells whose link it is",
+                remedy="examine again with more nodes, to find out whose link it is",
                 nodes=pair.nodes,
             )
 

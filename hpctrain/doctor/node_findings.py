@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -49,45 +50,61 @@ def node_findings(record: JobRecord, folder: str, python: str, submitted: Mappin
     return found
 
 
-def batch_script_finding(host: str | None, state: str, logs: Path, lines: Sequence[str], python: str) -> Finding:
-    """What a batch script that left no answers means: its node can't write its log, or can't start Python.
+def job_finding(state: str, stage: str) -> Finding:
+    """What it means that the job ended before it had answered.
 
     Args:
-        host: the script's node; None if it never began, or SLURM no longer knows it.
-        state: in which the job ended; empty if SLURM no longer knows it.
-        logs: the folder of its log.
-        lines: of the log.
-        python: that executes the supervisor.
+        state: in which SLURM says that it ended; empty if it doesn't know.
+        stage: what it was doing; empty if it never began.
     """
-    where = host or "the job's first node"
-    nodes = (host,) if host else ()
-    otherwise = "put the run directory on a file system that all nodes share and may write to"
-    if host is None and not lines:
-        return Finding(
-            check="job",
-            severity=Severity.ERROR,
-            problem=f"the job ended{state and f' as {state}'} before it began",
-            why="the nodes weren't examined",
-            remedy="type the command again; `sacct` or `scontrol show job` may know why",
-        )
-    if not lines:
+    when = {"": "before it began", "nodes": "while the nodes were asked", "ranks": "while ranks measured"}[stage]
+    return Finding(
+        check="job",
+        severity=Severity.ERROR,
+        problem=f"the job ended{state and f' as {state}'} {when}",
+        why="what it would have found isn't known",
+        remedy="type the command again; `scontrol show job` and `sacct` say more, and so does logs/ in its folder",
+    )
+
+
+def never_started_finding(reason: str) -> Finding:
+    """What it means that the job waits for something that no time changes; ``reason`` is an explanation."""
+    return Finding(
+        check="job",
+        severity=Severity.ERROR,
+        problem=f"the job will never start: {reason}",
+        why="a run with the same request wouldn't either",
+        remedy="change what it names; the job was cancelled",
+    )
+
+
+def batch_script_finding(host: str, logs: Path, lines: Sequence[str] | None, python: str) -> Finding:
+    """What a batch script that failed without answers means: its node can't write its log, or can't start Python.
+
+    Args:
+        host: the script's node.
+        logs: the folder of its log.
+        lines: of the log; None if there is no log.
+        python: that executes the script's program.
+    """
+    if lines is None:
         return Finding(
             check="folder",
             severity=Severity.ERROR,
-            problem=f"{where} couldn't write the log of the batch script into {logs}",
-            why="a job whose batch script can't write its log fails without a word",
-            remedy=_leave_out(nodes, otherwise),
-            nodes=nodes,
+            problem=f"{host} couldn't write the log of the batch script into {logs}",
+            why="a job whose batch script can't write its log fails without a message",
+            remedy=_leave_out((host,), "put the run directory on a file system that all nodes share and may write to"),
+            nodes=(host,),
         )
     missing = any(python in line and "No such file" in line for line in lines)
     otherwise = INSTALL if missing else f"see the log in {logs}; a line of cluster.setup may have failed"
     return Finding(
         check="python" if missing else "batch script",
         severity=Severity.ERROR,
-        problem=f"the batch script ended{state and f' as {state}'} on {where}: {'; '.join(lines[-LOG_LINES:])}",
+        problem=f"the batch script failed on {host}: {'; '.join(lines[-LOG_LINES:]) or 'its log is empty'}",
         why="no rank starts",
-        remedy=_leave_out(nodes, otherwise),
-        nodes=nodes,
+        remedy=_leave_out((host,), otherwise),
+        nodes=(host,),
     )
 
 
@@ -120,7 +137,8 @@ def _silent(answers: Sequence[NodeAnswer], record: JobRecord) -> Iterator[Findin
     for answer in answers:
         if answer.ended:
             continue
-        said = [line for line in record.complaints.get("nodes", []) if f"{answer.node}:" in line]
+        named = re.compile(rf"\b{re.escape(answer.node)}:")
+        said = [line for line in record.complaints.get("nodes", []) if named.search(line)]
         where = f"while it checked the {answer.begun}" if answer.begun else "before its first check"
         yield Finding(
             check="node",
@@ -197,9 +215,9 @@ def _versions(answers: Sequence[NodeAnswer], submitted: Mapping[str, str]) -> It
             yield Finding(
                 check="versions",
                 severity=Severity.ERROR if name == "hpctrain" or version == "none" else Severity.WARNING,
-                problem=f"{listed(nodes)}: {name} is {version}, but {submitted.get(name) or 'none'} here",
+                problem=f"{listed(nodes)}: {name} is {version}, expected {submitted.get(name) or 'none'}",
                 why="ranks have to be the same program, and with another torch a run ends with other bits",
-                remedy=f"install {name} {submitted.get(name) or version} in the Python of the ranks",
+                remedy="give all nodes the same Python environment, on a file system that they share",
                 nodes=tuple(nodes),
             )
 
@@ -211,7 +229,7 @@ def _directory(answers: Sequence[NodeAnswer]) -> Iterator[Finding]:
         yield Finding(
             check="working directory",
             severity=Severity.WARNING,
-            problem=f"{listed(nodes)}: the folder where this was typed isn't there; processes start in {elsewhere}",
+            problem=f"{listed(nodes)}: processes start in {elsewhere} instead of the folder where this was typed",
             why="relative paths of a task, and modules of your own, aren't found",
             remedy="type the command in a folder that all nodes share",
             nodes=nodes,
@@ -219,23 +237,32 @@ def _directory(answers: Sequence[NodeAnswer]) -> Iterator[Finding]:
 
 
 def _clocks(answers: Sequence[NodeAnswer]) -> Iterator[Finding]:
-    for answer in answers:
-        if answer.clock_ahead_s is None:
-            continue
-        low, high = answer.clock_ahead_s
-        # zero is between the bounds of a right clock
-        off = low if low > 0 else -high if high < 0 else 0.0
-        if off < SKEW_S:
-            continue
-        direction = "ahead of" if low > 0 else "behind"
+    off = {answer.node: ahead for answer in answers if abs(ahead := _ahead_s(answer)) >= SKEW_S}
+    first = answers[0].node
+    others = [ahead for node, ahead in off.items() if node != first]
+    if len(others) > 1 and len(others) == len(answers) - 1 and len({ahead > 0 for ahead in others}) == 1:
+        # all differ alike from the first node, with which they are compared
+        off = {first: -min(others, key=abs)}
+    for node, ahead in off.items():
+        direction = "ahead of" if ahead > 0 else "behind"
+        whose = "those of the others" if node == first else "that of the job's first node"
         yield Finding(
             check="clock",
-            severity=Severity.ERROR if off >= LARGE_SKEW_S else Severity.WARNING,
-            problem=f"{answer.node}: its clock is at least {off:.0f} s {direction} that of the job's first node",
+            severity=Severity.ERROR if abs(ahead) >= LARGE_SKEW_S else Severity.WARNING,
+            problem=f"{node}: its clock is at least {abs(ahead):.0f} s {direction} {whose}",
             why="deadlines are missed, files seem to come from the future, and SLURM refuses what is five minutes off",
-            remedy=f"set cluster.exclude={answer.node}, and tell the cluster's administrators: nothing sets that clock",
-            nodes=(answer.node,),
+            remedy=f"set cluster.exclude={node}, and tell the cluster's administrators: its time synchronisation "
+            "(chronyd, ntpd) doesn't work",
+            nodes=(node,),
         )
+
+
+def _ahead_s(answer: NodeAnswer) -> float:
+    """Seconds by which a clock is ahead at least, negative if it is behind; 0 if it may be right."""
+    if answer.clock_ahead_s is None:
+        return 0.0
+    low, high = answer.clock_ahead_s
+    return low if low > 0 else min(high, 0.0)
 
 
 def _names(answers: Iterable[NodeAnswer]) -> tuple[str, ...]:

@@ -25,18 +25,18 @@ else
     say folder shared
 fi
 say begin directory
-[ "$(pwd -P)" = "$4" ] || say directory "$(pwd -P)"
+[ . -ef "$4" ] || say directory "$(pwd -P)"
 say begin python
 if ! command -v "$3" >/dev/null 2>&1; then
     say python missing
 elif ! found=$("$3" -m hpctrain.doctor.versions 2>&1); then
     say python broken "$(echo "$found" | tail -n 1)"
 else
-    say python works "$(echo "$found" | tail -n 1)"
+    say python works "$(echo "$found" | grep '^{{' | tail -n 1)"
 fi
 say end
 """
-"""Its arguments: the doctor's folder, the token in it, the ranks' Python, and the working directory."""
+"""Its arguments: the doctor's folder, the token in it, the ranks' Python, and where the command was typed."""
 
 
 @dataclass(slots=True)

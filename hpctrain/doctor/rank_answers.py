@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hpctrain.doctor.job_record import JobRecord
@@ -21,6 +21,7 @@ class RankAnswers:
         processes_per_node: ranks on each node.
         gpus_per_node: that the request asks for.
         interface: `cluster.network_interface`.
+        last_lines: of the logs of ranks without a record, by rank.
     """
 
     job: JobRecord
@@ -29,6 +30,7 @@ class RankAnswers:
     processes_per_node: int
     gpus_per_node: int
     interface: str | None
+    last_lines: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def world_size(self) -> int:

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 
 from hpctrain.doctor.finding import Finding, Severity
 from hpctrain.doctor.gpu_findings import gpu_findings
-from hpctrain.doctor.network_findings import network_findings
+from hpctrain.doctor.network_findings import network_findings, usable_interfaces
 from hpctrain.doctor.pairs import SLOW
 from hpctrain.doctor.rank_answers import RankAnswers
 from hpctrain.phrases import listed, numbered, scaled
 
+MOST_ERRORS = 4
+"""Different errors that are named."""
 SLOW_DEVICE = 2.0
 """A device is slow if others are this many times faster."""
 
@@ -37,7 +39,7 @@ def _unstarted(answers: RankAnswers) -> Iterator[Finding]:
     if not missing:
         return
     nodes = tuple(dict.fromkeys(map(answers.node_of, missing)))
-    said = "; ".join(answers.job.complaints.get("ranks", [])[:4])
+    said = "; ".join([*[*answers.last_lines.values()][:1], *answers.job.complaints.get("ranks", [])[:4]])
     yield Finding(
         check="ranks",
         severity=Severity.ERROR,
@@ -51,12 +53,13 @@ def _unstarted(answers: RankAnswers) -> Iterator[Finding]:
 
 def _names_of_nodes(answers: RankAnswers) -> Iterator[Finding]:
     """Find nodes whose own name is a loopback address, as Debian's installer writes it into /etc/hosts."""
-    if answers.interface is not None or len(answers.job.rank_nodes) < 2:
+    met = any(record.get("met") for record in answers.records.values())
+    if answers.interface is not None or len(answers.job.rank_nodes) < 2 or met:
         return
     leaders = {str(record["node"]): record for record in answers.records.values()}
     bad = tuple(node for node, record in leaders.items() if str(record.get("own_address", "")).startswith("127."))
     if bad:
-        known = next((one["name"] for one in leaders[bad[0]].get("interfaces", ()) if one["address"]), "eth0")
+        known = next((one["name"] for one in usable_interfaces(leaders[bad[0]])), "NAME")
         yield Finding(
             check="interface",
             severity=Severity.ERROR,
@@ -74,15 +77,15 @@ def _failed(answers: RankAnswers) -> Iterator[Finding]:
     for rank, record in sorted(answers.records.items()):
         if record.get("error"):
             by_error.setdefault(str(record["error"]), []).append(rank)
-    for error, ranks in list(by_error.items())[:4]:
+    for error, ranks in list(by_error.items())[:MOST_ERRORS]:
         nodes = tuple(dict.fromkeys(map(answers.node_of, ranks)))
         stage = answers.records[ranks[0]]["stage"]
         yield Finding(
             check="ranks",
             severity=Severity.ERROR,
-            problem=f"{numbered('rank', ranks)} on {listed(nodes)} failed when it {stage}: {error}",
+            problem=f"{numbered('rank', ranks)} on {listed(nodes)} failed while {stage}: {error}",
             why="a run would fail in the same way",
-            remedy="see logs/ in the folder of this examination; `srun python -m hpctrain env` shows its place",
+            remedy="see logs/ in the folder of this examination",
             nodes=nodes,
         )
 
@@ -104,7 +107,7 @@ def _unfinished(answers: RankAnswers) -> Iterator[Finding]:
     yield Finding(
         check="ranks",
         severity=Severity.ERROR,
-        problem=f"{numbered('rank', stuck)} on {listed(nodes)} stopped without an error when it {stage}"
+        problem=f"{numbered('rank', stuck)} on {listed(nodes)} stopped without an error while {stage}"
         f"{': ' if said else ''}{said}",
         why="a run would hang, or fail, in the same way",
         remedy="see logs/ in the folder of this examination",

@@ -18,7 +18,7 @@ FEW_FILES = 10_000
 
 
 def room_findings(folder: Path, needed_bytes: int, purpose: str, *, nodes: tuple[str, ...] = ()) -> list[Finding]:
-    """Find out whether the file system has room, by reserving it for a moment.
+    """Find out whether the file system has room, by reserving it for a moment where it can (fallocate(2)).
 
     Args:
         folder: in which files can be created.
@@ -36,17 +36,19 @@ def room_findings(folder: Path, needed_bytes: int, purpose: str, *, nodes: tuple
         found.append(
             Finding(
                 check="room",
-                severity=Severity.ERROR,
+                severity=Severity.WARNING,  # some file systems make more when they are needed
                 problem=problem,
                 why=why,
                 remedy=f"remove files; `df -i {folder}` counts them",
                 nodes=nodes,
             )
         )
-    refusal = _reserve(folder, needed_bytes)
+    # what isn't there isn't reserved: for a moment, that would take the rest from a run that is saving
+    fits = system.free_bytes >= needed_bytes
+    refusal = _reserve(folder, needed_bytes) if fits else None
     if refusal == errno.EDQUOT:
         problem = f"{folder}: your quota has no room for {scaled(needed_bytes, 'B')}, {purpose}"
-    elif refusal is not None or system.free_bytes < needed_bytes:
+    elif not fits or refusal is not None:
         needed = scaled(needed_bytes, "B")
         problem = f"{folder}: {scaled(system.free_bytes, 'B')} are free, but {needed} are needed, {purpose}"
     else:

@@ -15,13 +15,13 @@ import yaml
 from hpctrain.config.cluster import Requeue, Slurm
 from hpctrain.doctor.job_record import JobRecord
 from hpctrain.doctor.nodes import NO_PLUGIN
-from hpctrain.phrases import listed
+from hpctrain.phrases import listed, on_one_line
 from hpctrain.scheduler.settings import Partition
 
 FOLDER = Path("conf") / "cluster"
 """Where options of a user's own are found, below the folder where commands are typed."""
 TAKEN = frozenset({"slurm", "local"})
-LEFT_OUT = frozenset({"kind", "wait", "dry_run", "master_port"})
+LEFT_OUT = frozenset({"kind", "wait", "dry_run", "master_port", "min_nodes", "spare_nodes"})
 """Keys that belong to a command, not to a site."""
 
 
@@ -63,7 +63,9 @@ def site_changes(cluster: Slurm, partition: Partition | None, record: JobRecord)
     if record.plugin_refused:
         options = [*cluster.srun_args, NO_PLUGIN]
         changes.append(Change("srun_args", options, "the MPI plugin that srun takes by default can't be loaded"))
-    if bad := [node for node in record.nodes if node not in record.rank_nodes]:
+    # one that answered too late may only be slow
+    answered = [node for node in record.nodes if node in record.answers and record.answers[node].ended]
+    if bad := [node for node in answered if node not in record.rank_nodes]:
         names = ",".join([*filter(None, [cluster.exclude]), *bad])
         reason = f"ranks couldn't start on {listed(bad)}; remove it once that is mended"
         changes.append(Change("exclude", names, reason))
@@ -95,7 +97,7 @@ def site_text(keys: Mapping[str, Any], typed: str, changes: Sequence[Change]) ->
         typed: the command that made it.
         changes: the keys that nobody typed, with their reasons.
     """
-    lines = [f"# Written on {time.strftime('%Y-%m-%d')} by `{typed}`; change it as you like."]
+    lines = [f"# Written on {time.strftime('%Y-%m-%d')} by `{on_one_line(typed)}`; change it as you like."]
     lines += [f"# {change.key}: {change.reason}" for change in changes]
     lines += ["defaults:", "  - slurm", "  - _self_"]
     if keys:

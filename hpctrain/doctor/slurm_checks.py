@@ -21,13 +21,15 @@ class Request:
 
     Attributes:
         cluster: the keys of cluster=slurm.
-        nodes: number of nodes, with the spare ones.
+        nodes: number of nodes, with the spare ones; the least if it may be one of several.
+        is_typed: whether the user asked for SLURM; otherwise partition and account aren't chosen yet.
         saves_often: whether checkpoints are written at least every quarter of an hour, as far as that is known.
         accounts: of the user; empty if they aren't known.
     """
 
     cluster: Slurm
     nodes: int
+    is_typed: bool = True
     saves_often: bool = True
     accounts: Sequence[Association] = ()
 
@@ -60,10 +62,11 @@ def slurm_findings(settings: Settings, known: Sequence[Partition], request: Requ
         request: the run's.
     """
     chosen = partitions_of(request.cluster, known)
-    unfit = [list(_partition(one, known, request)) for one in chosen] or [[_no_partition(request.cluster, known)]]
+    unfit = [list(_partition(one, known, request)) for one in chosen if request.is_typed]
     return [
         *_version(settings),
         *_requeue(settings, request.cluster),
+        *_unknown_partitions(settings, known, request),
         # one that fits is enough
         *(found for one in unfit for found in one if all(unfit)),
         *(found for one in chosen for found in _preemption(one, request)),
@@ -106,32 +109,48 @@ def _requeue(settings: Settings, cluster: Slurm) -> Iterator[Finding]:
         )
 
 
-def _no_partition(cluster: Slurm, known: Sequence[Partition]) -> Finding:
-    return Finding(
-        check="partition",
-        severity=Severity.ERROR,
-        problem=f"there is no partition {cluster.partition}" if cluster.partition else "there is no default partition",
-        why="sbatch refuses the job",
-        remedy=f"set cluster.partition to one of {listed([one.name for one in known])}",
-    )
+def _unknown_partitions(settings: Settings, known: Sequence[Partition], request: Request) -> Iterator[Finding]:
+    names = listed([one.name for one in known])
+    typed = request.cluster.partition
+    for name in typed.split(",") if typed else ():
+        if name not in {one.name for one in known}:
+            yield Finding(
+                check="partition",
+                severity=Severity.ERROR,
+                problem=f"there is no partition {name}",
+                why="sbatch refuses the job",
+                remedy=f"set cluster.partition to one of {names}",
+            )
+    # where a plugin of the site chooses the partition, none has to be named
+    by_site = settings.text("JobSubmitPlugins")
+    if request.is_typed and not typed and not by_site and not any(one.is_default for one in known):
+        yield Finding(
+            check="partition",
+            severity=Severity.ERROR,
+            problem="there is no default partition",
+            why="sbatch refuses the job",
+            remedy=f"set cluster.partition to one of {names}",
+        )
 
 
 def _partition(partition: Partition, known: Sequence[Partition], request: Request) -> Iterator[Finding]:
     cluster = request.cluster
     key = f"partition {partition.name}"
+    # a quality of service may allow more (sacctmgr(1), PartitionTimeLimit)
+    severity = Severity.WARNING if cluster.qos or partition.values.get("QoS", "N/A") != "N/A" else Severity.ERROR
     if partition.state != "UP":
         yield Finding(
             check="partition",
             severity=Severity.ERROR,
             problem=f"{key} is {partition.state}",
-            why="a job stays in its queue",
+            why="jobs don't start there",
             remedy=f"set cluster.partition to one of {listed([one.name for one in known])}",
         )
     limit = partition.max_time_min
     if limit is not None and cluster.time_limit_min > limit:
         yield Finding(
             check="partition",
-            severity=Severity.ERROR,
+            severity=severity,
             problem=f"{key} allows {limit} min, but cluster.time_limit_min={cluster.time_limit_min}",
             why="the job stays in the queue, or sbatch refuses it",
             remedy=f"set cluster.time_limit_min={limit}: a run continues in as many jobs as it needs",
@@ -139,7 +158,7 @@ def _partition(partition: Partition, known: Sequence[Partition], request: Reques
     if partition.max_nodes is not None and request.nodes > partition.max_nodes:
         yield Finding(
             check="partition",
-            severity=Severity.ERROR,
+            severity=severity,
             problem=f"{key} gives a job at most {partition.max_nodes} nodes, but the run asks for {request.nodes}",
             why="the job stays in the queue, or sbatch refuses it",
             remedy="lower nodes, or set cluster.partition",
@@ -170,9 +189,10 @@ def _preemption(partition: Partition, request: Request) -> Iterator[Finding]:
 def _account(settings: Settings, request: Request) -> Iterator[Finding]:
     """Find limits of the account that SLURM enforces (slurm.conf(5), AccountingStorageEnforce)."""
     enforced, account = settings.text("AccountingStorageEnforce"), request.cluster.account
-    if not enforced or not request.accounts:
+    if "associations" not in enforced or not request.accounts or not request.is_typed:
         return
-    own = [one for one in request.accounts if account in (None, one.account)]
+    # the database has lower case (sacctmgr(1))
+    own = [one for one in request.accounts if account is None or account.lower() == one.account]
     if not own:
         yield Finding(
             check="account",
@@ -187,7 +207,7 @@ def _account(settings: Settings, request: Request) -> Iterator[Finding]:
     if "limits" in enforced and None not in limits and longest is not None and longest < request.cluster.time_limit_min:
         yield Finding(
             check="account",
-            severity=Severity.ERROR,
+            severity=Severity.WARNING,  # a quality of service comes before it
             problem=f"your account allows {longest} min, but cluster.time_limit_min={request.cluster.time_limit_min}",
             why="the job stays in the queue, or sbatch refuses it",
             remedy=f"set cluster.time_limit_min={longest}: a run continues in as many jobs as it needs",

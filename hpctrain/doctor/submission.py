@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+import shutil
 from pathlib import Path
 
 from hpctrain.config.cluster import Slurm
@@ -12,7 +13,7 @@ from hpctrain.config.root import Config
 from hpctrain.config.stored import to_yaml
 from hpctrain.doctor.asked import Asked
 from hpctrain.doctor.folder import DoctorFolder
-from hpctrain.errors import RunDirectoryError
+from hpctrain.errors import ConfigError, RunDirectoryError
 from hpctrain.files import write_atomic
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.launch.run_dir import claim_default_path
@@ -46,15 +47,17 @@ def submit_examination(config: Config, asked: Asked) -> tuple[DoctorFolder, str]
         write_atomic(folder.token, secrets.token_hex(8))
         asked.write(folder)
     limited = dataclasses.replace(stored, cluster=_short(config.cluster))
-    return folder, submit_doctor(RunPlan(limited, folder.as_run, resources_of(limited)))
+    try:
+        return folder, submit_doctor(RunPlan(limited, folder.as_run, resources_of(limited)))
+    except ConfigError:  # SLURM refuses the job: the same command may be typed again
+        shutil.rmtree(path, ignore_errors=True)
+        raise
 
 
 def _short(cluster: object) -> Slurm:
     """The request of a short job that isn't requeued: its command would wait for it a second time."""
     assert isinstance(cluster, Slurm)
     limit = min(TIME_LIMIT_MIN, cluster.time_limit_min)
-    # nothing here waits for the signal, which mustn't come before the start
-    delay = min(cluster.signal_delay_s, limit * 30)
     options = {name: value for name, value in cluster.sbatch.items() if name not in {"no_requeue", "no-requeue"}}
     sbatch = {**options, "requeue": False}
-    return dataclasses.replace(cluster, time_limit_min=limit, signal_delay_s=delay, sbatch=sbatch)
+    return dataclasses.replace(cluster, time_limit_min=limit, signal_delay_s=0, sbatch=sbatch)

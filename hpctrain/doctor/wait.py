@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
 import time
 from collections.abc import Callable
 
 from hpctrain.doctor.folder import DoctorFolder
 from hpctrain.doctor.job_record import JobRecord
-from hpctrain.errors import SchedulerMissingError
+from hpctrain.errors import SchedulerError, SchedulerMissingError
 from hpctrain.phrases import listed
 from hpctrain.scheduler.explain import explain_held, explain_pending
 from hpctrain.scheduler.job import JobRecord as SlurmJob
@@ -17,8 +20,17 @@ LOOK_EVERY_S = 0.2
 ASK_EVERY_S = 2.0
 """Seconds between two queries to SLURM at the beginning; they become rarer while the job is in the queue."""
 ASK_SELDOM_S = 15.0
-LATE_S = 10.0
+LATE_S = 20.0
 """Seconds that the job's last record may take to cross a shared file system."""
+NEVER = re.compile(
+    r"BadConstraints|PartitionTimeLimit|PartitionNodeLimit|PartitionConfig|ReservationDeleted|Invalid(Account|QOS)"
+    r"|(Account|QOS)NotAllowed|MaxMemPerLimit|DependencyNeverSatisfied"
+)
+"""Reasons for which a job waits that no time changes."""
+
+
+class JobNeverStartsError(SchedulerError):
+    """The job waits for something that no time changes; the message explains what."""
 
 
 def wait_for_job(
@@ -34,6 +46,9 @@ def wait_for_job(
 
     Returns:
         What the job left, None if nothing; and the state in which SLURM says that it ended, empty if it doesn't know.
+
+    Raises:
+        JobNeverStartsError: it will never start.
     """
     said: set[str] = set()
 
@@ -44,6 +59,8 @@ def wait_for_job(
 
     ask_at, every_s, over_at, state = 0.0, ASK_EVERY_S, None, ""
     while True:
+        with contextlib.suppress(OSError):
+            os.listdir(folder.path)  # noqa: PTH208 - for its effect: NFS then looks for new files
         record = JobRecord.read(folder)
         once(_progress(record))
         if record is not None and record.stage == "done":
@@ -55,6 +72,8 @@ def wait_for_job(
             ask_at, every_s = now + every_s, min(every_s * 1.2, ASK_SELDOM_S)
             answered, job = _ask(slurm, job_id, once)
             once(_described(job, job_id))
+            if job is not None and job.state.is_pending and NEVER.match(job.reason):
+                raise JobNeverStartsError(explain_pending(job.reason))
             # SLURM forgets a job that ended a while ago
             if answered and over_at is None and (job is None or job.state.is_finished):
                 over_at, state = now, "" if job is None else job.state.value

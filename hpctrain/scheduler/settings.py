@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hpctrain.errors import SchedulerError
 
-_LINE = re.compile(r"^(\S[^=]*?)\s*= ?(.*)$", re.MULTILINE)
+_LINE = re.compile(r"^(\S[^=\n]*?)\s*= ?(.*)$", re.MULTILINE)
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z]+)=(\S*)")
 _DURATION = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 

@@ -147,15 +147,15 @@ class Slurm:
 
     def partitions(self) -> list[Partition]:
         """The partitions that this user may see."""
-        return settings.partitions(self._run("scontrol", "--oneliner", "show", "partition"))
+        return settings.partitions(self._run("scontrol", "--all", "--oneliner", "show", "partition"))
 
-    def associations(self, user: str) -> list[Association]:
-        """The user's accounts, and what they allow.
+    def associations(self, user: str, cluster: str) -> list[Association]:
+        """The user's accounts on a cluster, and what they allow.
 
         Raises:
             SchedulerMissingError: also if there is no accounting.
         """
-        options = ("--noheader", "--parsable2", "show", "associations", "where", f"user={user}")
+        options = ("--noheader", "--parsable2", "show", "associations", "where", f"user={user}", f"cluster={cluster}")
         return settings.associations(self._run("sacctmgr", *options, f"format={settings.ASSOCIATION_FORMAT}"))
 
     def cancel(self, job_id: str) -> None:

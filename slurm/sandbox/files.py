@@ -7,6 +7,7 @@ from pathlib import Path
 from cgroups import Groups
 from home import CONTROLLER, Record
 from options import CPUS_PER_NODE, GPUS_PER_NODE, MEMORY_PER_NODE_MB
+from version import unpacked
 
 DATABASE_PASSWORD = "sandbox"  # reachable from the controller's own network namespace only
 
@@ -111,6 +112,7 @@ def _controller(home: Path, record: Record) -> list[str]:
         f"AuthInfo=socket={home}/munge/socket,cred_expire=5",
         "CredType=cred/munge",
         f"StateSaveLocation={home}/state",
+        *([] if (folder := unpacked()) is None else [f"PluginDir={folder}/plugins"]),
         f"SlurmdSpoolDir={home}/spool",
         f"SlurmctldPidFile={home}/slurmctld.pid",
         f"SlurmdPidFile={home}/spool/slurmd.pid",

@@ -74,7 +74,9 @@ class Home:
             fields = json.loads((self.path / "record.json").read_text())
         except FileNotFoundError:
             return None
-        return Record(Options(**fields.pop("options")), **fields)
+        # a sandbox of another checkout may have options that this one doesn't know
+        options = {name: value for name, value in fields.pop("options").items() if name in Options.__dataclass_fields__}
+        return Record(Options(**options), **fields)
 
     def write(self, record: Record) -> None:
         """Keep the record; a reader sees the old one or the new one, whole."""

@@ -24,6 +24,7 @@ from impairment import Impairment
 from machine import Machine
 from options import GPUS_PER_NODE, Options
 from problem import SandboxError
+from version import unpacked
 
 # Every slurmd reports that PMIx is missing, and a new controller that its state is: neither is ever the cause.
 COMPLAINT = re.compile(r"\b(error|fatal):(?!.*(pmix|state file|NOTE:))", re.IGNORECASE)
@@ -232,14 +233,16 @@ class Sandbox:
         controller.run("munged", *paths, f"--socket={home}/socket", "--num-threads=4")
 
     def _start_nodes(self, record: Record, controller: Machine, names: list[str]) -> None:
+        # it would look for the program of a step where its own package installs it
+        slurmd = ["slurmd"] if (folder := unpacked()) is None else ["slurmd", "-d", f"{folder}/bin/slurmstepd"]
         nodes = machine.start(self.path, names, cgroups.detect(record.options))
         for node in nodes.values():
             network.connect(record, controller, node)
-        for name, slurmd in {
-            name: node.begin(*cgroups.enter(self.path), "slurmd") for name, node in nodes.items()
+        for name, process in {
+            name: node.begin(*cgroups.enter(self.path), *slurmd) for name, node in nodes.items()
         }.items():
-            output, _ = slurmd.communicate()
-            if slurmd.returncode != 0:
+            output, _ = process.communicate()
+            if process.returncode != 0:
                 raise SandboxError(f"slurmd did not start on {name}: {output.strip()}")
 
     def _controller(self) -> Machine:

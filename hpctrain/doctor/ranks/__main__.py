@@ -31,11 +31,12 @@ from hpctrain.doctor.ranks.network import measure_pairs, measure_reductions
 from hpctrain.doctor.ranks.record import RankRecord
 from hpctrain.errors import ExitCode, HpctrainError, error_text
 from hpctrain.files import write_json
+from hpctrain.run.directory import umask_of
 from hpctrain.run.secret import read_secret
 
-MEETING_S = 30.0
-MEETING_S_EACH = 0.2
-"""Seconds for the rendezvous, and more for each rank: a run waits longer."""
+MEETING_S = 90.0
+MEETING_S_EACH = 0.1
+"""Seconds for the rendezvous, and more for each rank: on a busy file system, some import torch long after others."""
 COLLECTIVE_S = 40.0
 """Bound in seconds on each collective."""
 
@@ -46,11 +47,14 @@ def main(path: Path, environ: Mapping[str, str]) -> int:
     """Run one rank; return its exit code."""
     folder = DoctorFolder(path)
     config = load(folder.request)
+    # as a run does: they choose the network, among other things
+    os.environ.update(config.cluster.env)
+    os.umask(umask_of(config.mode))
     environment = ClusterEnvironment.from_environment(environ, master_port=config.cluster.master_port)
     node = environ.get("SLURMD_NODENAME") or socket.gethostname()
     place = {"node": node, "local_rank": environment.local_rank, "node_rank": environment.node_rank}
     record = RankRecord(folder, environment.rank, place)
-    record.enter("looked at its devices")
+    record.enter("starting")
     try:
         _measure(folder, config, environment, record)
     except Exception as error:
@@ -67,26 +71,31 @@ def _measure(folder: DoctorFolder, config: Config, environment: ClusterEnvironme
     if threads is not None:
         torch.set_num_threads(threads)
     is_leader = environment.local_rank == 0
-    found: dict[str, Any] = {"torch": torch.__version__, "own_address": own_address(), "interfaces": interfaces()}
-    found |= smi_report() if is_leader else {}
-    record.enter("chose its devices", **found)
+    record.enter("choosing its devices", torch=torch.__version__, own_address=own_address(), interfaces=interfaces())
     devices = choose_devices(environment, cluster.gpus_per_process, use_gpu=bool(cluster.gpus_per_node))
     record.enter(
-        "looked for the other ranks", devices=list(map(str, devices)), no_peer_access=without_peer_access(devices)
+        "looking for the other ranks", devices=list(map(str, devices)), no_peer_access=without_peer_access(devices)
     )
     world = _join(folder, config, environment, devices)
-    record.enter("measured its device", met=True)
-    record.enter("wrote to the disk", flops_per_s=flops_per_s(world.device))
-    written = None
+    record.enter("measuring its device", met=True)
+    record.enter("asking nvidia-smi", flops_per_s=flops_per_s(world.device))
+    # after the rendezvous, since it may take seconds for each GPU
+    found = smi_report() if is_leader else {}
     world.barrier()
+    record.enter("writing to the disk", **found)
+    written = None
     if is_leader:
-        written = write_bytes_per_s(folder.nodes, f"speed_{environment.node_rank}")
-    record.enter("exchanged messages with other nodes", write_bytes_per_s=written)
+        name = f"speed_{environment.node_rank}"
+        written = write_bytes_per_s(folder.nodes, name, writers=environment.num_nodes)
+    record.enter("exchanging messages with other nodes", write_bytes_per_s=written)
     measured = _over_the_network(world, environment, record)
     if world.is_rank_zero:
-        write_json(folder.measured, {**measured, **_checkpoint(config)})
-    record.enter("ended")
+        write_json(folder.measured, measured)
     world.close()
+    if world.is_rank_zero:
+        # last, since the task may do anything, such as download data
+        record.enter("building the task")
+        write_json(folder.measured, {**measured, **_checkpoint(config)})
     record.enter("done")
 
 
@@ -125,9 +134,9 @@ def _over_the_network(world: World, environment: ClusterEnvironment, record: Ran
             world,
             [rank for _, rank, _ in leaders],
             [name for _, _, name in leaders],
-            lambda peer: record.enter(f"exchanged messages with {peer}"),
+            lambda peer: record.enter(f"exchanging messages with {peer}"),
         )
-    record.enter("reduced tensors with all ranks")
+    record.enter("reducing tensors with all ranks")
     return {"pairs": [pair.as_record() for pair in pairs], "reductions": measure_reductions(world)}
 
 

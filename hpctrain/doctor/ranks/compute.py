@@ -18,6 +18,9 @@ def flops_per_s(device: torch.device) -> float:
     size, dtype = (256, torch.float32) if device.type == "cpu" else (4096, torch.bfloat16)
     left = torch.ones(size, size, dtype=dtype, device=device)
     result = torch.empty_like(left)
+    torch.mm(left, left, out=result)  # the first one loads libraries
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     best, end = float("inf"), time.perf_counter() + TRIED_S
     while time.perf_counter() < end:
         begin = time.perf_counter()

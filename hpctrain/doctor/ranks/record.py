@@ -26,7 +26,7 @@ class RankRecord:
         """Begin a stage, and add values of the one before.
 
         Args:
-            stage: what the rank does next, as the end of "it stopped while it ...".
+            stage: what the rank does next, as the end of "it stopped while ...".
             values: of JSON's types.
         """
         self._values |= {"stage": stage, **values}

@@ -38,7 +38,7 @@ def test_the_launchers_version_is_accepted(expected):
 def test_another_version_is_refused_with_what_to_type():
     problem = other_version("0.3.0", "0.2.0", "/opt/venv/bin/python")
     assert "/opt/venv/bin/python, has hpctrain 0.2.0, and the run was submitted with hpctrain 0.3.0" in problem
-    assert "`/opt/venv/bin/python -m pip install hpctrain==0.3.0`" in problem
+    assert "install the same version there" in problem
 
 
 def attempt(number, **extra):

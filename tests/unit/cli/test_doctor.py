@@ -20,7 +20,7 @@ def test_this_machine_without_slurm(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
     shown = capsys.readouterr().out
     assert "this machine: python 3." in shown
-    assert "nothing was found: runs will work here" in shown
+    assert "no fault was found" in shown
     assert list(Path("runs").iterdir()) == []
 
 
@@ -38,7 +38,8 @@ def test_a_cluster_without_slurm_would_fail(capsys: pytest.CaptureFixture[str]) 
         (["nodes=0"], "nodes=0"),
         (["cluster=slurm", "cluster.dry_run=true"], "cluster.dry_run=True"),
         (["absent"], "absent is neither KEY=VALUE nor the folder of an examination"),
-        (["--site", "../x"], "--site ../x: expected letters, digits and _"),
+        (["--site", "slurm"], "--site slurm: expected"),
+        (["--site", "../x"], "--site ../x: expected a letter, then letters, digits and _"),
     ],
 )
 def test_words_that_cannot_work(words: list[str], problem: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,14 +19,25 @@ def test_the_first_figures_are_stored_and_equal_ones_found_fine(tmp_path: Path) 
     assert json.loads(path.read_text())["a"]["figures"] == NOW
 
 
-def test_figures_that_are_twice_as_bad_are_found(tmp_path: Path) -> None:
+def test_figures_that_are_much_worse_are_found(tmp_path: Path) -> None:
     path = tmp_path / "baseline.json"
     compare_with_baseline(path, "a", NOW, renew=False)
-    worse = {**NOW, "pair_latency_s": 3e-5, "disk_bandwidth": 9e7}
+    worse = {"pair_latency_s": 2e-4, "pair_bandwidth": 4e8, "disk_bandwidth": 6e7, "device_flops": 6e11}
     problems = [one.problem for one in compare_with_baseline(path, "a", worse, renew=False)]
-    assert len(problems) == 2
-    assert problems[0].startswith("pair latency: 30 us, but 10 us on ")
-    assert problems[1].startswith("disk bandwidth: 90 MB/s, but 200 MB/s on ")
+    assert [problem.partition(" on ")[0] for problem in problems] == [
+        "pair latency: 200 us, was 10 us",
+        "pair bandwidth: 400 MB/s, was 1 GB/s",
+        "disk bandwidth: 60 MB/s, was 200 MB/s",
+    ]
+    # a few microseconds are no finding
+    assert compare_with_baseline(path, "a", {"pair_latency_s": 9e-5}, renew=False) == []
+
+
+def test_a_baseline_that_something_else_has_written_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "baseline.json"
+    path.write_text('{"a": 3}')
+    assert compare_with_baseline(path, "a", NOW, renew=False) == []
+    assert json.loads(path.read_text())["a"]["figures"] == NOW
 
 
 def test_a_finding_on_the_network_explains_its_figures(tmp_path: Path) -> None:

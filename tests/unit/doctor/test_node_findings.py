@@ -9,7 +9,7 @@ import pytest
 
 from hpctrain.doctor.finding import Finding, Severity
 from hpctrain.doctor.job_record import JobRecord
-from hpctrain.doctor.node_findings import batch_script_finding, node_findings
+from hpctrain.doctor.node_findings import batch_script_finding, job_finding, node_findings
 from hpctrain.doctor.nodes import NodeAnswer
 
 VERSIONS = {"python": "3.11.7", "hpctrain": "0.1.0", "torch": "2.13.0"}
@@ -45,7 +45,12 @@ def test_nothing_is_found_on_nodes_that_work() -> None:
         ({"folder": "refused", "folder_problem": "x: No space left on device"}, "room", Severity.ERROR, "No space"),
         ({"python": "missing"}, "python", Severity.ERROR, "/venv/bin/python isn't there"),
         ({"python": "broken", "python_problem": "libfoo.so"}, "python", Severity.ERROR, "libfoo.so"),
-        ({"versions": {**VERSIONS, "torch": "2.12.0"}}, "versions", Severity.WARNING, "torch is 2.12.0, but 2.13.0"),
+        (
+            {"versions": {**VERSIONS, "torch": "2.12.0"}},
+            "versions",
+            Severity.WARNING,
+            "2.12.0, expected 2.13.0",
+        ),
         ({"versions": {**VERSIONS, "torch": ""}}, "versions", Severity.ERROR, "torch is none"),
         ({"versions": {**VERSIONS, "hpctrain": "0.0.9"}}, "versions", Severity.ERROR, "hpctrain is 0.0.9"),
         ({"directory": "/tmp"}, "working directory", Severity.WARNING, "/tmp"),
@@ -90,19 +95,39 @@ def test_the_plugin_that_srun_takes_by_default() -> None:
 
 
 def test_a_batch_script_without_a_log() -> None:
-    found = batch_script_finding("n1", "FAILED", Path("/runs/logs"), [], "/venv/bin/python")
+    found = batch_script_finding("n1", Path("/runs/logs"), None, "/venv/bin/python")
     assert found.nodes == ("n1",)
     assert "couldn't write the log" in found.problem
 
 
 def test_a_batch_script_without_its_python() -> None:
     lines = ["script: line 19: /venv/bin/python: No such file or directory"]
-    found = batch_script_finding("n1", "FAILED", Path("/runs/logs"), lines, "/venv/bin/python")
-    assert found.check == "python"
-    assert "ended as FAILED on n1" in found.problem
-    assert batch_script_finding(None, "", Path("/l"), ["module: no"], "/venv/bin/python").check == "batch script"
+    found = batch_script_finding("n1", Path("/runs/logs"), lines, "/venv/bin/python")
+    assert (found.check, found.nodes) == ("python", ("n1",))
+    assert batch_script_finding("n1", Path("/l"), ["module: no"], "/venv/bin/python").check == "batch script"
+    assert "its log is empty" in batch_script_finding("n1", Path("/l"), [], "/venv/bin/python").problem
 
 
-def test_a_job_that_was_cancelled_in_the_queue() -> None:
-    found = batch_script_finding(None, "CANCELLED", Path("/runs/logs"), [], "/venv/bin/python")
-    assert (found.check, found.problem) == ("job", "the job ended as CANCELLED before it began")
+@pytest.mark.parametrize(
+    ("state", "stage", "problem"),
+    [
+        ("CANCELLED", "", "the job ended as CANCELLED before it began"),
+        ("PREEMPTED", "ranks", "the job ended as PREEMPTED while ranks measured"),
+        ("", "nodes", "the job ended while the nodes were asked"),
+    ],
+)
+def test_a_job_that_ended_before_it_had_answered(state: str, stage: str, problem: str) -> None:
+    assert job_finding(state, stage).problem == problem
+
+
+def test_if_all_clocks_differ_alike_the_first_node_is_named() -> None:
+    (found,) = findings(GOOD, *(node(f"n{number}", clock_ahead_s=(-9.0, -8.0)) for number in (2, 3, 4)))
+    assert found.nodes == ("n1",)
+    assert "at least 8 s ahead of those of the others" in found.problem
+
+
+def test_the_name_of_a_node_is_a_whole_word() -> None:
+    complaints = {"nodes": ["gpun2: task 3: exit", "n2: task 1: killed"]}
+    (found,) = findings(GOOD, node("n2", ended=False, begun="python"), complaints=complaints)
+    assert "n2: task 1: killed" in found.problem
+    assert "gpun2" not in found.problem

@@ -82,12 +82,12 @@ def test_nothing_is_found_where_all_is_well() -> None:
     ("change", "check", "severity", "words"),
     [
         ({"own_address": "127.0.1.1"}, "interface", Severity.ERROR, "stands for 127.0.1.1"),
-        ({"error": "CUDA error", "stage": "measured its device"}, "ranks", Severity.ERROR, "failed when it measured"),
-        ({"stage": "exchanged messages with n1"}, "ranks", Severity.ERROR, "when it exchanged messages with n1"),
+        ({"error": "CUDA error", "stage": "measuring its device"}, "ranks", Severity.ERROR, "failed while measuring"),
+        ({"stage": "exchanging messages with n1"}, "ranks", Severity.ERROR, "while exchanging messages with n1"),
         ({"devices": ["cpu"]}, "devices", Severity.ERROR, "torch finds no GPU"),
         ({"no_peer_access": [[0, 1]]}, "gpus", Severity.WARNING, "0 and 1"),
-        ({"smi_problem": "driver/library mismatch"}, "gpus", Severity.ERROR, "driver/library mismatch"),
-        ({"gpus": [{**GPU, "ecc_errors": "3"}]}, "gpus", Severity.ERROR, "3 memory errors"),
+        ({"smi_problem": "driver/library mismatch"}, "gpus", Severity.WARNING, "driver/library mismatch"),
+        ({"gpus": [{**GPU, "ecc_errors": "3"}]}, "gpus", Severity.WARNING, "3 uncorrected memory errors"),
         ({"gpus": [{**GPU, "thermal_slowdown": "Active"}]}, "gpus", Severity.WARNING, "thermal slowdown at 40"),
         ({"gpus": [{**GPU, "temperature": "93"}]}, "gpus", Severity.WARNING, "hot at 93"),
         ({"flops_per_s": 4e11}, "speed", Severity.WARNING, "400 GFLOP/s"),
@@ -166,6 +166,36 @@ def test_of_two_nodes_the_pair_is_compared_with_a_gigabit() -> None:
     (found,) = findings(pairs=[pair("n1", "n2", bytes_per_s=5e6)])
     assert found.nodes == ("n1", "n2")
     assert "with more nodes" in found.remedy
+
+
+def test_an_own_name_that_is_a_loopback_address_matters_only_where_ranks_did_not_meet() -> None:
+    assert findings(records(r2={"own_address": "127.0.1.1"}, r0={"met": True})) == []
+
+
+def test_a_much_faster_interface_that_was_not_used_is_named() -> None:
+    fast = {"interfaces": [{"name": "ib0", "address": "10.0.0.1", "mbit_per_s": 200_000}]}
+    slow = [pair(*both, bytes_per_s=1.18e8) for both in combinations(NODES, 2)]
+    (found,) = findings(records(r0=fast), slow)
+    assert "carries 118 MB/s, but ib0 has 200 Gbit/s" in found.problem
+    assert "cluster.network_interface=ib0" in found.remedy
+    assert findings(records(r0=fast), slow, interface="eth0") == []
+    virtual = {"interfaces": [{"name": "docker0", "address": "172.17.0.1", "mbit_per_s": 10_000}]}
+    assert findings(records(r0=virtual), slow) == []
+
+
+def test_the_log_of_a_rank_that_never_began_is_quoted() -> None:
+    known = records()
+    del known[3]
+    answers = RankAnswers(
+        job=JobRecord(nodes=NODES, rank_nodes=NODES),
+        records=known,
+        measured={},
+        processes_per_node=1,
+        gpus_per_node=1,
+        interface=None,
+        last_lines={3: "ImportError: libc10.so"},
+    )
+    assert "ImportError: libc10.so" in rank_findings(answers)[0].problem
 
 
 def test_figures_and_lines() -> None:

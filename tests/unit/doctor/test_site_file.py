@@ -8,6 +8,7 @@ from pathlib import Path
 from hpctrain.config.cluster import Requeue, Slurm
 from hpctrain.config.compose import Composer
 from hpctrain.doctor.job_record import JobRecord
+from hpctrain.doctor.nodes import NodeAnswer
 from hpctrain.doctor.site_file import site_changes, site_keys, site_name, site_text
 from hpctrain.scheduler.settings import Partition
 
@@ -22,7 +23,10 @@ def test_a_request_that_works_as_it_is_adds_only_its_partition() -> None:
 
 
 def test_what_was_found_out_is_in_the_file() -> None:
-    record = JobRecord(nodes=("n1", "n2", "n3"), rank_nodes=("n1",), plugin_refused="Invalid MPI type")
+    answers = {node: NodeAnswer(node, ended=node != "n4") for node in ("n1", "n2", "n3", "n4")}
+    record = JobRecord(
+        nodes=("n1", "n2", "n3", "n4"), answers=answers, rank_nodes=("n1",), plugin_refused="Invalid MPI type"
+    )
     typed = replace(Slurm(), time_limit_min=600, srun_args=["--cpu-bind=cores"], exclude="n9")
     changes = {one.key: one.value for one in site_changes(typed, LOW, record)}
     assert changes == {

@@ -100,7 +100,7 @@ def test_one_of_several_partitions_that_fits_is_enough() -> None:
     ("enforced", "cluster", "problem"),
     [
         ("associations", {"account": "other"}, "you have no account other"),
-        ("associations,limits,qos", {"account": "lab", "time_limit_min": 60}, "your account allows 30 min"),
+        ("associations,limits,qos", {"account": "LAB", "time_limit_min": 60}, "your account allows 30 min"),
         ("associations,limits,qos", {"account": "lab", "time_limit_min": 30}, ""),
         ("associations", {"account": "lab", "time_limit_min": 60}, ""),
         ("associations,limits,qos", {"time_limit_min": 60}, ""),
