@@ -73,7 +73,7 @@ def main(arguments: list[str]) -> int:
         asked = dataclasses.replace(Asked.read(folder), renew=options.new_baseline)
         examination = Examination(load(folder.request), report, asked=asked)
         examination.look_at_slurm()
-        return _read(examination, folder, options)
+        return _examine_nodes(examination, folder, options)
     composer = Composer(options.config_dir)
     composer.sweeps = False
     config = composer.compose(options.overrides)
@@ -90,19 +90,23 @@ def main(arguments: list[str]) -> int:
         report("no job is submitted before that is mended")
         return _end(examination.examined, options)
     require_sbatch()
-    return _read(examination, examination.submit(), options)
+    return _examine_nodes(examination, None, options)
 
 
-def _read(examination: Examination, folder: DoctorFolder, options: argparse.Namespace) -> int:
+def _examine_nodes(examination: Examination, folder: DoctorFolder | None, options: argparse.Namespace) -> int:
+    """Submit the job, unless it has a folder already, and read its answers."""
     try:
+        folder = folder or examination.submit()
         examination.read_job(folder)
     except KeyboardInterrupt:
-        job = examination.examined.job_id
-        print(
-            f"\nthe job continues; to see what it finds: python -m hpctrain doctor {folder.as_run.as_typed}; "
-            f"to cancel it: scancel {job}",
-            file=sys.stderr,
-        )
+        examined = examination.examined
+        if examined.job_id is not None and examined.folder is not None:
+            typed = DoctorFolder(examined.folder).as_run.as_typed
+            print(
+                f"\nthe job continues; to see what it finds: python -m hpctrain doctor {typed}; "
+                f"to cancel it: scancel {examined.job_id}",
+                file=sys.stderr,
+            )
         return ExitCode.INTERRUPTED
     examination.store()
     return _end(examination.examined, options)

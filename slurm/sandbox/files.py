@@ -87,6 +87,7 @@ def slurmdbd_conf(home: Path) -> str:
         "SlurmUser=root",
         f"LogFile={home}/log/slurmdbd.log",
         f"PidFile={home}/slurmdbd.pid",
+        *_plugins(),
         "StorageType=accounting_storage/mysql",
         "StorageHost=127.0.0.1",
         "StorageUser=slurm",
@@ -112,7 +113,7 @@ def _controller(home: Path, record: Record) -> list[str]:
         f"AuthInfo=socket={home}/munge/socket,cred_expire=5",
         "CredType=cred/munge",
         f"StateSaveLocation={home}/state",
-        *([] if (folder := unpacked()) is None else [f"PluginDir={folder}/plugins"]),
+        *_plugins(),
         f"SlurmdSpoolDir={home}/spool",
         f"SlurmctldPidFile={home}/slurmctld.pid",
         f"SlurmdPidFile={home}/spool/slurmd.pid",
@@ -122,6 +123,11 @@ def _controller(home: Path, record: Record) -> list[str]:
         *parameters,
         *(accounting if record.options.accounting else []),
     ]
+
+
+def _plugins() -> list[str]:
+    """Where the plugins are, unless it is where this machine's package has them."""
+    return [] if (folder := unpacked()) is None else [f"PluginDir={folder}/plugins"]
 
 
 def _timers(record: Record) -> list[str]:

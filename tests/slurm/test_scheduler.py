@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -142,7 +143,7 @@ def test_a_preemption_shows_its_deadline(sandbox: SlurmSandbox) -> None:
 
 
 def test_with_squeue_alone(sandbox: SlurmSandbox, tmp_path: Path) -> None:
-    (tmp_path / "squeue").symlink_to("/usr/bin/squeue")
+    (tmp_path / "squeue").symlink_to(str(shutil.which("squeue")))
     slurm = Slurm({**sandbox.environ, "PATH": str(tmp_path)})
     job = sandbox.submit("--wrap=sleep 60")
     record = slurm.find([job, "999999"])[job]

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Unpacks the SLURM of another Debian release beside the one that is installed, with the libraries that it needs.
+#
+#   bash slurm/sandbox/unpack.sh trixie /opt/slurm-trixie        # SLURM 24.11
+#   PATH=/opt/slurm-trixie/bin:$PATH python slurm/sandbox up
+#
+# Nothing outside of that folder changes. Its programs have the other release's loader and libraries written into them,
+# so the folder can't be moved. munge and MariaDB remain those of this machine.
+set -euo pipefail
+release=${1:?usage: unpack.sh RELEASE FOLDER}
+folder=${2:?usage: unpack.sh RELEASE FOLDER}
+mkdir -p "$folder"
+folder=$(cd "$folder" && pwd)
+command -v patchelf >/dev/null || DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends patchelf >/dev/null
+
+# apt with this release alone, and as if nothing were installed: then it also names the libraries
+apt=$folder/apt
+mkdir -p "$apt"/{cache/archives/partial,state/lists/partial} "$folder"/{debs,root,bin}
+: >"$apt/status"
+mirror=$(apt-cache policy | grep -o 'https\?://[^ ]*/debian\b' | head -n 1)
+# the installed archive key may be older than the release, whose packages are used for tests alone
+echo "deb [trusted=yes] ${mirror:-http://deb.debian.org/debian} $release main" >"$apt/sources.list"
+cat >"$apt/apt.conf" <<END
+Dir::Etc::SourceList "$apt/sources.list";
+Dir::Etc::SourceParts "-";
+Dir::State "$apt/state";
+Dir::State::status "$apt/status";
+Dir::Cache "$apt/cache";
+APT::Sandbox::User "root";
+END
+export APT_CONFIG=$apt/apt.conf
+apt-get update -qq
+packages=$(apt-get install --simulate --no-install-recommends slurmctld slurmd slurm-client slurmdbd 2>/dev/null | awk '/^Inst/ { print $2 }')
+(cd "$folder/debs" && apt-get download -qq $packages)
+for package in "$folder"/debs/*.deb; do dpkg-deb --extract "$package" "$folder/root"; done
+
+library=$(dirname "$(find "$folder/root/usr/lib" -name 'libc.so.6' | head -n 1)")
+loader=$(find "$folder/root/usr" -name 'ld-linux-*.so.*' | head -n 1)
+ln -sfn "$library/slurm-wlm" "$folder/plugins"
+for name in slurmctld slurmd slurmstepd slurmdbd srun sbatch salloc scancel scontrol sinfo squeue sacct sacctmgr sattach sstat; do
+    for found in "$folder"/root/usr/{sbin,bin}/$name{-wlm,}; do
+        [ -f "$found" ] || continue
+        cp --dereference "$found" "$folder/bin/$name"
+        # --force-rpath: it also holds for the libraries of the libraries
+        patchelf --set-interpreter "$loader" --force-rpath --set-rpath "$library/slurm-wlm:$library" "$folder/bin/$name"
+        break
+    done
+done
+SLURM_CONF=/dev/null "$folder/bin/scontrol" --version 2>/dev/null || "$folder/bin/slurmctld" -V
