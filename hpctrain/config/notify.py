@@ -13,7 +13,7 @@ PLAIN = require.that(
     # config.yaml is read by OmegaConf, which would look for a key of that name
     lambda command: "${" not in command and "\0" not in command,
     "contains ${ or a NUL character",
-    "write $HOME for ${HOME}, or put the commands into a script",
+    "write $NAME without braces, or put the commands into a script",
     quoted=True,
 )
 

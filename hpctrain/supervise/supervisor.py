@@ -320,14 +320,14 @@ class Supervisor:
         queue, other jobs or this one wait for the nodes, and SIGKILL follows: the command gets a few seconds.
         """
         reason = Reason.CANCELLED if exit_code == ExitCode.CANCELLED else decision.reason
-        if exit_code is None:
-            follows = "new ranks start in the same job"
-        else:
-            follows = "" if decision.action is Action.END else self.requeuer.follows
-        is_explained = follows or decision.why == decision.reason.meaning.why_final
-        self.notifier.ended(
-            attempt, replace(outcome, reason=reason), why="" if is_explained else decision.why, follows=follows
-        )
+        follows = "new ranks start in the same job" if exit_code is None else self.requeuer.follows
+        why = ""
+        if decision.action is Action.END:  # the job may be requeued for other runs
+            follows = ""
+            why = decision.why if decision.why != reason.meaning.why_final else ""
+        elif not follows and reason is not Reason.CANCELLED:
+            why = "it can't be continued automatically"
+        self.notifier.ended(attempt, replace(outcome, reason=reason), why=why, follows=follows)
         if exit_code is not None:
             is_urgent = follows or reason.meaning.by_slurm or self.shares_job
             self.notifier.finish(SOON_S if is_urgent else None)

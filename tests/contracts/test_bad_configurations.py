@@ -66,7 +66,7 @@ MISTAKES = {
     "a command with braces": (
         ["notify.command='cat \\${HOME}/x'"],
         "notify.command='cat ${HOME}/x'",
-        "write $HOME for ${HOME}",
+        "without braces",
     ),
     "a command that outlasts everything": (["notify.timeout_s=0"], "notify.timeout_s=0", "[1, 600]"),
     "an unknown event": (["notify.on=[started,finished]"], "notify.on=finished", "completed"),
