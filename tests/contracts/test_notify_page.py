@@ -9,10 +9,10 @@ import shlex
 from pathlib import Path
 
 import pytest
-import yaml
 
 from hpctrain.attempt.notification import Notifier
 from hpctrain.attempt.outcome import Outcome
+from hpctrain.config.compose import Composer
 from hpctrain.config.notify import EVENTS, Notify
 from hpctrain.config.run_config import RunConfig
 from hpctrain.run.directory import RunDirectory
@@ -49,19 +49,28 @@ def notify(tmp_path):
     return end
 
 
-def example(name: str) -> Notify:
-    values = yaml.safe_load(EXAMPLES[name])
-    assert values.pop("defaults") == ["base_notify", "_self_"]
-    return Notify(**values)
+@pytest.fixture
+def example(tmp_path):
+    """Composes a file of the page, as the words of the page do."""
+    folder = tmp_path / "conf" / "notify"
+    folder.mkdir(parents=True)
+    for name, text in EXAMPLES.items():
+        (folder / f"{name}.yaml").write_text(text)
+
+    def compose(name: str) -> Notify:
+        assert f"python -m hpctrain notify={name}\n" in PAGE
+        return Composer(str(tmp_path / "conf")).compose([f"notify={name}"]).notify
+
+    return compose
 
 
-def test_the_mail(notify, tmp_path):
+def test_the_mail(notify, example, tmp_path):
     notify(example("mail"))
     assert (tmp_path / "mail.words").read_text().splitlines() == ["-s", "gpt: failed", "me@example.org"]
     assert (tmp_path / "mail.input").read_text().startswith(MESSAGE)
 
 
-def test_slack(notify, tmp_path):
+def test_slack(notify, example, tmp_path):
     notify(example("slack"))
     posted = json.loads((tmp_path / "curl.input").read_text())
     assert list(posted) == ["text"]
@@ -69,7 +78,7 @@ def test_slack(notify, tmp_path):
     assert f"{tmp_path}/.slack_webhook" in (tmp_path / "curl.words").read_text().splitlines()
 
 
-def test_the_desktop(notify, tmp_path):
+def test_the_desktop(notify, example, tmp_path):
     notify(example("desktop"))
     title, message = (tmp_path / "notify-send.words").read_text().splitlines()
     assert title == "hpctrain"
