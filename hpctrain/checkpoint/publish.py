@@ -13,6 +13,7 @@ from typing import Any
 
 from hpctrain.checkpoint.checksummed_file import ChecksummedFile
 from hpctrain.checkpoint.retention import discard_replaced, move_aside
+from hpctrain.checkpoint.room import after_full, is_full
 from hpctrain.errors import CheckpointError
 from hpctrain.files import fsync_directory, temporary_name
 from hpctrain.run.checkpoint_manifest import ALGORITHM, MANIFEST, encode_manifest
@@ -47,9 +48,14 @@ def unpublished(directory: RunDirectory, claim: Claim, step: int) -> Iterator[Pa
         with suppress(OSError):
             claim.require_ownership()
         reason = (error.strerror if isinstance(error, OSError) else None) or error
+        advice = "check that the file system is writable"
+        if is_full(error):
+            # what is free without it counts
+            shutil.rmtree(temporary, ignore_errors=True)
+            advice = after_full(directory, error)
         raise CheckpointError(
-            f"the checkpoint of step {step} can't be written to {final}: {reason}; earlier checkpoints "
-            "are unchanged; check that the file system has space and is writable"
+            f"the checkpoint of step {step} can't be written to {final}: {reason}; earlier checkpoints are unchanged; "
+            f"{advice}"
         ) from error
     finally:
         # once it is published, nothing has this name any more

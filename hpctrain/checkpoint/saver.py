@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from hpctrain.checkpoint.host_memory import available_memory_bytes
 from hpctrain.checkpoint.page_locked import PageLockedMemory
 from hpctrain.checkpoint.retention import Retention
+from hpctrain.checkpoint.room import shortage
 from hpctrain.checkpoint.state import LiveState, Snapshot
 from hpctrain.checkpoint.write import CheckpointWriter
 from hpctrain.config.checkpoint import Checkpoint
@@ -40,6 +41,9 @@ class Writer(Protocol):
 
     def write(self, snapshot: Any, /) -> Path:
         """Write a snapshot, make it durable, publish it, and return its directory."""
+
+    def size_of(self, snapshot: Any, /) -> int:
+        """Return about how many bytes the checkpoint of a snapshot takes."""
 
 
 class CheckpointSaver:
@@ -79,6 +83,7 @@ class CheckpointSaver:
     ) -> None:
         self._writer: Writer = writer or CheckpointWriter(directory, claim, safetensors=policy.safetensors)
         self._retention = Retention(directory, claim, policy)
+        self._directory = directory
         self._policy = policy
         self._stop = stop
         self._clock = clock
@@ -92,6 +97,7 @@ class CheckpointSaver:
         self._error: Exception | None = None
         self._began_at = 0.0
         self._longest_s = 0.0
+        self._is_first = True
         self.stall_s = 0.0
 
     @property
@@ -230,6 +236,9 @@ class CheckpointSaver:
         return self._buffers
 
     def _write(self, snapshot: Snapshot, retain: bool) -> None:
+        if self._is_first:
+            self._is_first = False
+            self._warn_of_shortage(snapshot)
         try:
             path = self._writer.write(snapshot)
             # before any older one is removed: only reading the checkpoint back shows whether the disk kept the bytes
@@ -239,6 +248,11 @@ class CheckpointSaver:
             self._longest_s = max(self._longest_s, self._clock() - self._began_at)
         if retain:
             self._retention.apply(snapshot.step)
+
+    def _warn_of_shortage(self, snapshot: Snapshot) -> None:
+        size = self._writer.size_of(snapshot)
+        if size and (problem := shortage(self._directory, snapshot.step, size, self._policy)):
+            log.warning("%s", problem)
 
     def _write_in_background(self, snapshot: Snapshot, retain: bool, awaited: bool) -> None:
         _yield_to_training()

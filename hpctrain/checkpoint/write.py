@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from hpctrain.checkpoint.checksummed_file import ChecksummedFile
+from hpctrain.checkpoint.host_memory import sharing_key
 from hpctrain.checkpoint.publish import publish, unpublished, write_manifest
-from hpctrain.checkpoint.state import Snapshot, weights_digest
+from hpctrain.checkpoint.state import Snapshot, tensors_in, weights_digest
 from hpctrain.errors import CheckpointError
 from hpctrain.run.checkpoint_manifest import FORMAT_VERSION, PARTS, SAFETENSORS
 from hpctrain.run.checkpoints import file_checksum
@@ -54,6 +55,13 @@ class CheckpointWriter:
         with unpublished(self._directory, self._claim, snapshot.step) as temporary:
             self._write_files(snapshot, temporary)
             return publish(temporary, self._directory.checkpoint(snapshot.step), self._claim)
+
+    def size_of(self, snapshot: Snapshot) -> int:
+        """Return about how many bytes the checkpoint of a snapshot takes: those of its tensors."""
+        parts = (snapshot.model, snapshot.optimizer, snapshot.state)
+        size = sum({sharing_key(tensor): tensor.nbytes for tensor in tensors_in(parts)}.values())
+        # tied weights are written under each of their names
+        return size + (sum(tensor.nbytes for tensor in tensors_in(snapshot.model)) if self._safetensors else 0)
 
     def _write_files(self, snapshot: Snapshot, path: Path) -> None:
         # the largest part first

@@ -14,6 +14,7 @@ EVALUATIONS = "set trainer.eval_every_steps=N"
 CONTINUE = "python -m hpctrain resume RUN continues a run; init_from=PATH starts a new one with its weights"
 CODE_NOW = "a new run copies the code as it is now; for an earlier run: python -m hpctrain resume RUN --code=now"
 KEYS: Mapping[str, str] = {
+    "True": 'in a file, write "on" with quotes: YAML reads on as true',
     "accelerator": "leave it out: GPUs are used where there are any; on SLURM set cluster.gpus_per_node=N",
     "accumulate_grad_batches": ACCUMULATION,
     "batch_size": BATCH,

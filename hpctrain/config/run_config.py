@@ -10,6 +10,7 @@ from hpctrain.config import require
 from hpctrain.config.cluster import MAX_NODES, Cluster
 from hpctrain.config.code import Code
 from hpctrain.config.health import Health
+from hpctrain.config.notify import Notify
 from hpctrain.config.resume import Resume
 
 FOLDER_NAME = require.that(
@@ -49,6 +50,8 @@ class RunConfig(require.Checked):
     """The copy of the code with which the run is made."""
     health: Health = field(default_factory=Health)
     """When a run without progress counts as hanging."""
+    notify: Notify = field(default_factory=Notify)
+    """What is started when the state of the run changes."""
     resume: Resume = field(default_factory=Resume)
     """What may change when a run is resumed."""
 

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.doctor.file_system import FileSystem, nearest_existing
 from hpctrain.doctor.finding import Finding, Severity
 from hpctrain.doctor.room import full_finding, room_findings
 from hpctrain.files import append_json_line, describe_os_error, fsync_directory, write_atomic
 from hpctrain.run.disk_reserve import FULL
+from hpctrain.run.file_system import FileSystem, nearest_existing
 
 NEEDED_BYTES = 64 * 10**6
 """Room that the records and logs of a run may take, without its checkpoints."""

@@ -8,10 +8,10 @@ import os
 import tempfile
 from pathlib import Path
 
-from hpctrain.doctor.file_system import FileSystem
 from hpctrain.doctor.finding import Finding, Severity
 from hpctrain.phrases import scaled
 from hpctrain.run.disk_reserve import FULL
+from hpctrain.run.file_system import FileSystem
 
 FEW_FILES = 10_000
 """Files that must be left: a copy of the code alone may have thousands."""

@@ -18,7 +18,7 @@ from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.run.reason import Reason
 
 # the drill itself watches its runs
-FORCED = ("cluster.wait=false", "cluster.dry_run=false")
+FORCED = ("cluster.wait=false", "cluster.dry_run=false", "notify.command=null")
 """Overrides that no one can change."""
 
 

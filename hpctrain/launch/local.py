@@ -18,6 +18,7 @@ from types import FrameType, MappingProxyType
 from typing import IO
 
 from hpctrain.attempt.hang_report import alarm_complaint
+from hpctrain.attempt.notification import SOON_S, Notifier
 from hpctrain.attempt.out_of_memory import oom_complaint, oom_kills, with_memory_advice
 from hpctrain.attempt.outcome import Outcome, record_end, resume_advice
 from hpctrain.attempt.unrecorded import UnrecordedEnds
@@ -80,28 +81,33 @@ def _launch(run: RunPlan, program: HostProgram | None, quiet: Collection[Reason]
     needs_secret = world_size > 1 and not run.is_program and run.training.parallel.init_method != "env://"
     attempt = Ledger(directory).claim(secret=needs_secret)
     Owner.write(directory.claim(attempt), in_program=program is not None)
+    notifier = Notifier(directory, run.config, os.environ)
     if code.damage:
-        return _refuse(run, attempt, code)
+        return _refuse(run, attempt, code, notifier)
     kills = oom_kills()
     if world_size == 1 and not run.is_program:
-        conclude = partial(_conclude, run, attempt, kills, quiet=quiet)
+        conclude = partial(_conclude, run, attempt, kills, notifier, quiet=quiet)
         # inside an allocation, or in a shell with leftover variables, the launched rank is still the only one
         alone = environ_replaced(scrubbed(os.environ) | Handover(attempt=attempt, code=code.digest).variables())
         with crash_recorder(conclude), alone, imported_from(None if program else code.copy):
+            notifier.started(attempt, socket.gethostname())  # its thread must not be there at the recorder's fork
             run_rank(run.training, directory, program=program)
         return conclude()
+    notifier.started(attempt, socket.gethostname())
     port = run.config.cluster.master_port or free_port()
     ranks = LocalRanks(directory, attempt, world_size, port=port, code=code.digest, independent=run.is_program)
     ranks.run(rank_command(run, code.copy), code_variables(run, code.copy, os.environ))
-    return _conclude(run, attempt, kills, codes=ranks.codes, cut_short=ranks.cut_short, quiet=quiet)
+    return _conclude(run, attempt, kills, notifier, codes=ranks.codes, cut_short=ranks.cut_short, quiet=quiet)
 
 
-def _refuse(run: RunPlan, attempt: int, code: CheckedCode) -> int:
+def _refuse(run: RunPlan, attempt: int, code: CheckedCode, notifier: Notifier) -> int:
     """End an attempt before its ranks start, because the code isn't what was submitted."""
     outcome = Outcome(Reason.FAILED, saved_step(run.directory), code.damage)
     size, digest = run.resources.world_size, code.digest
     record_end(run.directory, attempt, outcome, world_size=size, ends_run=True, code=digest)
     print(f"hpctrain: {outcome.reason.value}: {code.damage}", file=sys.stderr)
+    notifier.ended(attempt, outcome)
+    notifier.finish()
     return outcome.reason.meaning.exit_code
 
 
@@ -109,6 +115,7 @@ def _conclude(
     run: RunPlan,
     attempt: int,
     kills: int,
+    notifier: Notifier,
     *,
     codes: Sequence[int | None] = (),
     cut_short: bool = False,
@@ -120,6 +127,7 @@ def _conclude(
         run: the run.
         attempt: the attempt's number.
         kills: the kernel's count of processes that it killed for their memory, before the attempt.
+        notifier: of the run.
         codes: by rank, the exit code; None for a rank that the launcher killed. Empty if the launching process
             is the only rank.
         cut_short: whether a second Ctrl-C ended the ranks.
@@ -139,6 +147,10 @@ def _conclude(
     if outcome.report and not is_recorded and outcome.reason not in (Reason.COMPLETED, *quiet):
         print(f"hpctrain: {_end(outcome, run, attempt)}", file=sys.stderr)
         print(resume_advice(directory, outcome.reason), file=sys.stderr)
+    notifier.ended(attempt, outcome)
+    # after a Ctrl-C, the user waits at the terminal
+    is_urgent = outcome.reason.meaning.resumable or outcome.reason.meaning.by_slurm
+    notifier.finish(SOON_S if is_urgent else None)
     return outcome.reason.meaning.exit_code
 
 

@@ -30,7 +30,7 @@ from hpctrain.results.varied_keys import SEED, comparable, value_text
 from hpctrain.run.config_change import trained_config
 
 GROUP = "experiment"
-SITE = ("nodes", "cluster", "code", "health")
+SITE = ("nodes", "cluster", "code", "health", "notify")
 """Groups and keys that say where and how a run is executed. They aren't part of an experiment, unless the sweep varied
 them: the command that is printed has them."""
 OF_A_RUN = (*SITE, "run_dir", "run_mode", "resume")

@@ -170,6 +170,11 @@ class RunDirectory:
         """What the launcher of a run printed that `hpctrain.submit` started on this machine."""
         return self.logs / "launcher.log"
 
+    @property
+    def notify_log(self) -> Path:
+        """The output of `notify.command`, over all attempts."""
+        return self.logs / "notify.log"
+
     def sample_log(self, rank: int | str) -> Path:
         """The samples of one rank, step by step, if `logger.samples` is set."""
         return self.logs / f"samples_{rank}.jsonl"

@@ -31,11 +31,15 @@ class Requeuer:
     Args:
         job: the current one.
         plan: of the run.
+
+    Attributes:
+        follows: which job continues the run, in a phrase; empty as long as none does.
     """
 
     def __init__(self, job: CurrentJob, plan: RunPlan) -> None:
         self.job = job
         self.plan = plan
+        self.follows = ""
         # guards the attributes below, and is held during queries to SLURM: two threads must not requeue the job twice
         self._lock = threading.RLock()
         self._termination: Termination | None = None
@@ -94,7 +98,8 @@ class Requeuer:
                     log.info("job %s can't be requeued: %s", self.job.job_id, error)
                     return False
                 self._requeued = True
-                log.info("job %s is requeued", self.job.job_id)
+                self.follows = f"job {self.job.job_id} is requeued"
+                log.info("%s", self.follows)
             return True
 
     def requeue_unwritable(self) -> bool:
@@ -161,6 +166,7 @@ class Requeuer:
         nodes = ",".join(filter(None, dict.fromkeys((self.plan.slurm.exclude, *earlier, *exclude))))
         config = replace(self.plan.config, cluster=replace(self.plan.slurm, exclude=nodes or None))
         (job_id,) = submit([replace(self.plan, config=config)], directory)
+        self.follows = f"the run continues in job {job_id}"
         return job_id
 
     def _check(self) -> bool:

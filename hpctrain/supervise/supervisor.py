@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
+from hpctrain.attempt.notification import SOON_S, Notifier
 from hpctrain.attempt.out_of_memory import with_memory_advice
 from hpctrain.attempt.outcome import Outcome, record_end, resume_advice, resume_command
 from hpctrain.attempt.pause import end_of
@@ -54,6 +55,7 @@ class Supervisor:
     Attributes:
         job: the current one.
         requeuer: requeues it.
+        notifier: starts the user's command when the state of the run changes.
         ledger: of the run.
         allocation: the job's nodes.
     """
@@ -76,6 +78,7 @@ class Supervisor:
         self.shares_job = shares_job
         self.job = CurrentJob(plan.directory, slurm, environ, silence_s)
         self.requeuer = Requeuer(self.job, plan)
+        self.notifier = Notifier(plan.directory, plan.config, environ, self.job.job_id)
         self.ledger = Ledger(plan.directory)
         self.allocation = Allocation(self.job.nodes, plan.node_counts, plan.outlives_a_node, consecutive_ranks(plan))
         self._in_allocation = 0
@@ -107,8 +110,11 @@ class Supervisor:
             except STORAGE_ERRORS as error:
                 return self._leave_unwritable(error)
             self._record(attempt, outcome, decision, code.digest)
-            if decision.action is not Action.RESTART:
-                return self._leave(decision)
+            # a requeue comes first: it must not wait for the user's command
+            exit_code = None if decision.action is Action.RESTART else self._leave(decision)
+            self._notify(attempt, outcome, decision, exit_code)
+            if exit_code is not None:
+                return exit_code
             self.allocation.lose(decision.exclude)
 
     def _before_ranks(self, act: Callable[[], T], problem: str) -> T:
@@ -145,6 +151,8 @@ class Supervisor:
         self._in_allocation += 1
         nodes, outlives_a_node = self.allocation.step_nodes, self.allocation.outlives_a_node
         log.info("attempt %d on %s", attempt, self.allocation.described)
+        if self._in_allocation == 1:  # that new ranks follow in the same job was part of the last notification
+            self.notifier.started(attempt, self.allocation.described)
         command = srun_command(
             self.plan, nodes if outlives_a_node else (), self.environ.get("SLURM_JOB_NAME"), code.copy
         )
@@ -311,4 +319,27 @@ class Supervisor:
         """Requeue the job because the run directory is unavailable: a later time, or other nodes, may help."""
         print_error(f"hpctrain: {error}; once it can be written again, resume with: {resume_command(self.directory)}")
         been_here = self._in_allocation or self.job.restarts
-        return ExitCode.INTERRUPTED if been_here and self.requeuer.requeue_unwritable() else ExitCode.FAILED
+        requeued = been_here and self.requeuer.requeue_unwritable()
+        outcome = Outcome(Reason.INFRASTRUCTURE, 0, str(error))
+        self.notifier.ended(self.job.attempt, outcome, follows=self.requeuer.follows)
+        self.notifier.finish(SOON_S)
+        return ExitCode.INTERRUPTED if requeued else ExitCode.FAILED
+
+    def _notify(self, attempt: int, outcome: Outcome, decision: RequeueDecision, exit_code: int | None) -> None:
+        """Notify of the end of an attempt; before this process ends, wait for the command.
+
+        SLURM kills what is left of a job when its batch script ends. While it is ending the job, or has it back in the
+        queue, other jobs or this one wait for the nodes, and SIGKILL follows: the command gets a few seconds.
+        """
+        reason = Reason.CANCELLED if exit_code == ExitCode.CANCELLED else decision.reason
+        follows = "new ranks start in the same job" if exit_code is None else self.requeuer.follows
+        why = ""
+        if decision.action is Action.END:  # the job may be requeued for other runs
+            follows = ""
+            why = decision.why if decision.why != reason.meaning.why_final else ""
+        elif not follows and reason is not Reason.CANCELLED:
+            why = "it can't be continued automatically"
+        self.notifier.ended(attempt, replace(outcome, reason=reason), why=why, follows=follows)
+        if exit_code is not None:
+            is_urgent = follows or reason.meaning.by_slurm or self.shares_job
+            self.notifier.finish(SOON_S if is_urgent else None)

@@ -34,7 +34,7 @@ line and exit code 2, before anything is written or submitted. A key whose defau
 
 PROGRAMS = """\
 The run of a program, `python -m hpctrain run`, has the top-level keys `nodes`, `name`, `run_dir` and `run_mode`, the
-groups `cluster`, `code`, `health`, `resume` and `run`, and:
+groups `cluster`, `code`, `health`, `notify`, `resume` and `run`, and:
 """
 
 

@@ -62,6 +62,14 @@ MISTAKES = {
         "logger.mlflow.tracking_uri=http://[x",
         "write it as http://login1:5000",
     ),
+    "an empty command": (["notify.command="], "notify.command=''", "omit the key"),
+    "a command with braces": (
+        ["notify.command='cat \\${HOME}/x'"],
+        "notify.command='cat ${HOME}/x'",
+        "without braces",
+    ),
+    "a command that outlasts everything": (["notify.timeout_s=0"], "notify.timeout_s=0", "[1, 600]"),
+    "an unknown event": (["notify.on=[started,finished]"], "notify.on=finished", "completed"),
     "a long wait at the end": (["logger.sync_timeout_s=60"], "logger.sync_timeout_s=60", "[0, 10]"),
     "a task without a loss": (
         ["task=custom", "task._target_=hpctrain.tasks.task.Task"],

@@ -73,7 +73,8 @@ def test_the_groups_are_the_fields():
     fields = {field.name for field in dataclasses.fields(Config)}
     assert (set(schema.GROUPS) | TOP_LEVEL) - {"run", "sweep"} == fields
     program = {field.name for field in dataclasses.fields(ProgramConfig)}
-    assert program == {"nodes", "name", "run_dir", "run_mode", "cluster", "code", "health", "resume", "run", "args"}
+    groups = {"cluster", "code", "health", "notify", "resume", "run"}
+    assert program == {"nodes", "name", "run_dir", "run_mode", "args"} | groups
     assert program - fields == {"run", "args"}
 
 

@@ -37,9 +37,10 @@ REASONS = """
 """
 TOP_LEVEL_KEYS = """
     nodes seed name run_dir run_mode init_from init_match init_strict
-    cluster task model data optimizer schedule precision parallel trainer checkpoint logger callbacks health resume code
+    cluster task model data optimizer schedule precision parallel trainer checkpoint logger callbacks health notify
+    resume code
 """
-KEYS_OF_PROGRAMS = "nodes name run_dir run_mode cluster code health resume args run"
+KEYS_OF_PROGRAMS = "nodes name run_dir run_mode cluster code health notify resume args run"
 FIXED_KEYS = """
     trainer.max_steps trainer.max_epochs trainer.global_batch_size trainer.micro_batch_size trainer.sync_batchnorm
     trainer.deterministic checkpoint.every_steps checkpoint.every_min checkpoint.keep data.num_workers data.drop_last
@@ -52,6 +53,7 @@ FIXED_KEYS = """
     cluster.requeue.max_preemptions cluster.requeue.max_time_limits cluster.requeue.max_failures
     cluster.requeue.max_stalled_attempts
     checkpoint.writers
+    notify.command notify.timeout_s notify.on
 """
 KEYS_OF_A_MESH = (
     "replicate_degree shard_degree tensor_degree pipeline_degree stages_per_rank stages blocks reshard_after_forward "

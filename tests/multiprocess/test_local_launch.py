@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -500,3 +501,56 @@ def test_a_kill_is_counted_in_its_control_group_alone(little_memory):
     done = subprocess.run(["sh", "-c", command, "sh", KILLS], capture_output=True, text=True, check=True)
     assert done.stdout == f"{-signal.SIGKILL} 1\n"
     assert oom_kills() == before
+
+
+def notifications(folder):
+    """What the command of `keeps` got, in order."""
+    return sorted((json.loads(path.read_text()) for path in folder.iterdir()), key=lambda one: one["time"])
+
+
+@pytest.fixture
+def keeps(tmp_path):
+    """A notify.command that keeps what it gets, and then hangs."""
+    (tmp_path / "seen").mkdir()
+    written = f"cat > {tmp_path}/half_$$ && mv {tmp_path}/half_$$ {tmp_path}/seen/$$"
+    return f"notify.command='{written}; echo kept; sleep 600'"
+
+
+def test_a_command_learns_of_a_runs_start_its_interruption_and_its_end(launch, start, tmp_path, keeps):
+    """And hangs each time."""
+    command = launch("trainer.max_steps=60", keeps, "notify.timeout_s=600", TRIAL_SLEEP="0.1")
+    command.wait_for_log("step 1/60")
+    command.signal(signal.SIGINT)
+    code, _, err = command.wait()
+    assert code == 4, err
+    assert "notify.command took more than" in err
+    code, _, err = start("resume", str(command.path), "trainer.max_steps=20", "notify.timeout_s=1").wait()
+    assert code == 0, err
+    found = notifications(tmp_path / "seen")
+    assert [(one["event"], one["attempt"], one["job_id"]) for one in found] == [
+        ("started", 1, None),
+        ("interrupted", 1, None),
+        ("started", 2, None),
+        ("completed", 2, None),
+    ]
+    stopped = found[1]["step"]
+    assert found[1]["message"].startswith(f"interrupted after step {stopped}; the run ends here; to resume: ")
+    assert (command.path / "logs" / "notify.log").read_text() == "kept\n" * 4
+
+
+def test_a_command_learns_of_a_process_that_was_killed(fork_server, tmp_path, keeps):
+    words = [f"run_dir={tmp_path / 'run'}", *TRIAL, keeps, "notify.timeout_s=1", "notify.on=[failed]"]
+    (done,) = fork_server.wait(fork_server.start("command:run", *words, TRIAL_ACT="0:2:SIGKILL"))
+    assert done.code == -signal.SIGKILL, done.output
+    wait_for(lambda: notifications(tmp_path / "seen"), "the notification")
+    (found,) = notifications(tmp_path / "seen")
+    assert (found["event"], found["reason"]) == ("failed", "infrastructure")
+
+
+def test_a_command_learns_of_a_program_that_failed(fork_server, tmp_path, keeps):
+    words = ["run", f"run_dir={tmp_path / 'run'}", keeps, "notify.timeout_s=1", "--", "sh", "-c", "exit 3"]
+    (done,) = fork_server.wait(fork_server.start("command:run", *words))
+    assert done.code == 1, done.output
+    started, failed = notifications(tmp_path / "seen")
+    assert (started["event"], failed["event"], failed["reason"]) == ("started", "failed", "failed")
+    assert "3" in failed["message"]

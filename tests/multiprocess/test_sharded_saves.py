@@ -39,11 +39,14 @@ def together(ranks):
     ids=str,
 )
 def test_every_mesh_reads_what_a_mesh_has_written_bit_for_bit(together, tmp_path, world_size, degrees):
-    together("save", tmp_path, world_size=world_size, **degrees)
+    saved = together("save", tmp_path, world_size=world_size, **degrees)
     for other_size, other in [(4, {}), (3, {}), (4, {"replicate_degree": 2}), (2, {}), (2, {"replicate_degree": 2})]:
         for found in together("restore", tmp_path, world_size=other_size, **other):
             assert found == {"wrong": [], "rng": ["rng"] * world_size, "step": 2}
     expected = torch.load(tmp_path / "expected.pt", weights_only=True)
+    elements = sum(value.nbytes for name, value in expected.items() if name != "head.weight")
+    # each rank knows its own part
+    assert sum(found["size"] for found in saved) / world_size == pytest.approx(elements, rel=0.1)
     model = Tied()
     directory = RunDirectory.at(tmp_path)
     saved = load(directory.checkpoint(2))

@@ -228,7 +228,9 @@ def test_the_disk_is_full_and_a_failed_save_ends_the_run(runs: SubmittedRuns, di
     runs.submit(run, *words, nodes=1)
     assert run.until_ended() == "COMPLETED"
     assert_survived(runs, run, "failed", processes=1)
-    assert "No space left on device" in run.attempts[0].detail
+    detail = run.attempts[0].detail
+    assert "No space left on device" in detail
+    assert "0 B are free; no older checkpoint of the run can be removed" in detail
 
 
 @pytest.mark.nightly

@@ -75,6 +75,12 @@ class ShardedWriter:
             # the other ranks wait for it: their buffers belong to this save until it is over
             self._world.broadcast("" if failed is None else str(failed) or type(failed).__name__)
 
+    def size_of(self, snapshot: ShardedSnapshot | Exception) -> int:
+        """Return about how many bytes the checkpoint takes, as if each rank wrote as much as this one."""
+        if isinstance(snapshot, Exception):
+            return 0
+        return self._world.size * sum(chunk.tensor.nbytes for chunk in snapshot.chunks)
+
     def _write_part_of(self, snapshot: ShardedSnapshot | Exception) -> None:
         """Write this rank's part where rank zero says, and wait for the end of the save."""
         if (path := self._world.broadcast(None)) is not None:

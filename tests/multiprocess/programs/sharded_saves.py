@@ -115,10 +115,13 @@ def save(folder, options):
     known = {}
     live(model, optimizer, world, 1, known).capture()
     with patch("hpctrain.checkpoint.sharded.live_shards.local_pieces", side_effect=AssertionError("computed again")):
-        writer.write(live(model, optimizer, world, 2, known).capture())
+        snapshot = live(model, optimizer, world, 2, known).capture()
+        writer.write(snapshot)
+    size = writer.size_of(snapshot)
     if world.is_rank_zero:
         torch.save(expected, Path(folder, "expected.pt"))
     world.close()
+    return {"size": size}
 
 
 def restore(folder, options):

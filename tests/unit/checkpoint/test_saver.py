@@ -490,3 +490,21 @@ def wait_until(condition, timeout_s=20.0):
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_shortage_of_room_is_a_warning_before_the_first_save(make, run, training, caplog, asynchronous):
+    _, state = training
+    saver = make(asynchronous=asynchronous, keep=10**15)
+    for step in (1, 2):
+        saver.save(state(step), wait=True)
+    (warning,) = [message for message in caplog.messages if "but the run needs" in message]
+    assert warning.startswith(f"{run.checkpoints}: ")
+    assert "by checkpoint.keep=1000000000000000 and one being written; that of step 1 fits; " in warning
+    assert run.checkpoint_steps() == [1, 2]
+
+
+def test_where_there_is_room_the_first_save_logs_nothing(make, training, caplog):
+    _, state = training
+    make().save(state(1), wait=True)
+    assert not caplog.messages

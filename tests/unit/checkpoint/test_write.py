@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
 import shutil
 import stat
@@ -208,6 +209,33 @@ def test_a_disk_that_fills_up_keeps_what_it_has(small_disk, writer, snapshot):
     assert kept[0] == 1
     assert names(small_disk) == [f"step_{step:08d}" for step in kept]
     assert load(choose_newest(small_disk)[0]).step == kept[-1]
+
+
+def test_a_full_disk_names_what_is_free_and_what_can_be_removed(small_disk, writer, snapshot):
+    with pytest.raises(CheckpointError, match="No space left on device") as raised:
+        list(map(writer.write, map(snapshot, range(1, 9))))
+    *older, _, _ = list_checkpoints(small_disk, verify=False)
+    names_and_sizes = ", ".join(f"{info.path} ({info.bytes / 1e3:.3g} kB)" for info in sorted_by_size(older))
+    assert f"are free; can be removed, the largest first: {names_and_sizes}; checkpoint.keep" in str(raised.value)
+    free = re.search(r"; (\S+) kB are free", str(raised.value))
+    system = os.statvfs(small_disk.checkpoints)
+    assert float(free[1]) * 1e3 == pytest.approx(system.f_bavail * system.f_frsize, rel=0.01)
+
+
+def sorted_by_size(found):
+    return sorted(found, key=lambda info: (-info.bytes, info.path))
+
+
+@pytest.mark.parametrize("safetensors", [True, False])
+def test_the_size_of_a_checkpoint_is_known_before_it_is_written(directory, claim, safetensors):
+    model = nn.Linear(300, 300)
+    model.tied = model.weight
+    head = Head(step=1, samples_seen=0, world_size=1, config_digest="")
+    live = LiveState(model, torch.optim.SGD(model.parameters()), head=head, extra={"ema": [torch.zeros(90_000)]})
+    writer = CheckpointWriter(directory, claim, safetensors=safetensors)
+    path = writer.write(live.capture())
+    written = sum(file.stat().st_size for file in path.iterdir())
+    assert writer.size_of(live.capture()) == pytest.approx(written, rel=0.05)
 
 
 def test_a_disk_that_became_read_only_keeps_what_it_has(small_disk, writer, snapshot):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.attempt.notification import Notifier
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.compose import Composer
 from hpctrain.distributed.private_folder import lockable_folder
@@ -385,7 +386,8 @@ def test_an_error_that_all_ranks_raise_is_not_printed_again(tmp_path, monkeypatc
             rank=rank, host="n", reason=Reason.FAILED, step=3, message="ConfigError: no", time=2.0 - rank
         )
         record.write(run.directory.claim(attempt))
-    assert local._conclude(run, attempt, kills=0, codes=[1, 1]) == ExitCode.FAILED
+    notifier = Notifier(run.directory, run.config, os.environ)
+    assert local._conclude(run, attempt, 0, notifier, codes=[1, 1]) == ExitCode.FAILED
     ended, advice = capsys.readouterr().err.splitlines()
     assert ended == "hpctrain: failed after step 3"
     assert advice.startswith("once the cause is fixed, resume with: ")

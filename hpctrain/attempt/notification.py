@@ -1,0 +1,242 @@
+"""Start `notify.command` when the state of a run changes, in the background."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import IO
+
+from hpctrain.attempt.outcome import Outcome, resume_advice
+from hpctrain.config.notify import Notify
+from hpctrain.config.run_config import RunConfig
+from hpctrain.errors import ExitCode, HpctrainError
+from hpctrain.run.checkpoints import saved_step
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.ledger import Ledger
+from hpctrain.run.reason import Reason
+
+SOON_S = 5.0
+"""Seconds for the last command if the nodes, the terminal or the next run wait for this process."""
+KILLED_S = 2.0
+"""Seconds for killed processes to disappear: on a hanging file system, a process outlives SIGKILL."""
+POLL_S = 0.02
+LONGEST_MESSAGE = 500
+"""Characters of a message."""
+IGNORING_SIGNALS = "trap '' TERM USR1 USR2; exec sh -c \"$1\""
+"""SLURM sends these to all processes of a job that it requeues, at the moment at which there is something to report."""
+EVENTS = {
+    ExitCode.FINISHED: "completed",
+    ExitCode.CANCELLED: "cancelled",
+    ExitCode.INTERRUPTED: "interrupted",
+}
+"""The event at the end of a run, by the exit code of its reason; `failed` for all others."""
+
+log = logging.getLogger("hpctrain.attempt")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notification:
+    """What a command gets on its standard input, as one JSON object.
+
+    Attributes:
+        event: one of `hpctrain.config.notify.EVENTS`.
+        run_dir: the run directory, absolute.
+        name: of the run.
+        job_id: SLURM's; None on this machine.
+        attempt: its number, from 1.
+        step: completed steps, as far as known.
+        reason: why the attempt ended; None at its start.
+        message: one line: why, and what follows.
+        time: epoch seconds.
+        host: the machine that starts the command.
+    """
+
+    event: str
+    run_dir: str
+    name: str | None
+    job_id: str | None
+    attempt: int
+    step: int
+    reason: str | None
+    message: str
+    time: float
+    host: str
+
+    def to_json(self) -> str:
+        """One line of JSON, with its line break."""
+        return json.dumps(asdict(self)) + "\n"
+
+
+class Notifier:
+    """Starts `notify.command` at the changes of a run's state; nothing that the command does delays or fails the run.
+
+    Args:
+        directory: of the run.
+        config: its keys `notify` and `name`.
+        environ: the environment of the commands.
+        job_id: SLURM's; None on this machine.
+    """
+
+    def __init__(
+        self, directory: RunDirectory, config: RunConfig, environ: Mapping[str, str], job_id: str | None = None
+    ) -> None:
+        self._directory = directory
+        self._settings: Notify = config.notify
+        self._name = config.name
+        # the caller may change its environment while a command starts
+        self._environ = dict(environ)
+        self._job_id = job_id
+        self._commands: list[_Command] = []
+
+    def started(self, attempt: int, where: str) -> None:
+        """Notify that an attempt starts.
+
+        Args:
+            attempt: its number.
+            where: its nodes.
+        """
+        if not self._listens_for("started"):
+            return
+        step, before = 0, ""
+        with contextlib.suppress(OSError, HpctrainError):  # the attempt itself reports an unreadable record
+            step = saved_step(self._directory)
+            ended = [one for one in Ledger(self._directory).attempts() if one.attempt < attempt and one.reason]
+            before = f"; attempt {ended[-1].attempt} ended as {ended[-1].reason}" if ended else ""
+        after = f" after step {step}" if step else ""
+        self._start("started", attempt, step, None, f"attempt {attempt} starts on {where}{after}{before}")
+
+    def ended(self, attempt: int, outcome: Outcome, *, why: str = "", follows: str = "") -> None:
+        """Notify of the end of an attempt.
+
+        Args:
+            attempt: its number.
+            outcome: how it ended.
+            why: why the run ends with it, if its reason alone doesn't explain that.
+            follows: what continues the run; empty if it ends here.
+        """
+        reason = outcome.reason
+        event = "interrupted" if follows else EVENTS.get(reason.meaning.exit_code, "failed")
+        if not self._listens_for(event):
+            return
+        # the report of an orderly stop says only that it was one
+        said = reason.meaning.orderly and reason not in (Reason.COMPLETED, Reason.PAUSED)
+        headline = "" if said else outcome.headline
+        after = f"{reason.value} after step {outcome.step}" if outcome.step else reason.value
+        cause = ": ".join(filter(None, (after, why, headline)))[:LONGEST_MESSAGE]
+        if not follows and reason is not Reason.COMPLETED:
+            follows = f"the run ends here; {resume_advice(self._directory, reason)}"
+        self._start(event, attempt, outcome.step, reason, "; ".join(filter(None, (cause, follows))))
+
+    def finish(self, within_s: float | None = None) -> None:
+        """Wait for the commands, and kill those that take longer.
+
+        Args:
+            within_s: seconds to wait at most; None for `notify.timeout_s`.
+        """
+        deadline = time.monotonic() + (self._settings.timeout_s if within_s is None else within_s)
+        for command in self._commands:
+            command.deadline = min(command.deadline, deadline)
+        for command in self._commands:
+            command.thread.join(max(0.0, command.deadline - time.monotonic()) + KILLED_S)
+        self._commands.clear()
+
+    def _listens_for(self, event: str) -> bool:
+        return self._settings.command is not None and event in self._settings.on
+
+    def _start(self, event: str, attempt: int, step: int, reason: Reason | None, message: str) -> None:
+        notification = Notification(
+            event=event,
+            run_dir=str(self._directory.path),
+            name=self._name,
+            job_id=self._job_id,
+            attempt=attempt,
+            step=step,
+            reason=None if reason is None else reason.value,
+            message=message,
+            time=time.time(),
+            host=socket.gethostname(),
+        )
+        assert self._settings.command is not None
+        deadline = time.monotonic() + self._settings.timeout_s
+        command = _Command(self._settings.command, notification, self._directory, self._environ, deadline)
+        try:
+            command.thread.start()
+        except RuntimeError as error:  # the limit on threads
+            log.warning("notify.command can't be started for %s: %s", event, error)
+            return
+        self._commands.append(command)
+
+
+@dataclass
+class _Command:
+    """One start of the command, with a thread that starts, watches and kills it.
+
+    Attributes:
+        deadline: monotonic seconds at which it is killed; may be moved while it runs.
+    """
+
+    command: str
+    notification: Notification
+    directory: RunDirectory
+    environ: Mapping[str, str]
+    deadline: float
+    thread: threading.Thread = field(init=False)
+
+    def __post_init__(self) -> None:
+        # a daemon: a process that waits for a dead file system must not keep this one
+        self.thread = threading.Thread(target=self._run, name="notify", daemon=True)
+
+    def _run(self) -> None:
+        began = time.monotonic()
+        event = self.notification.event
+        try:
+            code = self._run_to_the_end()
+        except (OSError, ValueError) as error:
+            log.warning("notify.command can't be started for %s: %s", event, error)
+            return
+        where = self.directory.notify_log
+        if code is None:
+            log.warning("notify.command took more than %.0f s for %s: killed", time.monotonic() - began, event)
+        elif code:
+            log.warning("notify.command ended with %d for %s; its output is in %s", code, event, where)
+
+    def _run_to_the_end(self) -> int | None:
+        """Return the exit code; None for a command that was killed."""
+        with contextlib.ExitStack() as stack:
+            # a file and not a pipe: a command that reads nothing can't hold this process up, or end it by SIGPIPE
+            text = stack.enter_context(os.fdopen(os.memfd_create("notification"), "w+"))
+            text.write(self.notification.to_json())
+            text.seek(0)
+            output = self._open_log(stack)
+            process = subprocess.Popen(
+                ["sh", "-c", IGNORING_SIGNALS, "sh", self.command],
+                env=self.environ,
+                stdin=text,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        while (code := process.poll()) is None and time.monotonic() < self.deadline:
+            time.sleep(POLL_S)
+        # also what the shell left in the background: nothing may outlive the run
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        if code is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(KILLED_S)
+        return code
+
+    def _open_log(self, stack: contextlib.ExitStack) -> IO[bytes] | int:
+        try:
+            return stack.enter_context(self.directory.notify_log.open("ab", buffering=0))
+        except OSError:
+            return subprocess.DEVNULL  # the user is to hear of a full or lost disk all the same
