@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from hpctrain.doctor import folder_check
-from hpctrain.doctor.file_system import FileSystem, nearest_existing
 from hpctrain.doctor.finding import Severity
 from hpctrain.doctor.folder_check import Trial, check_folder
 from hpctrain.doctor.room import room_findings
+from hpctrain.run.file_system import FileSystem, nearest_existing
 
 MOUNTS = """\
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/root rw
