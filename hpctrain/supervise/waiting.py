@@ -77,7 +77,7 @@ class Waiting:
         command = resume_command(self._directory)
         others = f" (and {len(stopped) - 1} more)" if len(stopped) > 1 else ""
         report = (
-            f"it waited for {RunDirectory(first.path).as_typed}{others}, which is {first.described}; resume that run, "
+            f"it waited for {RunDirectory(first.path).as_typed}{others}, which is {_described(first)}; resume that run, "
             f"then this one: {command}; or start this one all the same: {command} after_failure=start"
         )
         attempt = self._job.claim()
@@ -116,3 +116,9 @@ class Waiting:
         except SchedulerError as error:
             log.info("the job starts again as soon as SLURM lets it, and looks again: %s", error)
         return ExitCode.INTERRUPTED
+
+
+def _described(other: RunStatus) -> str:
+    """The state of another run with its reason, unless that is a run before it, which has its own report."""
+    is_of_a_third = bool(other.attempts) and "after" in other.attempts[-1].extra
+    return str(other.state) if is_of_a_third else other.described

@@ -15,8 +15,9 @@ COMPLETED = [(0, "completed", STEPS)]
 
 
 def command(run: FollowedRun, *words: str) -> str:
-    """Type a command; return what it printed."""
-    done = run.sandbox.run([sys.executable, "-m", "hpctrain", *words], env=submitters_variables())
+    """Type a command where the run was submitted; return what it printed."""
+    typed = [sys.executable, "-m", "hpctrain", *words]
+    done = run.sandbox.run(typed, cwd=run.directory.path.parent, env=submitters_variables())
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -106,8 +107,9 @@ def test_after_a_failed_run(runs: SubmittedRuns) -> None:
         assert attempt.reason == "failed"
         assert attempt.extra["after"] == str(other.directory.path)
         assert f"resume {run.directory.path}" in attempt.detail
+        assert attempt.detail.count("resume that run") == 1
     # once it has been resumed, the next ones can be
-    command(first, "resume", str(first.directory.path), "resume.allow_config_change=true", "~task.act")
+    command(first, "resume", str(first.directory.path))
     command(ended, "resume", str(ended.directory.path))
     assert first.until_ended() == "COMPLETED"
     assert ended.until_ended() == "COMPLETED"
