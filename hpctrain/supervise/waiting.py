@@ -75,10 +75,10 @@ class Waiting:
         first = next((one for one in stopped if one.state is not RunState.CANCELLED), stopped[0])
         reason = Reason.CANCELLED if first.state is RunState.CANCELLED else Reason.FAILED
         command = resume_command(self._directory)
-        others = f" (and {len(stopped) - 1} more)" if len(stopped) > 1 else ""
+        other = RunDirectory(first.path).as_typed + (f" (and {len(stopped) - 1} more)" if len(stopped) > 1 else "")
         report = (
-            f"it waited for {RunDirectory(first.path).as_typed}{others}, which is {_described(first)}; resume that run, "
-            f"then this one: {command}; or start this one all the same: {command} after_failure=start"
+            f"it waited for {other}, which is {_described(first)}; resume that run, then this one: {command}; or start "
+            f"this one all the same: {command} after_failure=start"
         )
         attempt = self._job.claim()
         record_end(
