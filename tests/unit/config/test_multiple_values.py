@@ -46,7 +46,7 @@ def test_what_is_not_a_plain_list_has_several_values(composer: Composer, value: 
         ("runs/a/2026-01-31_12-00-00,b", ["runs/a/2026-01-31_12-00-00", "b"]),
         ("[a,b]", ["a", "b"]),
         ("007,1e5", ["007", "1e5"]),
-        ("'a b',c=d", ["a b", "c=d"]),
+        ("'a b','c=d'", ["a b", "c=d"]),
         ("sweep/lr=0.1", ["sweep/lr=0.1"]),
         ("[]", []),
         ("null", []),
