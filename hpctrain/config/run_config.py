@@ -48,8 +48,8 @@ class RunConfig(require.Checked):
     """Start when these runs have completed: their directories, their names under runs/, or a sweep for all of its runs;
     after=RUN,RUN needs no brackets, also in a sweep, where every run waits for all of them."""
     after_failure: Annotated[str, require.one_of("end", "start", "wait")] = "end"
-    """When one of those runs has failed, was cancelled or is stopped: end this run too, start it all the same, or wait
-    until someone has resumed that run and it has completed."""
+    """When one of those runs has failed, was cancelled or has stopped: end this run too, start it all the same, or wait
+    until that run has been resumed and has completed."""
     cluster: Cluster = field(default_factory=Cluster)
     """Where the ranks run."""
     code: Code = field(default_factory=Code)

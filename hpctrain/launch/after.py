@@ -79,7 +79,7 @@ def require_others(config: RunConfig, own: RunDirectory) -> None:
     waits = isinstance(config.cluster, Slurm)
     if others.stopped and (config.after_failure == "end" or (config.after_failure == "wait" and not waits)):
         remedies = ["resume it first", "set after_failure=start to start all the same"]
-        remedies += ["after_failure=wait to wait until someone resumes it"] if waits else []
+        remedies += ["after_failure=wait to wait until it is resumed and completes"] if waits else []
         raise _refused(others.stopped[0], ", ".join(remedies[:-1]) + f", or {remedies[-1]}")
     if others.going and not waits:
         remedy = "a run on this machine doesn't wait: start it once that one has completed, or leave after out"
