@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from hpctrain.config.cluster import Slurm
@@ -17,6 +17,8 @@ from hpctrain.status.search import runs_of
 
 LOOK_EVERY_S = 300.0
 """Seconds after which a job looks again at runs that have no job whose end SLURM could wait for."""
+LATER: Mapping[str, str] = {"begin": f"now+{LOOK_EVERY_S:.0f}"}
+"""sbatch's option for a job that looks again later."""
 NONE = "after=[] waits for none"
 """What to type for a run that doesn't wait."""
 RUNS = Path("runs")
@@ -90,21 +92,17 @@ def _refused(other: RunStatus, remedy: str) -> ConfigError:
     return ConfigError("after", other.path, f"is {other.described}", remedy)
 
 
-def start_options(paths: Sequence[str]) -> Mapping[str, str]:
-    """Return sbatch's options with which a job starts after these runs, as far as SLURM can wait for them.
+def start_options(config: RunConfig) -> Mapping[str, str]:
+    """Return sbatch's options with which a job starts after other runs, as far as SLURM can wait for them.
 
     Whether they have completed is decided when the job starts.
 
     Args:
-        paths: the directories of the runs.
+        config: of the run, with `after` resolved.
     """
-    if not paths:
+    if not config.after:
         return {}
-    others = OtherRuns.look(paths)
+    others = OtherRuns.look(config.after)
     if others.job_ids:
         return {"dependency": dependency_on(others.job_ids)}
-    return LATER if others.going or others.stopped else {}
-
-
-LATER: Mapping[str, str] = {"begin": f"now+{LOOK_EVERY_S:.0f}"}
-"""sbatch's option for a job that looks again later."""
+    return LATER if others.going or (others.stopped and config.after_failure == "wait") else {}

@@ -137,7 +137,7 @@ def print_plan(run: RunPlan, varied: str = "") -> None:
     if isinstance(run.config.cluster, Slurm):
         from hpctrain.launch.submission import script
 
-        print(script(run, run.directory, start=start_options(run.config.after)))
+        print(script(run, run.directory, start=start_options(run.config)))
         fewest = run.node_counts[-1] * run.resources.processes_per_node
         number = counted(ranks, "rank") if fewest == ranks else f"{fewest} to {ranks} ranks"
         print(f"# nothing was submitted; the job would {verb} with {number} in {path}")

@@ -247,8 +247,8 @@ def _submit(
             calls = _write_calls(run, jobs, home, token)
             text = home.submitit / f".submission_file_{token}.sh"
             # a search decides itself which run begins when, and the doctor's job has none
-            after = run.config.after if isinstance(jobs[0], Job) else []
-            whole = _sbatch(run, text, after, partial(script, run, home, len(jobs), max_parallel))
+            start = start_options(run.config) if isinstance(jobs[0], Job) else {}
+            whole = _sbatch(run, text, start, partial(script, run, home, len(jobs), max_parallel))
             job_ids = [f"{whole}_{task}" for task in range(len(jobs))] if len(jobs) > 1 else [whole]
             _name_by_job(text, calls, job_ids)
             for owner, job_id in zip(owners, job_ids, strict=True):
@@ -283,16 +283,16 @@ def _write_calls(
     return calls
 
 
-def _sbatch(run: RunPlan, text: Path, after: Sequence[str], made: Callable[[Mapping[str, str]], str]) -> str:
+def _sbatch(run: RunPlan, text: Path, start: Mapping[str, str], made: Callable[[Mapping[str, str]], str]) -> str:
     """Write a script and submit it; without its dependency if SLURM refuses that; return the job's id, or the array's.
 
     Args:
         run: any of its runs.
         text: the file.
-        after: the directories of the runs after which it starts.
-        made: makes the script with options on when the job may start.
+        start: options on when the job may start.
+        made: makes the script with such options.
     """
-    start, name = start_options(after), str(run.config.name)
+    name = str(run.config.name)
     text.write_text(made(start))
     try:
         return sbatch(text, name)

@@ -68,7 +68,8 @@ class Waiting:
         attempts = [one for one in Ledger(self._directory).attempts() if "after" not in one.extra]
         if not attempts:
             return False
-        return attempts[-1].job_id == self._job.job_id or attempts[-1].extra.get("next") == "resubmit"
+        # what follows is recorded before a requeue may be refused, and a new job submitted in its place
+        return attempts[-1].job_id == self._job.job_id or "next" in attempts[-1].extra
 
     def _end(self, stopped: Sequence[RunStatus]) -> int:
         """Record that the run ends because others haven't completed."""

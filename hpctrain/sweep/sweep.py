@@ -223,7 +223,7 @@ class Sweep:
         if isinstance(runs[0].config.cluster, Slurm):
             for array in _arrays(plans):
                 first = plans[array.tasks[0]]
-                start = start_options(first.config.after)
+                start = start_options(first.config)
                 print(script(first, self.home, len(array.tasks), array.max_parallel, start))
                 what = "array" if len(array.tasks) > 1 else "job"
                 listing = _listing([runs[n] for n in array.tasks], "\n#   ")
@@ -254,7 +254,7 @@ def by_resources(runs: Sequence[RunPlan]) -> list[list[int]]:
     """Group runs that request the same from SLURM, and so can share an array; return their positions by group."""
     groups: dict[str, list[int]] = {}
     for position, run in enumerate(runs):
-        request = repr((sbatch_parameters(run, ""), run.config.after))
+        request = repr((sbatch_parameters(run, ""), run.config.after, run.config.after_failure))
         groups.setdefault(request, []).append(position)
     return list(groups.values())
 

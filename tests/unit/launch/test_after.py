@@ -130,6 +130,7 @@ def test_a_run_that_would_end_at_once_is_not_submitted(slurm, folder, capsys, fa
         assert not (folder / "R").exists()
     else:
         assert main(words) == 0
+        assert ("--begin" in slurm.submitted) == (failure == "wait")
 
 
 def test_on_this_machine_all_runs_must_have_completed(no_slurm, folder, capsys):

@@ -87,6 +87,15 @@ def test_a_job_that_its_user_cancels_while_it_looks_is_not_revived(slurm, superv
     assert slurm.requeued == []
 
 
+def test_a_run_that_its_user_cancels_while_it_looks_is_not_revived(slurm, supervisor, before):
+    """SLURM's record doesn't show it yet."""
+    slurm.queue(j20={"State": "RUNNING"})
+    one = supervisor(f"after={before}")
+    JobRecords(one.directory).add({"cancelled": True, "time": time.time()})
+    assert one.run() == ExitCode.CANCELLED
+    assert slurm.requeued == []
+
+
 @pytest.mark.parametrize(
     ("reason", "recorded", "code"),
     [
@@ -150,6 +159,19 @@ def test_a_run_that_has_begun_does_not_look_again(slurm, supervisor, before):
     slurm.queue(j22={"State": "RUNNING"})
     slurm.job(RUNNING)
     assert supervisor(f"after={before}", SLURM_RESTART_COUNT=1).run() == ExitCode.FINISHED
+
+
+def test_a_run_that_continues_in_a_new_job_does_not_look_again(slurm, supervisor, before):
+    slurm.plan({"start": 0, "ranks": all_ranks("preempted", 14), "saves": [14], "code": 4}, COMPLETES)
+    slurm.refuse_requeues()
+    end_attempt(run_before(before), "completed", "20")
+    one = supervisor(f"after={before}")
+    assert one.run() == ExitCode.INTERRUPTED
+    assert JobRecords(one.directory).read()[-1]["job_id"] == "8"
+    JobRecords(run_before(before)).add({"job_id": "22", "time": time.time()})
+    slurm.queue(j22={"State": "RUNNING"})
+    slurm.job(RUNNING)
+    assert supervisor(f"after={before}", SLURM_JOB_ID=8).run() == ExitCode.FINISHED
 
 
 def test_a_resumed_run_looks_again(slurm, supervisor, before):
