@@ -43,7 +43,6 @@ hpctrain trains PyTorch models on this machine or on a SLURM cluster.
 KEY=VALUE changes a key, and GROUP=OPTION chooses an option of a group.
   groups  {groups}
   keys    {keys}
-
   --help GROUP   its options and keys, with meaning and unit; --help KEY   one
   --cfg job      print the configuration that a command would use
   -m   sweep over values   --config-dir FOLDER   groups of your own   --version
