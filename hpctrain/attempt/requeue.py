@@ -207,4 +207,5 @@ def _gained(history: Sequence[Attempt], number: int, *, is_program: bool) -> boo
 
 
 def _may_stall(attempt: Attempt) -> bool:
-    return attempt.reason is None or attempt.reason.meaning.may_stall
+    # one that ended because of another run had no ranks
+    return (attempt.reason is None or attempt.reason.meaning.may_stall) and "after" not in attempt.extra

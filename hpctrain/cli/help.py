@@ -25,7 +25,6 @@ from hpctrain.errors import ConfigError
 
 SCREEN = """\
 hpctrain trains PyTorch models on this machine or on a SLURM cluster.
-
   python -m hpctrain                              train task=digits here
   python -m hpctrain cluster=slurm nodes=4        the same on four nodes
   python -m hpctrain -m optimizer.lr=1e-3,3e-4    a sweep: one run per value
@@ -40,7 +39,6 @@ hpctrain trains PyTorch models on this machine or on a SLURM cluster.
     best SWEEP    its runs, best first        compare A B  how two runs differ
     top [FOLDER]  many runs, live             export RUN   weights as a file
     doctor        will runs work on this machine or cluster?
-
 KEY=VALUE changes a key, and GROUP=OPTION chooses an option of a group.
   groups  {groups}
   keys    {keys}

@@ -10,8 +10,8 @@ from hydra.core.override_parser.types import Override, ValueType
 from hpctrain.config.schema import GROUPS, LIST_GROUPS, SWEEP_GROUP
 from hpctrain.errors import ConfigError
 
-TAKES_COMMAS = re.compile(r"cluster\.(partition|exclude|constraint|reservation|qos|network_interface|sbatch\..+)")
-"""Keys whose values may be comma-separated lists: SLURM's options, and the interfaces of gloo and NCCL."""
+TAKES_COMMAS = re.compile(r"after|cluster\.(partition|exclude|constraint|reservation|qos|network_interface|sbatch\..+)")
+"""Keys whose values may be comma-separated lists: runs, SLURM's options, and the interfaces of gloo and NCCL."""
 NOT_SWEPT = {
     "cluster": "type one command for each",
     "cluster.kind": "type one command for each",
@@ -53,6 +53,20 @@ def require_single_value(override: Override, *, sweeps: bool = True) -> Override
     elif is_list and not key.startswith(f"{SWEEP_GROUP}."):  # none of a sweep's keys takes a text or a list
         remedies += [f"write {key}='\"{typed}\"' for a string, {key}=[{typed}] for a list"]
     raise ConfigError(key, typed, "has several values", ", or ".join(remedies or ["write one value"]))
+
+
+def in_brackets(override: str) -> str:
+    """Write the names of runs as the list that the key has, with quotes: Hydra would read some names as numbers.
+
+    So they are a list in a sweep too, where Hydra takes `KEY=A,B` for two values.
+    """
+    key, is_given, value = override.partition("=")
+    if key.lstrip("+") != "after" or not is_given or re.search(r"[\[({$]", value):
+        return override
+    if re.search(r"['\"\\]", value):
+        return f"{key}=[{value}]"
+    names = [] if value.strip() in ("", "null") else value.split(",")
+    return f"{key}=[{','.join(repr(name.strip()) for name in names)}]"
 
 
 def quoted(override: str) -> str:

@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain.config.explain import HELP, Explainer
-from hpctrain.config.multiple_values import require_single_value, value_as_typed
+from hpctrain.config.multiple_values import in_brackets, require_single_value, value_as_typed
 from hpctrain.errors import ConfigError
 
 MISTAKES = (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError)
@@ -26,8 +26,8 @@ OPEN_NODES = re.compile(r"^(args|cluster\.(env|sbatch)|optimizer\.named|logger\.
 
 
 def open_overrides(overrides: Sequence[str]) -> list[str]:
-    """Add the plus signs to overrides of `OPEN_NODES`."""
-    return [f"++{override}" if OPEN_NODES.match(override) else override for override in overrides]
+    """Add the plus signs to overrides of `OPEN_NODES`, and the brackets to names of runs."""
+    return [f"++{override}" if OPEN_NODES.match(override) else in_brackets(override) for override in overrides]
 
 
 def apply_overrides(node: DictConfig, overrides: Sequence[str]) -> None:

@@ -21,6 +21,7 @@ FOLDER_NAME = require.that(
     quoted=True,
 )
 NOT_EMPTY = require.that(str.strip, "is empty", "name a folder, or omit the key", quoted=True)
+A_RUN = require.that(str.strip, "contains an empty name", "name runs: after=RUN,RUN; after=[] for none", quoted=True)
 OWNER_MAY_ALL = require.that(
     lambda mode: re.fullmatch(r"0?2?7[0-7][0145]", mode),
     "must be octal, give the owner all permissions, and not let every user of the machine write",
@@ -44,6 +45,12 @@ class RunConfig(require.Checked):
     run_mode: Annotated[str, OWNER_MAY_ALL] = "0750"
     """Octal permissions of the run directory, of a sweep's directory, and of everything that a run creates in them,
     whatever the umask; 2770 lets a group share runs."""
+    after: Annotated[list[str], require.each(require.single_line), require.each(A_RUN)] = field(default_factory=list)
+    """Start when these runs have completed: their directories, their names under runs/, or a sweep for all of its runs;
+    after=RUN,RUN needs no brackets, also in a sweep, where every run waits for all of them."""
+    after_failure: Annotated[str, require.one_of("end", "start", "wait")] = "end"
+    """When one of those runs has failed, was cancelled or has stopped: end this run too, start it all the same, or wait
+    until that run has been resumed and has completed."""
     cluster: Cluster = field(default_factory=Cluster)
     """Where the ranks run."""
     code: Code = field(default_factory=Code)

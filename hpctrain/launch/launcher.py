@@ -10,6 +10,7 @@ from hpctrain.config.checks import warnings_of
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.run_config import RunConfig
 from hpctrain.errors import ExitCode
+from hpctrain.launch.after import require_others, start_options
 from hpctrain.launch.completed_run import print_completed
 from hpctrain.launch.existing_run import nothing_left, revert_failed_changes
 from hpctrain.launch.launch_code import LaunchCode, importing_code_of
@@ -105,6 +106,7 @@ def begin(
         warn(warning)
     if isinstance(config.cluster, Slurm):
         require_sbatch()
+    require_others(config, existing or plan(config).directory)
     with undone_on_error(config.run_dir, config.name) as directory:
         log = directory.rank_log(0)
         seen_bytes = log.stat().st_size if log.exists() else 0
@@ -135,7 +137,7 @@ def print_plan(run: RunPlan, varied: str = "") -> None:
     if isinstance(run.config.cluster, Slurm):
         from hpctrain.launch.submission import script
 
-        print(script(run, run.directory))
+        print(script(run, run.directory, start=start_options(run.config)))
         fewest = run.node_counts[-1] * run.resources.processes_per_node
         number = counted(ranks, "rank") if fewest == ranks else f"{fewest} to {ranks} ranks"
         print(f"# nothing was submitted; the job would {verb} with {number} in {path}")

@@ -18,6 +18,7 @@ from hpctrain.config.run_config import RunConfig
 from hpctrain.config.stored import load_run, to_yaml
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import write_json
+from hpctrain.launch.after import resolved
 from hpctrain.launch.existing_run import refuse_other_run
 from hpctrain.launch.launch_code import LaunchCode
 from hpctrain.launch.run_dir import default_path, undone_on_error
@@ -74,10 +75,14 @@ def plan(config: RunConfig) -> RunPlan:
 
     Args:
         config: checked; without a `run_dir`, the plan names the default one, which isn't claimed.
+
+    Raises:
+        ConfigError: `after` names something that isn't a run, or a run that waits for this one.
     """
     assert config.name is not None
     directory = RunDirectory.at(config.run_dir or default_path(config.name))
-    return RunPlan(dataclasses.replace(config, run_dir=str(directory.path)), directory, resources_of(config))
+    whole = dataclasses.replace(config, run_dir=str(directory.path), after=resolved(config, directory))
+    return RunPlan(whole, directory, resources_of(config))
 
 
 def prepare(

@@ -31,6 +31,10 @@ MISSING = (
 )
 
 
+class DependencyRefusedError(SchedulerError):
+    """SLURM doesn't take the job's dependency on other jobs; nothing was submitted."""
+
+
 class SubmitLimitError(ConfigError):
     """SLURM takes no more jobs of this user until some have ended."""
 
@@ -55,6 +59,7 @@ def sbatch(script: Path, name: str) -> str:
     Raises:
         ConfigError: SLURM refuses the request.
         SubmitLimitError: it has as many jobs of this user as it takes.
+        DependencyRefusedError: it refuses the dependency on other jobs.
         SchedulerError: sbatch failed otherwise, and may have submitted the job.
     """
     try:
@@ -92,6 +97,8 @@ def _refused(done: subprocess.CompletedProcess[str], name: str) -> ConfigError |
     if _is_submit_limit(text.lower()):
         remedy = "wait until some of your jobs have ended, or submit fewer runs"
         return SubmitLimitError("cluster", "slurm", f"SLURM takes no more of your jobs now: {text}", remedy)
+    if "dependency" in text.lower():
+        return DependencyRefusedError(f"sbatch refused the job's dependency: {text}")
     if any(mistake in text.lower() for mistake in USER_MISTAKES):
         return ConfigError("cluster", "slurm", f"sbatch refused the job: {text}", "see `sinfo` and cluster.*")
     return SchedulerError(f"sbatch failed: {text}; nothing was submitted")

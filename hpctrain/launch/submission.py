@@ -7,7 +7,8 @@ import shlex
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,17 @@ from submitit.core.utils import DelayedSubmission, JobPaths
 
 from hpctrain.errors import ERROR_PREFIX, HpctrainError, RunDirectoryError, SchedulerError
 from hpctrain.files import describe_os_error
+from hpctrain.launch.after import LATER, start_options
 from hpctrain.launch.job import DoctorJob, Job, SearchJob
 from hpctrain.launch.prepare import RunPlan
-from hpctrain.launch.sbatch import sbatch
+from hpctrain.launch.sbatch import DependencyRefusedError, sbatch
 from hpctrain.launch.task_arrays import largest_array, not_submitted, print_excess, task_arrays
 from hpctrain.phrases import numbered
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.job_records import JobRecords
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.status.log import SETUP_ERROR
+from hpctrain.streams import print_warning
 
 # BASH_COMMAND would name the last command in a function such as `module`. A sourced file, such as a site's profile, may
 # have commands that fail on purpose: what counts is the value that the line itself returns. Not `set -e`, which would
@@ -60,12 +63,13 @@ class BatchExecutor(submitit.SlurmExecutor):
         return 2
 
 
-def sbatch_parameters(run: RunPlan, log: str) -> dict[str, Any]:
+def sbatch_parameters(run: RunPlan, log: str, start: Mapping[str, str] | None = None) -> dict[str, Any]:
     """The request to SLURM as submitit's parameters.
 
     Args:
         run: with cluster=slurm.
         log: the batch script's log, with SLURM's patterns.
+        start: options on when the job may start; see `start_options`.
     """
     cluster, resources = run.slurm, run.resources
     parameters: dict[str, Any] = {
@@ -84,7 +88,7 @@ def sbatch_parameters(run: RunPlan, log: str) -> dict[str, Any]:
         # the callable runs in the batch script and calls srun itself, so that it outlives the ranks
         "use_srun": False,
         "array_parallelism": cluster.max_parallel_runs,
-        "additional_parameters": _additional(run, log),
+        "additional_parameters": _additional(run, log, start or {}),
     }
     # submitit has its own default for wckey, and only an explicit None removes it
     return {name: value for name, value in parameters.items() if value is not None} | {"wckey": None}
@@ -101,7 +105,7 @@ def _nodes_and_tasks(run: RunPlan) -> dict[str, Any]:
     return {"nodes": f"{counts[-1]}-{counts[0] + spare}", "cpus_per_task": tasks * (cores or 1)}
 
 
-def _additional(run: RunPlan, log: str) -> dict[str, Any]:
+def _additional(run: RunPlan, log: str, start: Mapping[str, str]) -> dict[str, Any]:
     cluster = run.slurm
     typed: dict[str, Any] = {name.replace("_", "-"): value for name, value in cluster.sbatch.items()}
     requeue = typed.pop("requeue", True) is not False and not typed.get("no-requeue")
@@ -111,11 +115,21 @@ def _additional(run: RunPlan, log: str) -> dict[str, Any]:
         "requeue" if requeue else "no-requeue": True,
         "reservation": cluster.reservation,
         "no-kill": True if run.outlives_a_node else None,
+        **start,
     }
+    if (own := typed.get("dependency")) and "dependency" in start:
+        # SLURM can't combine all of several jobs with any of others, which ? separates; the supervisor looks anyway
+        ours["dependency"] = own if "?" in own else f"{own},{start['dependency']}"
     return {name: value for name, value in (typed | ours).items() if value is not None and value is not False}
 
 
-def script(run: RunPlan, home: RunDirectory, runs: int = 1, max_parallel: int | None = None) -> str:
+def script(
+    run: RunPlan,
+    home: RunDirectory,
+    runs: int = 1,
+    max_parallel: int | None = None,
+    start: Mapping[str, str] | None = None,
+) -> str:
     """The sbatch script of a run.
 
     Args:
@@ -123,9 +137,10 @@ def script(run: RunPlan, home: RunDirectory, runs: int = 1, max_parallel: int | 
         home: the run's directory, or the sweep's.
         runs: more than one for an array.
         max_parallel: tasks of the array that may run at the same time; None: cluster.max_parallel_runs.
+        start: options on when the job may start; see `start_options`.
     """
     made = BatchExecutor(folder=home.submitit, python=f"supervise {shlex.quote(sys.executable)}")
-    made.update_parameters(**sbatch_parameters(run, _batch_log(home, array=runs > 1)))
+    made.update_parameters(**sbatch_parameters(run, _batch_log(home, array=runs > 1), start))
     if runs > 1:
         made.parameters["map_count"] = runs
         # submitit's own default is 256
@@ -229,8 +244,11 @@ def _submit(
         for folder in (home.logs, home.submitit):
             home.close_folder(folder, mode)
         try:
-            text, calls = _write(run, jobs, home, token, max_parallel)
-            whole = sbatch(text, str(run.config.name))
+            calls = _write_calls(run, jobs, home, token)
+            text = home.submitit / f".submission_file_{token}.sh"
+            # a search decides itself which run begins when, and the doctor's job has none
+            start = start_options(run.config) if isinstance(jobs[0], Job) else {}
+            whole = _sbatch(run, text, start, partial(script, run, home, len(jobs), max_parallel))
             job_ids = [f"{whole}_{task}" for task in range(len(jobs))] if len(jobs) > 1 else [whole]
             _name_by_job(text, calls, job_ids)
             for owner, job_id in zip(owners, job_ids, strict=True):
@@ -251,10 +269,10 @@ def _submit(
     return job_ids
 
 
-def _write(
-    run: RunPlan, jobs: Sequence[Job | SearchJob | DoctorJob], home: RunDirectory, token: str, max_parallel: int | None
-) -> tuple[Path, list[Path]]:
-    """Write the script and each task's pickled call under names with ``token``, until the job has an id."""
+def _write_calls(
+    run: RunPlan, jobs: Sequence[Job | SearchJob | DoctorJob], home: RunDirectory, token: str
+) -> list[Path]:
+    """Write each task's pickled call under a name with ``token``, until the job has an id."""
     calls = []
     for number, job in enumerate(jobs):
         call = DelayedSubmission(job)
@@ -262,9 +280,28 @@ def _write(
         call.set_timeout(run.slurm.time_limit_min, MAX_TIMEOUTS)
         calls.append(home.submitit / f"{token}_{number}.pkl")
         call.dump(calls[-1])
-    text = home.submitit / f".submission_file_{token}.sh"
-    text.write_text(script(run, home, len(jobs), max_parallel))
-    return text, calls
+    return calls
+
+
+def _sbatch(run: RunPlan, text: Path, start: Mapping[str, str], made: Callable[[Mapping[str, str]], str]) -> str:
+    """Write a script and submit it; without its dependency if SLURM refuses that; return the job's id, or the array's.
+
+    Args:
+        run: any of its runs.
+        text: the file.
+        start: options on when the job may start.
+        made: makes the script with such options.
+    """
+    name = str(run.config.name)
+    text.write_text(made(start))
+    try:
+        return sbatch(text, name)
+    except DependencyRefusedError as error:
+        if "dependency" not in start:
+            raise
+        print_warning(f"{error}; it is submitted without the dependency, and looks itself whether it may begin")
+    text.write_text(made(LATER))
+    return sbatch(text, name)
 
 
 def _name_by_job(text: Path, calls: Sequence[Path], job_ids: Sequence[str]) -> None:

@@ -18,7 +18,8 @@ from hpctrain.run.manifest import read_varied
 START_TAG = "_hparams_/session_start_info"
 END_TAG = "_hparams_/session_end_info"
 NOT_OF_THE_TRAINING = (
-    *("run_dir", "run_mode", "name", "nodes", "cluster", "logger", "health", "notify", "resume", "checkpoint"),
+    *("run_dir", "run_mode", "name", "nodes", "after", "after_failure"),
+    *("cluster", "logger", "health", "notify", "resume", "checkpoint"),
 )
 """Keys and groups of keys that say where a run is trained and stored, and not what."""
 MOST_CHARS = 200

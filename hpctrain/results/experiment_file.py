@@ -33,7 +33,7 @@ GROUP = "experiment"
 SITE = ("nodes", "cluster", "code", "health", "notify")
 """Groups and keys that say where and how a run is executed. They aren't part of an experiment, unless the sweep varied
 them: the command that is printed has them."""
-OF_A_RUN = (*SITE, "run_dir", "run_mode", "resume")
+OF_A_RUN = (*SITE, "run_dir", "run_mode", "after", "after_failure", "resume")
 """What an experiment leaves out."""
 NEVER = ("run_dir", "resume", "sweep")
 """What can't be varied, or belongs to a command and no run."""

@@ -23,6 +23,7 @@ _FIELD_TYPES = {
     "cancelled": FLAG,
     "began": FLAG,
     "left": FLAG,
+    "waited": FLAG,
     "restarts": COUNT,
 }
 
@@ -59,6 +60,14 @@ class JobRecords:
         where = {} if log is None else {"log": str(log)}
         self.add({"job_id": job_id, "time": time.time(), "began": True, "restarts": restarts, **where})
 
+    def wait(self, job_id: str) -> None:
+        """Record that a job of the run started, and goes back to the queue because the run waits for other runs."""
+        self.add({"job_id": job_id, "time": time.time(), "waited": True})
+
+    def waits(self, job_id: str) -> int:
+        """How often a job went back to the queue because the run waits for other runs."""
+        return sum(bool(record.get("waited")) for record in self._of(job_id))
+
     def leave(self, job_id: str) -> None:
         """Record that a job works for the run no longer, though it may still be queued or running."""
         self.add({"job_id": job_id, "time": time.time(), "left": True})
@@ -77,7 +86,7 @@ class JobRecords:
 
     def is_own(self, job_id: str) -> bool:
         """Whether hpctrain submitted a job for this run alone."""
-        return any(not record.get("began") and not record.get("left") for record in self._of(job_id))
+        return any(not any(map(record.get, ("began", "left", "waited"))) for record in self._of(job_id))
 
     def restarts_before(self, job_id: str) -> int:
         """How often a job had been requeued when it began to work for the run; 0 for a job of this run alone."""
@@ -101,6 +110,8 @@ class JobRecords:
 
 def cancelled_at(records: Sequence[Mapping[str, Any]]) -> float | None:
     """When the user cancelled the run, by its submissions and cancellations; see `JobRecords.cancelled_at`."""
-    # that a job left the run follows from a cancellation, and doesn't withdraw it
-    last: Mapping[str, Any] = next((record for record in reversed(records) if not record.get("left")), {})
+    # that a job left the run follows from a cancellation, and doesn't withdraw it; nor does a wait that was about to be
+    # recorded
+    own = (record for record in reversed(records) if not (record.get("left") or record.get("waited")))
+    last: Mapping[str, Any] = next(own, {})
     return float(last["time"]) if last.get("cancelled") else None

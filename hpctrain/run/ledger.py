@@ -42,6 +42,7 @@ _FIELD_TYPES = {
     "exclude": TEXTS,
     "next": TEXT,
     "requeued_by": TEXT,
+    "after": TEXT,
 }
 _FIELDS = {"start": ("job_id", "nodes", "world_size"), "end": ("reason", "detail")}
 """Fields of `Attempt` by the event that records them; each event also has a step and a time. Others go into `extra`."""

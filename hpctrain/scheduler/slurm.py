@@ -25,6 +25,9 @@ LONGEST_LIST = 100_000
 CANCELLED_AT_ONCE = 100
 """Jobs in one call of scancel, which sends the controller a request for each, and has `COMMAND_TIMEOUT_S` for them."""
 
+MOST_DEPENDENCIES = 100
+"""Jobs that a dependency names; more are named by their arrays, since the controller checks each in every cycle."""
+
 JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?")
 """A job, or a task of a job array."""
 
@@ -232,6 +235,15 @@ class Slurm:
             if record is None or not (record.state.is_pending or (record.restarts or 0) > (restarts or 0)):
                 raise
 
+    def delay(self, job_id: str, job_ids: Sequence[str], seconds: float) -> None:
+        """Let a job in the queue start after the end of other jobs, or without any after some seconds.
+
+        Raises:
+            SchedulerError: the job isn't in the queue: SLURM 22.05 refuses it for a running job.
+        """
+        start = f"Dependency={dependency_on(job_ids)}" if job_ids else f"StartTime=now+{seconds:.0f}"
+        self._run("scontrol", "update", f"JobId={_checked(job_id)}", start)
+
     def _cancelled_in_queue(self, tasks: list[str]) -> dict[str, JobRecord]:
         """Find array tasks that were cancelled before they started: SLURM then remembers only the array."""
         arrays = {task: task.partition("_")[0] for task in tasks if "_" in task}
@@ -250,6 +262,18 @@ class Slurm:
 
     def _run(self, *arguments: str) -> str:
         return self._run_command(arguments, self._environ, self._timeout_s)
+
+
+def dependency_on(job_ids: Sequence[str]) -> str:
+    """The dependency on the end of jobs, however they end, as sbatch and scontrol take it.
+
+    Raises:
+        SchedulerError: an id is invalid.
+    """
+    known = _all_checked(job_ids)
+    if len(known) > MOST_DEPENDENCIES:
+        known = list(dict.fromkeys(job_id.partition("_")[0] for job_id in known))
+    return f"afterany:{':'.join(known)}"
 
 
 def _checked(job_id: str) -> str:

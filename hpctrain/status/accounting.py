@@ -242,7 +242,7 @@ def _waiting_s(until: float, submitted: Mapping[str, Sequence[float]], now: floa
 def _submission_times(submissions: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for record in submissions:
-        if "job_id" in record and not record.get("left"):
+        if "job_id" in record and not (record.get("left") or record.get("waited")):
             found.setdefault(record["job_id"], []).append(record["time"])
     return found
 

@@ -86,7 +86,8 @@ class RunRecords:
     @property
     def submission(self) -> tuple[str, float] | None:
         """Job id and time of the newest submission, in epoch seconds; None without one, or if the job has left."""
-        named = [(str(record["job_id"]), float(record["time"])) for record in self.submissions if record.get("job_id")]
+        submissions = [one for one in self.submissions if one.get("job_id") and not one.get("waited")]
+        named = [(str(record["job_id"]), float(record["time"])) for record in submissions]
         return named[-1] if named and named[-1][0] not in self.left_jobs else None
 
 

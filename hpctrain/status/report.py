@@ -31,6 +31,7 @@ from hpctrain.status.metrics import LoggedMetrics, last_metrics
 from hpctrain.status.records import RunRecords, present_jobs, readable_records
 from hpctrain.status.run_status import RunStatus
 from hpctrain.status.state import RunFacts, RunState, derive_state, job_that_may_run, unstarted_job
+from hpctrain.status.waiting_note import waiting_note
 from hpctrain.streams import Report, print_warning
 
 TAIL_BYTES = 64 * 2**10
@@ -38,7 +39,7 @@ TAIL_BYTES = 64 * 2**10
 BRIEF_METRICS = ("train/loss", "eval/loss")
 """The metrics of a brief status."""
 
-_SHOWN_KEYS = ("name", "run", "trainer.max_steps")
+_SHOWN_KEYS = ("name", "run", "trainer.max_steps", "after")
 _NO_METRICS = LoggedMetrics(0, None, {})
 
 Jobs = Mapping[str, JobRecord | None]
@@ -151,6 +152,8 @@ def read_status(
     begun = max(last.start_step or 0, int(last.extra.get("last_step", 0)))
     step = last.end_step if last.end_step is not None else max(logged.step, begun)
     pending = [record for record in facts.known_jobs.values() if record.state.is_pending]
+    if state is RunState.QUEUED and (waits_for := _waits_for(config, pending[-1], records)):
+        note = f"{waits_for} ({pending[-1].reason})"
     status = RunStatus(
         name=str(config.get("name") or directory.path.name),
         path=directory.path,
@@ -172,6 +175,15 @@ def read_status(
         job_that_may_run=job_that_may_run(facts),
     )
     return status if brief else _with_details(status, records, claims, is_program="run" in config)
+
+
+def _waits_for(config: Mapping[str, Any], job: JobRecord, records: RunRecords) -> str:
+    """Name the runs for which a queued job waits; empty if it waits for something else."""
+    after = config.get("after")
+    # it has a start time after it has looked, and after a preemption
+    has_looked = bool(records.submissions) and bool(records.submissions[-1].get("waited"))
+    is_waiting = job.reason == "Dependency" or (job.reason == "BeginTime" and (has_looked or not records.attempts))
+    return waiting_note([str(path) for path in after]) if is_waiting and isinstance(after, list) else ""
 
 
 def _with_details(status: RunStatus, records: RunRecords, claims: Sequence[int], *, is_program: bool) -> RunStatus:

@@ -7,7 +7,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -86,6 +86,10 @@ class CurrentJob:
         """Whether hpctrain submitted the job, for this run: the lines of a script that its user wrote are unknown."""
         return JobRecords(self.directory).is_own(self.job_id)
 
+    def find(self, job_ids: Sequence[str]) -> Mapping[str, JobRecord | None] | None:
+        """SLURM's records of jobs of other runs; None if SLURM doesn't answer."""
+        return self._ask(lambda: self.slurm.find(job_ids)) if job_ids else {}
+
     def show(self) -> JobRecord | None:
         """SLURM's record of the job; None if SLURM doesn't answer."""
         return self._ask(lambda: self.slurm.show(self.job_id))
@@ -106,6 +110,14 @@ class CurrentJob:
             SchedulerError: it can't be requeued.
         """
         self._retry(lambda: self.slurm.requeue(self.job_id, self.restarts))
+
+    def delay(self, job_ids: Sequence[str], seconds: float) -> None:
+        """Let the job, which is back in the queue, start after the end of these jobs; without any, in some seconds.
+
+        Raises:
+            SchedulerError: SLURM refuses it, or doesn't answer.
+        """
+        self._retry(lambda: self.slurm.delay(self.job_id, job_ids, seconds))
 
     def cancel(self) -> None:
         """End the job, or take it out of the queue.

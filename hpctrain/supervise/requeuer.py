@@ -206,9 +206,12 @@ class Requeuer:
         try:
             attempts = Ledger(self.job.directory).attempts()
             # a job that trains several runs may have been requeued before it began with this one
-            before = JobRecords(self.job.directory).restarts_before(self.job.job_id)
+            records = JobRecords(self.job.directory)
+            before = records.restarts_before(self.job.job_id)
+            waits = records.waits(self.job.job_id)
         except OSError:
             return self.job.restarts
         ours = [one.extra for one in attempts if one.job_id in (None, self.job.job_id) and "requeued_by" in one.extra]
         counted = [extra for extra in ours if extra.get("restart_count", before) >= before]
-        return self.job.restarts - before - len([extra for extra in counted if extra.get("next") != "restart"])
+        recorded = waits + len([extra for extra in counted if extra.get("next") != "restart"])
+        return self.job.restarts - before - recorded

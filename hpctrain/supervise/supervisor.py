@@ -30,6 +30,7 @@ from hpctrain.supervise.current_job import CurrentJob
 from hpctrain.supervise.program_variables import program_variables
 from hpctrain.supervise.requeuer import Requeuer
 from hpctrain.supervise.step import ABORTED, NO_LOG, Step, consecutive_ranks, print_error, srun_command
+from hpctrain.supervise.waiting import Waiting
 
 STORAGE_S = 60.0
 """Seconds to retry I/O in the run directory while its file system is unavailable."""
@@ -92,9 +93,8 @@ class Supervisor:
         Raises:
             RunDirectoryError: a record of the run has an invalid field.
         """
-        if (over := self._begin()) is not None:
-            log.info("the run in %s is %s: nothing to do", self.directory.path, over.value)
-            return over.meaning.exit_code
+        if (exit_code := self._before_attempts()) is not None:
+            return exit_code
         while True:
             try:
                 code = self._before_ranks(lambda: check_code(self.directory), "the run's code can't be read yet")
@@ -116,6 +116,16 @@ class Supervisor:
             if exit_code is not None:
                 return exit_code
             self.allocation.lose(decision.exclude)
+
+    def _before_attempts(self) -> int | None:
+        """Return the batch script's exit code if no attempt begins: the run is over, or other runs come before it."""
+        if (over := self._begin()) is not None:
+            log.info("the run in %s is %s: nothing to do", self.directory.path, over.value)
+            return over.meaning.exit_code
+        try:
+            return Waiting(self.plan, self.job, self.requeuer).exit_code()
+        except STORAGE_ERRORS as error:
+            return self._leave_unwritable(error)
 
     def _before_ranks(self, act: Callable[[], T], problem: str) -> T:
         """Retry I/O before ranks start, but not for a new run, whose directory may be a mistake."""

@@ -143,6 +143,9 @@ def _refuse(composer: Composer, record: SweepRecord, overrides: Sequence[Overrid
 def _refuse_config(kind: str, config: RunConfig) -> None:
     """Refuse a configuration whose runs a search of this kind can't train or rank."""
     assert isinstance(config, Config)  # `_refuse` refuses programs
+    if config.after:
+        problem = f"can't delay the tasks of sweep={kind}, which take one run after another"
+        raise ConfigError("after", ",".join(config.after), problem, "use sweep=random, or submit it later")
     if config.cluster.wait:
         remedy = "leave it out; `python -m hpctrain status --watch` shows how far the search is"
         raise ConfigError("cluster.wait", True, "can't wait for a search, whose runs begin one by one", remedy)

@@ -14,6 +14,7 @@ from hpctrain.config.checks import warnings_of
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.run_config import RunConfig
 from hpctrain.errors import ERROR_PREFIX, ConfigError, ExitCode
+from hpctrain.launch.after import require_others, start_options
 from hpctrain.launch.existing_run import nothing_left
 from hpctrain.launch.launch_code import LaunchCode, SweepCode, importing_code_of
 from hpctrain.launch.launcher import launch_here, print_plan
@@ -104,8 +105,13 @@ class Sweep:
             return warnings_of(run.config)
 
     def _launch(self, runs: Sequence[SweepRun]) -> list[int]:
-        if isinstance(runs[0].config.cluster, Slurm):
+        is_slurm = isinstance(runs[0].config.cluster, Slurm)
+        if is_slurm:
             require_sbatch()
+        # the runs of a command wait for the same ones; those that are resumed may not
+        for run in {tuple(run.config.after): run for run in runs}.values():
+            require_others(run.config, run.directory)
+        if is_slurm:
             return self._submit(runs)
         return self._one_after_another(runs)
 
@@ -216,7 +222,9 @@ class Sweep:
         plans = [plan(run.config) for run in runs]
         if isinstance(runs[0].config.cluster, Slurm):
             for array in _arrays(plans):
-                print(script(plans[array.tasks[0]], self.home, len(array.tasks), array.max_parallel))
+                first = plans[array.tasks[0]]
+                start = start_options(first.config)
+                print(script(first, self.home, len(array.tasks), array.max_parallel, start))
                 what = "array" if len(array.tasks) > 1 else "job"
                 listing = _listing([runs[n] for n in array.tasks], "\n#   ")
                 print(f"# nothing was submitted; the {what} would train", listing, sep="\n#   ")
@@ -246,7 +254,8 @@ def by_resources(runs: Sequence[RunPlan]) -> list[list[int]]:
     """Group runs that request the same from SLURM, and so can share an array; return their positions by group."""
     groups: dict[str, list[int]] = {}
     for position, run in enumerate(runs):
-        groups.setdefault(repr(sbatch_parameters(run, "")), []).append(position)
+        request = repr((sbatch_parameters(run, ""), run.config.after, run.config.after_failure))
+        groups.setdefault(request, []).append(position)
     return list(groups.values())
 
 

@@ -33,8 +33,8 @@ line and exit code 2, before anything is written or submitted. A key whose defau
 """
 
 PROGRAMS = """\
-The run of a program, `python -m hpctrain run`, has the top-level keys `nodes`, `name`, `run_dir` and `run_mode`, the
-groups `cluster`, `code`, `health`, `notify`, `resume` and `run`, and:
+The run of a program, `python -m hpctrain run`, has the top-level keys `nodes`, `name`, `run_dir`, `run_mode`, `after`
+and `after_failure`, the groups `cluster`, `code`, `health`, `notify`, `resume` and `run`, and:
 """
 
 

@@ -30,7 +30,8 @@ OPTIONS = sorted(
 )
 ONLY_OPTIONS = [each for each in OPTIONS if each[1] == "default" and each[0] not in ("run", "sweep")]
 """Those of groups in which nothing can be chosen: no combination of them is another configuration."""
-TOP_LEVEL = {"nodes", "seed", "name", "run_dir", "run_mode", "init_from", "init_match", "init_strict"}
+OF_EACH_RUN = {"nodes", "name", "run_dir", "run_mode", "after", "after_failure"}
+TOP_LEVEL = {*OF_EACH_RUN, "seed", "init_from", "init_match", "init_strict"}
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +75,7 @@ def test_the_groups_are_the_fields():
     assert (set(schema.GROUPS) | TOP_LEVEL) - {"run", "sweep"} == fields
     program = {field.name for field in dataclasses.fields(ProgramConfig)}
     groups = {"cluster", "code", "health", "notify", "resume", "run"}
-    assert program == {"nodes", "name", "run_dir", "run_mode", "args"} | groups
+    assert program == {*OF_EACH_RUN, "args"} | groups
     assert program - fields == {"run", "args"}
 
 

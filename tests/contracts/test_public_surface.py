@@ -36,11 +36,11 @@ REASONS = """
     paused
 """
 TOP_LEVEL_KEYS = """
-    nodes seed name run_dir run_mode init_from init_match init_strict
+    nodes seed name run_dir run_mode after after_failure init_from init_match init_strict
     cluster task model data optimizer schedule precision parallel trainer checkpoint logger callbacks health notify
     resume code
 """
-KEYS_OF_PROGRAMS = "nodes name run_dir run_mode cluster code health notify resume args run"
+KEYS_OF_PROGRAMS = "nodes name run_dir run_mode after after_failure cluster code health notify resume args run"
 FIXED_KEYS = """
     trainer.max_steps trainer.max_epochs trainer.global_batch_size trainer.micro_batch_size trainer.sync_batchnorm
     trainer.deterministic checkpoint.every_steps checkpoint.every_min checkpoint.keep data.num_workers data.drop_last

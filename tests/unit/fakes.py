@@ -131,6 +131,10 @@ class FakeSlurm:
         if refused:
             (self.home / "refuses").touch()
 
+    def refuse_updates(self) -> None:
+        """The controller changes no job, as one that runs."""
+        (self.home / "refuses_updates").touch()
+
     def kill_next_requeue(self) -> None:
         """SLURM's signal for the job ends the next `scontrol requeue` too, once the controller has its request."""
         (self.home / "kills").touch()
@@ -164,6 +168,11 @@ class FakeSlurm:
     def requeued(self) -> list[str]:
         """The jobs that `scontrol requeue` was called with, refused or not."""
         return self._lines("requeued")
+
+    @property
+    def updated(self) -> list[str]:
+        """The words of each `scontrol update`, refused or not."""
+        return self._lines("updated")
 
     @property
     def cancelled(self) -> list[str]:
@@ -254,6 +263,11 @@ class _Programs:
                 raise KilledError
             if (self.home / "refuses").exists():
                 raise RefusedError(f"Requested operation is presently disabled for job {words[1]}")
+            return ""
+        if words[0] == "update":
+            self._record("updated", " ".join(words[1:]))
+            if (self.home / "refuses_updates").exists():
+                raise RefusedError(f"Job is no longer pending execution for job {words[1].partition('=')[2]}")
             return ""
         if words[1] == "config":
             path = self.home / "config"

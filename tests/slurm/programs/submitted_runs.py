@@ -96,7 +96,7 @@ class SubmittedRuns:
         assert done.returncode == 0, done.stdout + done.stderr
         run.job_id = run.newest_job
 
-    def sweep(self, count: int) -> list[FollowedRun]:
+    def sweep(self, count: int, *words: str) -> list[FollowedRun]:
         """Submit an array of runs of one node, which differ in their pace alone."""
         home = self.folder / next(self._names)
         runs = [
@@ -104,7 +104,7 @@ class SubmittedRuns:
             for number in range(count)
         ]
         own = (f"run_dir={home}", "cluster=slurm", f"+task.pace={','.join(str(run.pace) for run in runs)}")
-        command = [sys.executable, "-m", "hpctrain", "-m", *COMMON, *own]
+        command = [sys.executable, "-m", "hpctrain", "-m", *COMMON, *own, *words]
         self.runs += runs
         done = self.sandbox.run(command, cwd=self.folder, env=submitters_variables())
         assert done.returncode == 0, done.stdout + done.stderr

@@ -4,6 +4,7 @@ import pytest
 
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.compose import Composer
+from hpctrain.config.compose_program import ProgramComposer
 from hpctrain.errors import ConfigError
 
 
@@ -36,3 +37,27 @@ def test_a_quoted_comma_is_part_of_any_text(composer: Composer) -> None:
 def test_what_is_not_a_plain_list_has_several_values(composer: Composer, value: str) -> None:
     with pytest.raises(ConfigError, match="has several values; add -m"):
         slurm_of(composer, f"cluster.partition={value}")
+
+
+@pytest.mark.parametrize(
+    ("typed", "runs"),
+    [
+        ("a", ["a"]),
+        ("runs/a/2026-01-31_12-00-00,b", ["runs/a/2026-01-31_12-00-00", "b"]),
+        ("[a,b]", ["a", "b"]),
+        ("007,1e5", ["007", "1e5"]),
+        ("'a b','c=d'", ["a b", "c=d"]),
+        ("sweep/lr=0.1", ["sweep/lr=0.1"]),
+        ("[]", []),
+        ("null", []),
+        ("", []),
+    ],
+)
+def test_names_of_runs_need_no_brackets(composer: Composer, typed: str, runs: list[str]) -> None:
+    assert composer.compose([f"after={typed}"]).after == runs
+    assert ProgramComposer(["true"]).compose_program([f"after={typed}"]).after == runs
+
+
+def test_names_of_runs_are_one_value_of_a_sweep(composer: Composer) -> None:
+    (override,) = composer.parse(["after=a,b"])
+    assert not override.is_sweep_override()

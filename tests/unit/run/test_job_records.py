@@ -9,3 +9,15 @@ def test_submissions_are_kept_in_order(directory):
     for record in records:
         JobRecords(directory).add(record)
     assert JobRecords(directory).read() == records
+
+
+def test_a_wait_is_neither_a_submission_nor_withdraws_a_cancellation(directory):
+    records = JobRecords(directory)
+    records.wait("7")
+    assert not records.is_own("7")
+    records.add({"job_id": "7", "time": 1.0})
+    records.add({"cancelled": True, "time": 2.0})
+    records.wait("7")
+    assert records.is_own("7")
+    assert records.cancelled_at == 2.0
+    assert (records.waits("7"), records.waits("8")) == (2, 0)

@@ -10,7 +10,7 @@ import pytest
 
 from hpctrain.errors import SchedulerError, SchedulerMissingError
 from hpctrain.scheduler.job import JobState
-from hpctrain.scheduler.slurm import Slurm
+from hpctrain.scheduler.slurm import MOST_DEPENDENCIES, Slurm, dependency_on
 
 CAPTURED = Path(__file__).parent / "captured"
 UNKNOWN = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
@@ -195,3 +195,10 @@ def test_the_environment_is_this_processs_by_default(fake: Scripts, monkeypatch:
     fake.answer_file("squeue", "squeue.txt")
     monkeypatch.setenv("PATH", f"{fake.folder}{os.pathsep}{os.environ['PATH']}")
     assert Slurm().queue(["22"])["22"].state is JobState.RUNNING
+
+
+def test_a_dependency_names_jobs_and_many_by_their_arrays():
+    assert dependency_on(["12", "13_4"]) == "afterany:12:13_4"
+    assert dependency_on([f"12_{task}" for task in range(MOST_DEPENDENCIES + 1)] + ["13"]) == "afterany:12:13"
+    with pytest.raises(SchedulerError, match="expected a job id"):
+        dependency_on(["12; rm"])

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from fakes import manifest
+from runs_before import end_attempt, run_before
 
 from hpctrain.metrics.json_lines import JsonLinesSink
 from hpctrain.run.checkpoint_manifest import MANIFEST
@@ -40,6 +41,37 @@ def test_a_run_that_was_only_submitted(directory):
     assert (status.state, status.note, status.may_start) == (RunState.QUEUED, "it waits for a license (Licenses)", 99)
     assert (status.name, status.step, status.total_steps, status.job_ids) == ("digits", 0, 460, ("12",))
     assert (status.metrics, status.checkpoint_step, status.attempts) == ({}, None, ())
+
+
+def test_a_queued_run_names_the_runs_for_which_it_waits(directory, tmp_path):
+    other = run_before(tmp_path / "other", job_id="11")
+    directory.config.write_text(f"name: digits\nafter:\n- {other.path}\n")
+    records = JobRecords(directory)
+    records.add({"job_id": "12", "time": 1.0})
+    waits = f"it waits for {other.path} to complete"
+    assert read_status(directory, {"12": job("PENDING", "Dependency")}).note == f"{waits} (Dependency)"
+    assert read_status(directory, {"12": job("PENDING", "BeginTime")}).note == f"{waits} (BeginTime)"
+    assert "it waits for nodes" in read_status(directory, {"12": job("PENDING", "Resources")}).note
+    # once it has begun, a requeued job waits for nothing else, unless it has looked again
+    end_attempt(directory, "preempted", "12")
+    assert "its earliest start time" in read_status(directory, {"12": job("PENDING", "BeginTime")}).note
+    records.wait("12")
+    assert read_status(directory, {"12": job("PENDING", "BeginTime")}).note == f"{waits} (BeginTime)"
+    end_attempt(other, "completed", "11")
+    assert (
+        read_status(directory, {"12": job("PENDING", "Dependency")}).note
+        == "it waits for another job to end (Dependency)"
+    )
+
+
+def test_time_in_the_queue_counts_from_the_submission_and_not_from_a_wait(directory):
+    JobRecords(directory).add({"job_id": "12", "time": 100.0})
+    JobRecords(directory).add({"job_id": "12", "time": 900.0, "waited": True})
+    ledger = Ledger(directory, clock=lambda: 1000.0)
+    ledger.claim()
+    ledger.start(1, job_id="12", nodes=["n1"], world_size=1, step=0)
+    spent = read_status(directory, {"12": job("RUNNING")}).account.attempts[0].spent
+    assert spent.queued_s == 900.0
 
 
 def test_a_run_in_its_second_attempt(directory):

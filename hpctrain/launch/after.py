@@ -1,0 +1,108 @@
+"""The runs after which a run starts, when it is launched: who they are, and on what its job waits in SLURM's queue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from hpctrain.config.cluster import Slurm
+from hpctrain.config.plain_yaml import read_plain_values
+from hpctrain.config.run_config import RunConfig
+from hpctrain.errors import ConfigError, RunDirectoryError
+from hpctrain.run.directory import RunDirectory
+from hpctrain.scheduler.slurm import dependency_on
+from hpctrain.status.other_runs import OtherRuns
+from hpctrain.status.run_status import RunStatus
+from hpctrain.status.search import runs_of
+
+LOOK_EVERY_S = 300.0
+"""Seconds after which a job looks again at runs that have no job whose end SLURM could wait for."""
+LATER: Mapping[str, str] = {"begin": f"now+{LOOK_EVERY_S:.0f}"}
+"""sbatch's option for a job that looks again later."""
+NONE = "after=[] waits for none"
+"""What to type for a run that doesn't wait."""
+RUNS = Path("runs")
+"""The folder in which the names of runs are looked up."""
+
+
+def resolved(config: RunConfig, own: RunDirectory) -> list[str]:
+    """Return `after` as the absolute paths of run directories, as it is stored.
+
+    Args:
+        config: of the run.
+        own: the run's directory.
+
+    Raises:
+        ConfigError: one of them isn't a run, or waits for this run.
+    """
+    found: dict[str, str] = {}
+    for typed in config.after:
+        try:
+            runs = runs_of(typed, RUNS)
+        except RunDirectoryError as error:
+            problem = str(error).removeprefix(f"{typed}: ")
+            raise ConfigError("after", typed, f"is not a run: {problem}", NONE) from error
+        for run in sorted(runs, key=lambda run: (len(str(run.path)), str(run.path))):
+            if _waits_for(run, own):
+                raise ConfigError("after", run.path, f"waits for this run, {own.path}", "name other runs")
+            found[str(run.path)] = typed
+    return list(found)
+
+
+def _waits_for(run: RunDirectory, own: RunDirectory) -> bool:
+    """Whether a run is this run, or waits for it, directly or through others."""
+    seen: set[Path] = set()
+    pending = [run.path]
+    while pending:
+        path = pending.pop()
+        if (real := path.resolve()) in seen:
+            continue
+        if real == own.path.resolve():
+            return True
+        seen.add(real)
+        named = read_plain_values(path / "config.yaml", ["after"]).get("after")
+        pending += [Path(str(one)) for one in named] if isinstance(named, list) else []
+    return False
+
+
+def require_others(config: RunConfig, own: RunDirectory) -> None:
+    """Refuse a launch that the runs before it would end at once: on this machine, all of them must have completed.
+
+    Args:
+        config: of the run.
+        own: the run's directory.
+
+    Raises:
+        ConfigError: one of them is not a run; or has stopped, or on this machine hasn't completed.
+    """
+    if not config.after:
+        return
+    others = OtherRuns.look(resolved(config, own))
+    waits = isinstance(config.cluster, Slurm)
+    if others.stopped and (config.after_failure == "end" or (config.after_failure == "wait" and not waits)):
+        remedies = ["resume it first", "set after_failure=start to start all the same"]
+        remedies += ["after_failure=wait to wait until it is resumed and completes"] if waits else []
+        raise _refused(others.stopped[0], ", ".join(remedies[:-1]) + f", or {remedies[-1]}")
+    if others.going and not waits:
+        remedy = "a run on this machine doesn't wait: start it once that one has completed, or leave after out"
+        raise _refused(others.going[0], remedy)
+
+
+def _refused(other: RunStatus, remedy: str) -> ConfigError:
+    return ConfigError("after", other.path, f"is {other.described}", remedy)
+
+
+def start_options(config: RunConfig) -> Mapping[str, str]:
+    """Return sbatch's options with which a job starts after other runs, as far as SLURM can wait for them.
+
+    Whether they have completed is decided when the job starts.
+
+    Args:
+        config: of the run, with `after` resolved.
+    """
+    if not config.after:
+        return {}
+    others = OtherRuns.look(config.after)
+    if others.job_ids:
+        return {"dependency": dependency_on(others.job_ids)}
+    return LATER if others.going or (others.stopped and config.after_failure == "wait") else {}

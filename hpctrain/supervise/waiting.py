@@ -1,0 +1,125 @@
+"""Let a job wait in the queue until the runs before its run have completed (`after`)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from hpctrain.attempt.outcome import Outcome, record_end, resume_command
+from hpctrain.errors import ExitCode, HpctrainError, SchedulerError
+from hpctrain.launch.after import LOOK_EVERY_S
+from hpctrain.launch.prepare import RunPlan
+from hpctrain.phrases import listed
+from hpctrain.run.checkpoints import saved_step
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.job_records import JobRecords
+from hpctrain.run.ledger import Ledger
+from hpctrain.run.reason import Reason
+from hpctrain.status.other_runs import OtherRuns
+from hpctrain.status.run_status import RunStatus
+from hpctrain.status.state import RunState
+from hpctrain.supervise.current_job import CurrentJob
+from hpctrain.supervise.requeuer import Requeuer
+from hpctrain.supervise.step import print_error
+
+log = logging.getLogger("hpctrain.supervise")
+
+
+class Waiting:
+    """Decides at the start of a job whether the runs before its run let it begin.
+
+    SLURM only starts the job when theirs have ended, and this looks at how: a requeued job ends more than once, a run
+    may continue in another job, and some runs have none.
+
+    Args:
+        plan: of the run.
+        job: the current one.
+        requeuer: requeues it.
+    """
+
+    def __init__(self, plan: RunPlan, job: CurrentJob, requeuer: Requeuer) -> None:
+        self._plan = plan
+        self._directory = plan.directory
+        self._job = job
+        self._requeuer = requeuer
+
+    def exit_code(self) -> int | None:
+        """Look at the other runs; return the batch script's exit code if the run ends or waits; None if it begins.
+
+        A run that has begun doesn't look again when it is requeued, nor in a job that was submitted in its place.
+
+        Raises:
+            OSError: the run directory is unavailable.
+        """
+        config = self._plan.config
+        if not config.after or self._has_begun():
+            return None
+        others = OtherRuns.look(config.after, self._job.find)
+        if others.stopped and config.after_failure == "end":
+            return self._end(others.stopped)
+        if others.going or (others.stopped and config.after_failure == "wait"):
+            return self._wait(others)
+        for one in others.stopped:
+            log.info("%s is %s; the run starts all the same (after_failure=start)", one.path, one.described)
+        return None
+
+    def _has_begun(self) -> bool:
+        # an attempt that ended because of another run had no ranks
+        attempts = [one for one in Ledger(self._directory).attempts() if "after" not in one.extra]
+        if not attempts:
+            return False
+        # what follows is recorded before a requeue may be refused, and a new job submitted in its place
+        return attempts[-1].job_id == self._job.job_id or "next" in attempts[-1].extra
+
+    def _end(self, stopped: Sequence[RunStatus]) -> int:
+        """Record that the run ends because others haven't completed."""
+        first = next((one for one in stopped if one.state is not RunState.CANCELLED), stopped[0])
+        reason = Reason.CANCELLED if first.state is RunState.CANCELLED else Reason.FAILED
+        command = resume_command(self._directory)
+        other = RunDirectory(first.path).as_typed + (f" (and {len(stopped) - 1} more)" if len(stopped) > 1 else "")
+        report = (
+            f"it waited for {other}, which is {_described(first)}; resume that run, then this one: {command}; or start "
+            f"this one all the same: {command} after_failure=start"
+        )
+        attempt = self._job.claim()
+        record_end(
+            self._directory,
+            attempt,
+            Outcome(reason, saved_step(self._directory), report),
+            world_size=self._plan.resources.world_size,
+            job_id=self._job.job_id,
+            after=str(first.path),
+        )
+        log.info("the run ends before it begins: %s", reason.value)
+        print_error(report)
+        return reason.meaning.exit_code
+
+    def _wait(self, others: OtherRuns) -> int:
+        """Put the job back into the queue until the other runs' jobs have ended, or for some minutes."""
+        # a requeue would revive a job that its user has cancelled meanwhile
+        termination = self._job.termination()
+        is_cancelled = self._job.cancelled or self._requeuer.cancelled
+        if is_cancelled or (termination is not None and termination.reason is Reason.CANCELLED):
+            return ExitCode.CANCELLED
+        waits_for = listed(f"{one.path} ({one.state})" for one in (*others.going, *others.stopped))
+        log.info("the run waits for %s", waits_for)
+        JobRecords(self._directory).wait(self._job.job_id)
+        if not self._requeuer.requeue():
+            try:
+                log.info("the run waits in job %s", self._requeuer.resubmit(()))
+            except HpctrainError as error:
+                command = resume_command(self._directory)
+                log.warning("the run can't wait any longer (%s); to start it later: %s", error, command)
+            return ExitCode.INTERRUPTED
+        try:
+            # only now: SLURM refuses both for a running job (seen on SLURM 22.05)
+            self._job.delay(others.job_ids, LOOK_EVERY_S)
+        except SchedulerError as error:
+            log.info("the job starts again as soon as SLURM lets it, and looks again: %s", error)
+        return ExitCode.INTERRUPTED
+
+
+def _described(other: RunStatus) -> str:
+    """The state of another run with its reason, unless that is a run before it, which has its own report."""
+    is_of_a_third = bool(other.attempts) and "after" in other.attempts[-1].extra
+    return str(other.state) if is_of_a_third else other.described
