@@ -27,6 +27,7 @@ from hpctrain.scheduler.slurm import SILENCE_S, Slurm
 from hpctrain.startup import __version__
 from hpctrain.supervise.allocation import Allocation
 from hpctrain.supervise.current_job import CurrentJob
+from hpctrain.supervise.notices import notify_end
 from hpctrain.supervise.program_variables import program_variables
 from hpctrain.supervise.requeuer import Requeuer
 from hpctrain.supervise.step import ABORTED, NO_LOG, Step, consecutive_ranks, print_error, srun_command
@@ -112,7 +113,15 @@ class Supervisor:
             self._record(attempt, outcome, decision, code.digest)
             # a requeue comes first: it must not wait for the user's command
             exit_code = None if decision.action is Action.RESTART else self._leave(decision)
-            self._notify(attempt, outcome, decision, exit_code)
+            notify_end(
+                self.notifier,
+                outcome,
+                decision,
+                attempt=attempt,
+                exit_code=exit_code,
+                follows=self.requeuer.follows,
+                shares_job=self.shares_job,
+            )
             if exit_code is not None:
                 return exit_code
             self.allocation.lose(decision.exclude)
@@ -123,7 +132,7 @@ class Supervisor:
             log.info("the run in %s is %s: nothing to do", self.directory.path, over.value)
             return over.meaning.exit_code
         try:
-            return Waiting(self.plan, self.job, self.requeuer).exit_code()
+            return Waiting(self.plan, self.job, self.requeuer, self.notifier).exit_code()
         except STORAGE_ERRORS as error:
             return self._leave_unwritable(error)
 
@@ -334,22 +343,3 @@ class Supervisor:
         self.notifier.ended(self.job.attempt, outcome, follows=self.requeuer.follows)
         self.notifier.finish(SOON_S)
         return ExitCode.INTERRUPTED if requeued else ExitCode.FAILED
-
-    def _notify(self, attempt: int, outcome: Outcome, decision: RequeueDecision, exit_code: int | None) -> None:
-        """Notify of the end of an attempt; before this process ends, wait for the command.
-
-        SLURM kills what is left of a job when its batch script ends. While it is ending the job, or has it back in the
-        queue, other jobs or this one wait for the nodes, and SIGKILL follows: the command gets a few seconds.
-        """
-        reason = Reason.CANCELLED if exit_code == ExitCode.CANCELLED else decision.reason
-        follows = "new ranks start in the same job" if exit_code is None else self.requeuer.follows
-        why = ""
-        if decision.action is Action.END:  # the job may be requeued for other runs
-            follows = ""
-            why = decision.why if decision.why != reason.meaning.why_final else ""
-        elif not follows and reason is not Reason.CANCELLED:
-            why = "it can't be continued automatically"
-        self.notifier.ended(attempt, replace(outcome, reason=reason), why=why, follows=follows)
-        if exit_code is not None:
-            is_urgent = follows or reason.meaning.by_slurm or self.shares_job
-            self.notifier.finish(SOON_S if is_urgent else None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from hpctrain.attempt.notification import Notifier
 from hpctrain.attempt.outcome import Outcome, record_end, resume_command
 from hpctrain.errors import ExitCode, HpctrainError, SchedulerError
 from hpctrain.launch.after import LOOK_EVERY_S
@@ -35,13 +36,15 @@ class Waiting:
         plan: of the run.
         job: the current one.
         requeuer: requeues it.
+        notifier: starts the user's command.
     """
 
-    def __init__(self, plan: RunPlan, job: CurrentJob, requeuer: Requeuer) -> None:
+    def __init__(self, plan: RunPlan, job: CurrentJob, requeuer: Requeuer, notifier: Notifier) -> None:
         self._plan = plan
         self._directory = plan.directory
         self._job = job
         self._requeuer = requeuer
+        self._notifier = notifier
 
     def exit_code(self) -> int | None:
         """Look at the other runs; return the batch script's exit code if the run ends or waits; None if it begins.
@@ -82,16 +85,19 @@ class Waiting:
             f"this one all the same: {command} after_failure=start"
         )
         attempt = self._job.claim()
+        outcome = Outcome(reason, saved_step(self._directory), report)
         record_end(
             self._directory,
             attempt,
-            Outcome(reason, saved_step(self._directory), report),
+            outcome,
             world_size=self._plan.resources.world_size,
             job_id=self._job.job_id,
             after=str(first.path),
         )
         log.info("the run ends before it begins: %s", reason.value)
         print_error(report)
+        self._notifier.ended(attempt, outcome)
+        self._notifier.finish()
         return reason.meaning.exit_code
 
     def _wait(self, others: OtherRuns) -> int:

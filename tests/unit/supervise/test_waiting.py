@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
@@ -208,3 +209,12 @@ def test_waits_leave_the_requeues_of_an_unwritable_directory(slurm, supervisor, 
     assert one.run() == ExitCode.INTERRUPTED
     assert slurm.requeued == ["7"]
     assert Ledger(one.directory).attempts() == []
+
+
+def test_the_users_command_learns_that_a_run_ends_because_of_another(slurm, supervisor, before, tmp_path):
+    end_attempt(run_before(before), "failed", "20")
+    one = supervisor(f"after={before}", f"notify.command='cat > {tmp_path}/heard'")
+    assert one.run() == ExitCode.FAILED
+    heard = json.loads((tmp_path / "heard").read_text())
+    assert (heard["event"], heard["attempt"]) == ("failed", 1)
+    assert str(before) in heard["message"]
