@@ -15,6 +15,7 @@ from hpctrain.attempt.rank_python import unable_python
 from hpctrain.attempt.requeue import BLIND, Action, RequeueDecision, decide, history_with, reports_steps
 from hpctrain.attempt.unrecorded import UnrecordedEnds
 from hpctrain.errors import ExitCode, HpctrainError, RunDirectoryUnavailableError, SchedulerError, SupersededError
+from hpctrain.launch.containers.rank_container import ContainerError, RankContainer
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.launch.rank_command import code_variables, rank_python
 from hpctrain.retry import retry
@@ -145,14 +146,22 @@ class Supervisor:
         self._in_allocation += 1
         nodes, outlives_a_node = self.allocation.step_nodes, self.allocation.outlives_a_node
         log.info("attempt %d on %s", attempt, self.allocation.described)
-        command = srun_command(
-            self.plan, nodes if outlives_a_node else (), self.environ.get("SLURM_JOB_NAME"), code.copy
-        )
         handover = Handover(attempt=attempt, logged=True, code=code.digest, version=__version__)
-        environ = {**self.environ, **handover.variables(), **code_variables(self.plan, code.copy, self.environ)}
+        given = {**handover.variables(), **code_variables(self.plan, code.copy, self.environ)}
         if self.plan.is_program:
-            environ |= program_variables(self.plan, self.environ, self.slurm, self.job.job_id, self._in_allocation)
-        step = Step(command, environ, ends_with_a_node=outlives_a_node)
+            given |= program_variables(self.plan, self.environ, self.slurm, self.job.job_id, self._in_allocation)
+        container = RankContainer.of_attempt(
+            self.plan, attempt, environ=self.environ, given=given, nodes=nodes, code=code.copy
+        )
+        try:
+            command = srun_command(
+                self.plan, nodes if outlives_a_node else (), self.environ.get("SLURM_JOB_NAME"), code.copy, container
+            )
+        except (ContainerError, OSError) as error:
+            # a file system that has been lost since the ranks began may come back
+            has_begun = isinstance(error, OSError) or self._ranks_have_begun()
+            return (str(error), "") if has_begun else ("", str(error))
+        step = Step(command, {**self.environ, **given}, ends_with_a_node=outlives_a_node)
         unseen = ""
         for line in step.run():
             if (no_log := NO_LOG.match(line)) is not None:

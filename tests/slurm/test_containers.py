@@ -1,0 +1,81 @@
+"""Ranks in containers of SLURM's own (runc) and of Charliecloud; the image is a folder of mount points."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from submitted_runs import STEPS, SubmittedRuns
+
+import hpctrain
+
+REPOSITORY = Path(hpctrain.__file__).parents[1]
+OF_NODE = ("/bin", "/etc", "/lib", "/lib64", "/usr")
+EMPTY = ("dev", "proc", "sys", "tmp")
+
+
+def seen_folders() -> list[str]:
+    """The folders of this machine without which its Python, torch and hpctrain don't work."""
+    pythons = {Path(place).resolve() for place in (sys.prefix, sys.base_prefix, REPOSITORY)}
+    pythons.add(Path(sys.executable).resolve().parents[1])
+    found = [Path(place) for place in OF_NODE if Path(place).exists()]
+    for path in sorted(pythons, key=lambda path: len(path.parts)):
+        if not any(path.is_relative_to(other) for other in found):
+            found.append(path)
+    return [str(path) for path in found]
+
+
+def make_image(folder: Path, engine: str) -> Path:
+    """An image that has nothing but mount points, in the form that an engine takes."""
+    root = folder / "rootfs"
+    for name in (*EMPTY, *(place.lstrip("/") for place in seen_folders())):
+        (root / name).mkdir(parents=True, exist_ok=True)
+    for name in ("passwd", "group", "hosts", "resolv.conf"):  # ch-run mounts these
+        (root / "etc" / name).touch()
+    if engine != "oci":
+        return root
+    subprocess.run(["runc", "spec", "--bundle", str(folder)], check=True)
+    config = json.loads((folder / "config.json").read_text())
+    config["process"]["env"] = ["PATH=/usr/bin:/bin", "OF_IMAGE=1"]
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def in_container(runs: SubmittedRuns, engine: str) -> list[str]:
+    image = runs.folder / "image"
+    image.mkdir()
+    mounts = [f"{path}:{path}:ro" if engine == "oci" else path for path in seen_folders()]
+    return [
+        f"cluster.container.image={make_image(image, engine)}",
+        f"cluster.container.engine={engine}",
+        f"cluster.container.mounts=[{','.join(mounts)}]",
+        "cluster.container.env.OF_CONTAINER='$HOME, unchanged'",
+        f"cluster.python={sys.executable}",
+    ]
+
+
+def on_engines() -> pytest.MarkDecorator:
+    oci = pytest.param("oci", marks=pytest.mark.sandbox("--nodes=2", "--oci"))
+    return pytest.mark.parametrize("engine", [oci, pytest.param("charliecloud", marks=pytest.mark.sandbox("--nodes=2"))])
+
+
+@pytest.mark.nightly
+@on_engines()
+def test_a_preempted_run_ends_as_one_outside_of_a_container(runs: SubmittedRuns, engine: str) -> None:
+    run = runs.train(*in_container(runs, engine))
+    run.until_step(3)
+    image = runs.folder / "image"
+    for pid in run.ranks():
+        mounts = Path(f"/proc/{pid}/mountinfo").read_text()
+        assert f" {runs.folder} " in mounts, "the working directory is mounted"
+    run.preempt()
+    run.until_attempt(2)
+    run.set_pace(0)
+    assert run.until_ended() == "COMPLETED", run
+    (_, _, stopped), _ = run.story
+    assert run.story == [(0, "preempted", stopped), (stopped, "completed", STEPS)], f"{run.story} {run}"
+    assert run.batch_log.count("srun ended with 0") == 2, run
+    assert run.digest == runs.straight()
