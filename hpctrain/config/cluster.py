@@ -204,3 +204,8 @@ class Slurm(Cluster):
             problem = f"must be shorter than the time limit of {self.time_limit_min} min"
             remedy = "shorten it, or raise cluster.time_limit_min"
             raise ConfigError("cluster.signal_delay_s", self.signal_delay_s, problem, remedy)
+
+    @property
+    def node_python(self) -> str | None:
+        """The Python of ranks on the nodes, outside of any container; None: the Python that submits."""
+        return self.python if self.container.image is None else None

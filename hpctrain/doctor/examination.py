@@ -185,7 +185,7 @@ class Examination:
             host = self._slurm.batch_host(found.job_id)
             found.findings.append(batch_script_finding(host, folder.as_run.logs, lines, sys.executable))
             return
-        python = None if not isinstance(config.cluster, SlurmCluster) else config.cluster.python
+        python = None if not isinstance(config.cluster, SlurmCluster) else config.cluster.node_python
         found.findings += node_findings(
             record, str(folder.path), python or sys.executable, self._expected_versions(record, python)
         )

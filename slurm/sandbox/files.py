@@ -83,8 +83,9 @@ def oci_conf(home: Path) -> str:
     lines = [
         # with true, SLURM 22.05 leaves the folder of each container behind
         "CreateEnvFile=false",
+        # SLURM asks for these after the task's own process has ended: what is left in the container has to end, too
         f'RunTimeQuery="{runc} state {name}"',
-        f'RunTimeKill="{runc} kill --all {name}"',
+        f'RunTimeKill="{runc} kill --all {name} KILL"',
         f'RunTimeDelete="{runc} delete --force {name}"',
         # SLURM has a shell execute the line; without exec, SIGTERM would end the shell alone, and with it the task
         f'RunTimeRun="exec {runc} run --bundle %b {name}"',

@@ -57,25 +57,62 @@ def in_container(runs: SubmittedRuns, engine: str) -> list[str]:
     ]
 
 
-def on_engines() -> pytest.MarkDecorator:
-    oci = pytest.param("oci", marks=pytest.mark.sandbox("--nodes=2", "--oci"))
-    return pytest.mark.parametrize("engine", [oci, pytest.param("charliecloud", marks=pytest.mark.sandbox("--nodes=2"))])
+OCI, CHARLIECLOUD = pytest.mark.sandbox("--nodes=2", "--oci"), pytest.mark.sandbox("--nodes=2")
 
 
 @pytest.mark.nightly
-@on_engines()
+@pytest.mark.parametrize("engine", [pytest.param("oci", marks=OCI), pytest.param("charliecloud", marks=CHARLIECLOUD)])
 def test_a_preempted_run_ends_as_one_outside_of_a_container(runs: SubmittedRuns, engine: str) -> None:
     run = runs.train(*in_container(runs, engine))
     run.until_step(3)
-    image = runs.folder / "image"
+    assert set(run.ranks().values()) == {0, 1}
     for pid in run.ranks():
-        mounts = Path(f"/proc/{pid}/mountinfo").read_text()
-        assert f" {runs.folder} " in mounts, "the working directory is mounted"
+        assert roots_of(pid) != roots_of(run.supervisor), "the rank is outside of the image"
     run.preempt()
     run.until_attempt(2)
     run.set_pace(0)
     assert run.until_ended() == "COMPLETED", run
     (_, _, stopped), _ = run.story
-    assert run.story == [(0, "preempted", stopped), (stopped, "completed", STEPS)], f"{run.story} {run}"
+    assert run.story == [(0, "preempted", stopped), (stopped, "completed", STEPS)], run
     assert run.batch_log.count("srun ended with 0") == 2, run
     assert run.digest == runs.straight()
+
+
+def roots_of(pid: int | None) -> list[str]:
+    """What is mounted as a process's root folder."""
+    lines = Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
+    return [line.split()[3] for line in lines if line.split()[4] == "/"]
+
+
+SHOW = """\
+echo "rank $RANK of $WORLD_SIZE, task $SLURM_PROCID on $(hostname), in $PWD"
+echo "container: $OF_CONTAINER; image: $OF_IMAGE; path: $PATH; gpus: $CUDA_VISIBLE_DEVICES"
+echo "words: $1"
+echo saved > "$HPCTRAIN_RUN_DIR/saved_by_$RANK"
+"""
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        pytest.param("oci", marks=[OCI, pytest.mark.nightly]),
+        pytest.param("charliecloud", marks=CHARLIECLOUD),
+    ],
+)
+def test_a_program_runs_in_the_image(runs: SubmittedRuns, engine: str) -> None:
+    run = runs.new()
+    program = runs.folder / "show.sh"
+    program.write_text(SHOW)
+    image = runs.folder / "image"
+    words = in_container(runs, engine)
+    if engine == "charliecloud":
+        (image / "rootfs" / "ch").mkdir()
+        (image / "rootfs" / "ch" / "environment").write_text("PATH=/usr/bin:/bin\nOF_IMAGE=1\n")
+    runs.launch(run, ["sh", str(program), "one, 'two' $three"], *words, "cluster.gpus_per_node=1")
+    assert run.until_ended() == "COMPLETED", run
+    for rank, node in enumerate(run.attempts[0].nodes):
+        log = run.directory.rank_log(rank).read_text()
+        assert f"rank {rank} of 2, task {rank} on {node}, in " in log
+        assert "container: $HOME, unchanged; image: 1; path: /usr/bin:/bin; gpus: 0" in log
+        assert "words: one, 'two' $three" in log
+        assert (run.directory.path / f"saved_by_{rank}").exists()

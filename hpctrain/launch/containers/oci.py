@@ -11,6 +11,7 @@ from hpctrain.errors import HpctrainError
 from hpctrain.files import describe_os_error, read_json, write_json
 from hpctrain.launch.containers.rank_container import ContainerError, RankContainer
 
+REMEDY = "unpack the image into a bundle, such as with umoci, and name its folder"
 CONFIG = "config.json"
 """The description of a container in its bundle."""
 ROOT = "rootfs"
@@ -59,8 +60,9 @@ def enter(container: RankContainer, command: Sequence[str]) -> tuple[list[str], 
     try:
         config = read_json(image / CONFIG)
     except OSError as error:
-        problem = f"{image / CONFIG} can't be read: {describe_os_error(error)}"
-        raise ContainerError(f"cluster.container.image is not a bundle: {problem}; {REMEDY}") from error
+        raise ContainerError(
+            f"cluster.container.image is not a bundle: {describe_os_error(error)}; {REMEDY}"
+        ) from error
     except HpctrainError as error:
         raise ContainerError(f"cluster.container.image is not a bundle: {error}; {REMEDY}") from error
     root = image / config.get("root", {}).get("path", ROOT)
@@ -70,9 +72,6 @@ def enter(container: RankContainer, command: Sequence[str]) -> tuple[list[str], 
     shown = make_root(container.bundle / ROOT, root, [one.inside for one in container.mounts])
     write_json(container.bundle / CONFIG, bundle_config(config, container, shown))
     return [f"--container={container.bundle}"], rank_words(config, container, command)
-
-
-REMEDY = "unpack the image into a bundle, such as with umoci, and name its folder"
 
 
 def make_root(root: Path, image: Path, points: Sequence[str]) -> dict[str, str]:
