@@ -29,7 +29,7 @@ from hpctrain.supervise.allocation import Allocation
 from hpctrain.supervise.current_job import CurrentJob
 from hpctrain.supervise.program_variables import program_variables
 from hpctrain.supervise.requeuer import Requeuer
-from hpctrain.supervise.step import ABORTED, NO_LOG, Step, consecutive_ranks, print_error, srun_command
+from hpctrain.supervise.step import ABORTED, NO_LOG, Step, consecutive_ranks, print_error, srun_command, step_name
 
 STORAGE_S = 60.0
 """Seconds to retry I/O in the run directory while its file system is unavailable."""
@@ -151,7 +151,13 @@ class Supervisor:
         if self.plan.is_program:
             given |= program_variables(self.plan, self.environ, self.slurm, self.job.job_id, self._in_allocation)
         container = RankContainer.of_attempt(
-            self.plan, attempt, environ=self.environ, given=given, nodes=nodes, code=code.copy
+            self.plan,
+            attempt,
+            step=step_name(self.directory),
+            environ=self.environ,
+            given=given,
+            nodes=nodes,
+            code=code.copy,
         )
         try:
             command = srun_command(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -27,8 +27,8 @@ class RankContainer:
         working_directory: of the ranks.
         variables: which the ranks have whatever the image sets, name to value.
         from_node: names of variables of the step that have to win over the image's own.
-        name: of the container, with the job's id and its number of requeues: of a job that was killed, the node may
-            still have one (Pyxis' issue 161).
+        name: of the container, with the run, the job's id and its number of requeues: a node may still have the
+            one of a job that was killed (Pyxis' issue 161).
         bundle: the folder for a description of the container, for engines that need one.
         nodes: of the ranks, in rank order.
         user: name of the user who runs the ranks.
@@ -53,6 +53,7 @@ class RankContainer:
         plan: RunPlan,
         attempt: int,
         *,
+        step: str,
         environ: Mapping[str, str],
         given: Mapping[str, str],
         nodes: Sequence[str],
@@ -63,6 +64,7 @@ class RankContainer:
         Args:
             plan: of the run.
             attempt: the attempt's number.
+            step: name of the run's steps: other runs may share the job.
             environ: of the batch script.
             given: the variables of the step that hpctrain sets itself, name to value.
             nodes: of the ranks, in rank order.
@@ -71,7 +73,7 @@ class RankContainer:
         keys = plan.slurm.container
         if keys.image is None or keys.engine is None:
             return None
-        name = f"hpctrain_{environ['SLURM_JOB_ID']}_{environ.get('SLURM_RESTART_COUNT') or 0}"
+        name = f"{step}_{environ['SLURM_JOB_ID']}_{environ.get('SLURM_RESTART_COUNT') or 0}"
         return cls(
             engine=keys.engine,
             image=keys.image,
@@ -97,10 +99,10 @@ def needed_folders(plan: RunPlan, code: CodeSnapshot | None) -> list[Path]:
     return found
 
 
-def in_order(wanted: Sequence[Mount] | map[Mount], needed: Sequence[Path]) -> tuple[Mount, ...]:
+def in_order(wanted: Iterable[Mount], needed: Iterable[Path]) -> tuple[Mount, ...]:
     """Return the mounts that the user wants, and those of needed folders that aren't in them; parents come first."""
     found = list(wanted)
-    for path in sorted(set(needed), key=lambda path: len(path.parts)):
+    for path in sorted(set(needed), key=lambda path: (len(path.parts), path)):
         if not any(_shows(mount, path) for mount in found):
             found.append(Mount(str(path), str(path)))
     return tuple(sorted(found, key=lambda mount: len(PurePosixPath(mount.inside).parts)))

@@ -10,7 +10,7 @@ from supervising import COMPLETES, all_ranks, story
 from hpctrain.errors import ExitCode
 from hpctrain.launch.containers.rank_container import RankContainer
 from hpctrain.run.ledger import Ledger
-from hpctrain.supervise.step import srun_command
+from hpctrain.supervise.step import srun_command, step_name
 
 PYXIS = ("cluster.container.image='nvcr.io#nvidia/pytorch:24.10-py3'", "cluster.container.engine=pyxis")
 
@@ -18,16 +18,16 @@ PYXIS = ("cluster.container.image='nvcr.io#nvidia/pytorch:24.10-py3'", "cluster.
 def test_the_whole_line_of_pyxis(supervisor):
     """Its options come before a program among the user's own, such as numactl, which then runs in the container."""
     one = supervisor(*PYXIS, "cluster.srun_args=[numactl,'--localalloc']", "cluster.container.env.A=1")
-    container = RankContainer.of_attempt(
-        one.plan, 1, environ={"SLURM_JOB_ID": "7"}, given={"HPCTRAIN_CLAIM": "1"}, nodes=("n1", "n2")
-    )
+    name = step_name(one.directory)
+    given = {"environ": {"SLURM_JOB_ID": "7"}, "given": {"HPCTRAIN_CLAIM": "1"}, "nodes": ("n1", "n2")}
+    container = RankContainer.of_attempt(one.plan, 1, step=name, **given)
     command = srun_command(one.plan, job_name="digits", container=container)
     here, run = Path.cwd(), one.directory.path
     first = min(here, run, key=lambda path: len(path.parts))
     mounts = ",".join(f"{path}:{path}" for path in dict.fromkeys((first, here, run)))
     assert command[command.index("--open-mode=append") + 2 :] == [
         "--container-image=nvcr.io#nvidia/pytorch:24.10-py3",
-        "--container-name=hpctrain_7_0",
+        f"--container-name={name}_7_0",
         f"--container-mounts={mounts}",
         f"--container-workdir={here}",
         "--container-env=CUDA_VISIBLE_DEVICES,HPCTRAIN_CLAIM",
@@ -39,8 +39,9 @@ def test_the_whole_line_of_pyxis(supervisor):
 def test_srun_gets_the_options_and_the_variables(slurm, supervisor):
     words, claim = slurm.home / "words", slurm.home / "claim"
     slurm.script("srun", f'echo "$@" > {words}; echo "$HPCTRAIN_CLAIM" > {claim}; exit 1')
-    supervisor(*PYXIS, "cluster.requeue.max_failures=0").run()
-    assert "--container-name=hpctrain_7_0 " in words.read_text()
+    one = supervisor(*PYXIS, "cluster.requeue.max_failures=0")
+    one.run()
+    assert f"--container-name={step_name(one.directory)}_7_0 " in words.read_text()
     assert "--container-env=CUDA_VISIBLE_DEVICES,HPCTRAIN_CLAIM,HPCTRAIN_LOGGED,HPCTRAIN_VERSION " in words.read_text()
     assert claim.read_text() == "1\n"
 

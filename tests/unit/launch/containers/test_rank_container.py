@@ -33,7 +33,8 @@ def derived(composer, tmp_path, monkeypatch):
             code = CodeSnapshot(run=run, digest="1f", folder=folder, root=tmp_path / "repository", place="project")
         given = {"HPCTRAIN_CLAIM": "2", "PYTHONPATH": "/copy"}
         variables = {"SLURM_JOB_ID": "12", "SLURM_JOB_USER": "me", **environ}
-        return RankContainer.of_attempt(made, 2, environ=variables, given=given, nodes=("n1", "n2"), code=code)
+        more = {"environ": variables, "given": given, "nodes": ("n1", "n2"), "code": code}
+        return RankContainer.of_attempt(made, 2, step="hpctrain_1f", **more)
 
     return make
 
@@ -58,8 +59,8 @@ def test_everything_follows_from_the_run(derived, tmp_path):
         working_directory=f"{tmp_path}/repository/project",
         variables={"PYTHONPATH": "/copy", "A": "1"},
         from_node=("CUDA_VISIBLE_DEVICES", "HPCTRAIN_CLAIM"),
-        name="hpctrain_12_4",
-        bundle=tmp_path / "sweep" / "3" / "containers" / "hpctrain_12_4_2",
+        name="hpctrain_1f_12_4",
+        bundle=tmp_path / "sweep" / "3" / "containers" / "hpctrain_1f_12_4_2",
         nodes=("n1", "n2"),
         user="me",
         has_gpus=True,
@@ -68,7 +69,7 @@ def test_everything_follows_from_the_run(derived, tmp_path):
 
 def test_a_requeued_job_has_another_name(derived):
     first, second = derived(*IMAGE), derived(*IMAGE, SLURM_RESTART_COUNT="1")
-    assert (first.name, second.name) == ("hpctrain_12_0", "hpctrain_12_1")
+    assert (first.name, second.name) == ("hpctrain_1f_12_0", "hpctrain_1f_12_1")
     assert not first.has_gpus
 
 
