@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -58,10 +60,18 @@ def in_container(runs: SubmittedRuns, engine: str) -> list[str]:
 
 
 OCI, CHARLIECLOUD = pytest.mark.sandbox("--nodes=2", "--oci"), pytest.mark.sandbox("--nodes=2")
+BY_USER_SIGNAL = pytest.mark.sandbox("--nodes=2", "--oci", "--preempt-send-user-signal")
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("engine", [pytest.param("oci", marks=OCI), pytest.param("charliecloud", marks=CHARLIECLOUD)])
+@pytest.mark.parametrize(
+    "engine",
+    [
+        pytest.param("oci", marks=OCI),
+        pytest.param("oci", marks=BY_USER_SIGNAL, id="oci, USR2"),
+        pytest.param("charliecloud", marks=CHARLIECLOUD),
+    ],
+)
 def test_a_preempted_run_ends_as_one_outside_of_a_container(runs: SubmittedRuns, engine: str) -> None:
     run = runs.train(*in_container(runs, engine))
     run.until_step(3)
@@ -82,6 +92,21 @@ def roots_of(pid: int | None) -> list[str]:
     """What is mounted as a process's root folder."""
     lines = Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
     return [line.split()[3] for line in lines if line.split()[4] == "/"]
+
+
+@pytest.mark.nightly
+@OCI
+def test_a_killed_rank_leaves_nothing_in_its_container(runs: SubmittedRuns) -> None:
+    run = runs.train(*in_container(runs, "oci"), "checkpoint.every_steps=2")
+    run.until_step(5)
+    os.kill(run.rank(1), signal.SIGKILL)
+    run.until_attempt(2)
+    assert len(run.ranks()) <= 2, "those of the first attempt are gone"
+    run.set_pace(0)
+    assert run.until_ended() == "COMPLETED", run
+    assert run.reasons == ["infrastructure", "completed"], run
+    assert run.attempts[0].job_id == run.attempts[1].job_id
+    assert run.digest == runs.straight()
 
 
 SHOW = """\

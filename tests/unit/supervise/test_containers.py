@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from supervising import COMPLETES, all_ranks, story
+from supervising import COMPLETES, STOPS, all_ranks, story
 
 from hpctrain.errors import ExitCode
 from hpctrain.launch.containers.rank_container import RankContainer
@@ -87,3 +87,13 @@ def test_a_container_that_can_not_be_started_ends_the_run(slurm, supervisor, wor
     python = "python3" if word is None else "/opt/python"
     assert attempt.detail.startswith(f"the ranks' Python on n2, {python}, can't be started in its container (FATAL: ")
     assert not slurm.requeued
+
+
+@pytest.mark.parametrize(("words", "reason"), [((), "time_limit"), (PYXIS, "preempted")])
+def test_ranks_in_a_container_can_not_ask_slurm_why_they_stop(slurm, supervisor, words, reason):
+    """They take a user signal for a time limit; others have asked, and SLURM's record may have changed since."""
+    slurm.job(STOPS["preempted_without_grace"])
+    slurm.plan({"start": 0, "ranks": all_ranks("time_limit", 14), "saves": [14], "code": 4})
+    one = supervisor(*words)
+    assert one.run() == ExitCode.INTERRUPTED
+    assert story(one)[0][1] == reason
