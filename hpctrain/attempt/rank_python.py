@@ -17,6 +17,8 @@ EXITED = re.compile(r"(?P<node>\S+): tasks? (?P<rank>\d+)[\d,-]*: Exited with ex
 NOT_STARTED = (126, 127)
 """Exit codes of env(1), which can't execute a program, and of a Python whose shared libraries are missing."""
 NO_MODULE = re.compile(r"No module named '?(?P<module>\w+)")
+NO_CONTAINER = re.compile(r"^(ch-run\[\d+\]: error: |FATAL: +|(slurmstepd\S*: )?(error: )?pyxis: )|\brunc run failed\b")
+"""What Charliecloud, Apptainer, Pyxis and runc print if they can't start a container."""
 TOO_OLD = re.compile(r"[Uu]nknown option:? -P")
 """What Python prints that is older than 3.11."""
 LAST_BYTES = 2_000
@@ -94,6 +96,8 @@ def explain_exit(code: int, lines: Sequence[str]) -> str:
         lines: the last lines of its log.
     """
     text = "\n".join(lines)
+    if lines and NO_CONTAINER.search(lines[-1]):
+        return f"can't be started in its container ({lines[-1]}); correct cluster.container"
     if code in NOT_STARTED:
         what = f"can't be started ({lines[-1]})" if lines else "can't be started"
         remedy = "set cluster.python to one that all nodes have, or load its module in cluster.setup"

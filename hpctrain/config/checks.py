@@ -137,9 +137,17 @@ def _check_services(config: Config, environ: Mapping[str, str]) -> None:
             remedy = "set it to the server's address, such as http://login1:5000, or export MLFLOW_TRACKING_URI"
             raise ConfigError("logger.mlflow.tracking_uri", None, "MLflow needs a server", remedy)
     for name in SECRETS:
-        if name in config.cluster.env and (wandb.enabled or mlflow.enabled):
+        for key in _keys_of_variables(config, name) if wandb.enabled or mlflow.enabled else ():
             problem = "would be in config.yaml, which others may read"
-            raise ConfigError(f"cluster.env.{name}", "***", problem, "export it where you submit, or use ~/.netrc")
+            raise ConfigError(key, "***", problem, "export it where you submit, or use ~/.netrc")
+
+
+def _keys_of_variables(config: Config, name: str) -> list[str]:
+    """The keys that set an environment variable for the ranks."""
+    found = {"cluster.env": config.cluster.env}
+    if isinstance(config.cluster, Slurm):
+        found["cluster.container.env"] = config.cluster.container.env
+    return [f"{key}.{name}" for key, variables in found.items() if name in variables]
 
 
 def _check_parallel(config: Config, world_size: int | None) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from hpctrain.config import require
+from hpctrain.config.container import Container
+from hpctrain.config.rank_variables import check_variables
 from hpctrain.errors import ConfigError
 
 GPUS = "set cluster.gpus_per_node=N, and cluster.constraint for a type of GPU"
@@ -43,18 +45,6 @@ OWNED_SBATCH_KEYS = {
 ASKS_FOR_GPUS = re.compile(r"(^|,)\s*(gres[/:])?gpu\s*([:=(,]|$)")
 """Matches a value of sbatch's gres or tres-per-task that contains GPUs."""
 
-BY_LAUNCHER = "remove it: the launcher sets it"
-OWN_VARIABLES = {
-    "MASTER_PORT": "set cluster.master_port",
-    "MASTER_ADDR": "set parallel.init_method=tcp://HOST:PORT",
-    r"(GROUP_|ROLE_|LOCAL_)?(RANK|WORLD_SIZE)|NODE_RANK|ROLE_NAME": "remove it: each rank has its own",
-    "HPCTRAIN_(CLAIM|LOGGED|STORE|PARENT|TERMINAL|CODE|VERSION)": "remove it: each attempt has its own",
-    "HPCTRAIN_(ATTEMPT|RUN_DIR|CHECKPOINT_DIR|SUBMIT_DIR|SESSION|DEADLINE|STOP_SIGNAL)": "remove it: programs get it",
-    r"(SLURM|SLURMD|SBATCH|SRUN|SALLOC)_\w+": "use cluster.srun_args or cluster.sbatch for options of SLURM",
-    r"(TORCHELASTIC|SUBMITIT|PMI2?|JSM|PALS|MPISPAWN|OMPI_COMM_WORLD|(MV2|MVP)_COMM_WORLD)_\w+": BY_LAUNCHER,
-    r"PMIX_(RANK|NAMESPACE)|MPI_LOCAL(RANKID|NRANKS)|FLUX_(TASK_RANK|TASK_LOCAL_ID|JOB_SIZE|JOB_NNODES)": BY_LAUNCHER,
-}
-"""Patterns of variables that hpctrain, SLURM or another launcher sets for each rank, and what to do instead."""
 MAX_NODES = 65_536
 """SLURM's own bound on a list of nodes."""
 MAX_CPUS = 65_535
@@ -64,21 +54,6 @@ MAX_CPUS = 65_535
 def kind_of_option(kind: str) -> require.Check:
     """Refuse another kind than the option's own."""
     return require.that(lambda value: value == kind, "is set by the option", "write cluster=local or cluster=slurm")
-
-
-def _check_env(key: str, variables: Mapping[str, object]) -> None:
-    for name, value in variables.items():
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise ConfigError(f"{key}.{name}", value, "is not a variable name", "use letters, digits and _")
-        if not isinstance(value, str):
-            raise ConfigError(f"{key}.{name}", value, "is not a string", f"write {key}.{name}=VALUE")
-        if name == "HPCTRAIN_SECRET":
-            problem = "would be in config.yaml, which others may read"
-            raise ConfigError(f"{key}.{name}", "***", problem, "export it where you start the ranks")
-        for pattern, remedy in OWN_VARIABLES.items():
-            if re.fullmatch(pattern, name):
-                raise ConfigError(f"{key}.{name}", value, "is set by hpctrain or the launcher", remedy)
-        require.single_line(f"{key}.{name}", value)
 
 
 def _check_sbatch(key: str, options: Mapping[str, object]) -> None:
@@ -151,7 +126,7 @@ class Cluster(require.Checked):
     """Network interface for gloo and NCCL, such as ib0 (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME); null: they choose."""
     master_port: Annotated[int | None, require.between(1024, 65535)] = None
     """TCP port on which rank zero listens for other nodes; null: derived from the job, or the next free one."""
-    env: Annotated[dict[str, str], _check_env] = field(default_factory=dict)
+    env: Annotated[dict[str, str], check_variables] = field(default_factory=dict)
     """Environment variables for the ranks, name to value."""
     wait: bool = False
     """Follow the run to its end, and exit with its code; local runs always do."""
@@ -208,7 +183,10 @@ class Slurm(Cluster):
     unless it ends with `|| true`."""
     python: Annotated[str | None, require.not_empty, require.single_line, _check_python] = None
     """Python of the ranks, with hpctrain and torch: an absolute path, or a name such as python3, which is looked up in
-    PATH after the lines of `cluster.setup`; null: the Python that submits."""
+    PATH after the lines of `cluster.setup`; null: the Python that submits. In a container it is the container's; null:
+    python3."""
+    container: Container = field(default_factory=Container)
+    """The container of the ranks, if they run in one."""
     srun_args: Annotated[list[str], require.each(require.single_line)] = field(default_factory=list)
     """Additional arguments for srun, such as --cpu-bind=cores; not --job-name, which hpctrain needs."""
     sbatch: Annotated[dict[str, Any], _check_sbatch] = field(default_factory=dict)
@@ -226,3 +204,8 @@ class Slurm(Cluster):
             problem = f"must be shorter than the time limit of {self.time_limit_min} min"
             remedy = "shorten it, or raise cluster.time_limit_min"
             raise ConfigError("cluster.signal_delay_s", self.signal_delay_s, problem, remedy)
+
+    @property
+    def node_python(self) -> str | None:
+        """The Python of ranks on the nodes, outside of any container; None: the Python that submits."""
+        return self.python if self.container.image is None else None

@@ -119,7 +119,8 @@ class Explainer:
     def _unknown_key(self, match: re.Match[str]) -> ConfigError:
         key = match[1]
         group, _, name = key.partition(".")
-        if group == "cluster" and name in Slurm.__dataclass_fields__:
+        own = name in Slurm.__dataclass_fields__ or ("." in name and key in self.keys())
+        if group == "cluster" and own:
             remedy = "start the file with `defaults: [slurm, _self_]`" if self._file else "add cluster=slurm"
             return self._about(key, "exists only with cluster=slurm", remedy)
         chosen = name.partition(".")[0]

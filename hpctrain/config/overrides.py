@@ -21,7 +21,7 @@ from hpctrain.errors import ConfigError
 MISTAKES = (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError)
 """What composing raises for mistakes on the command line and in configuration files."""
 
-OPEN_NODES = re.compile(r"^(args|cluster\.(env|sbatch)|optimizer\.named|logger\.mlflow\.tags)([.=])")
+OPEN_NODES = re.compile(r"^(args|cluster\.(env|sbatch|container\.env)|optimizer\.named|logger\.mlflow\.tags)([.=])")
 """Keys whose names the user chooses; here new names need no plus sign, which Hydra requires elsewhere."""
 
 

@@ -106,7 +106,7 @@ def program_warnings(config: ProgramConfig) -> list[str]:
     found += [f"{{{key}}} stays as it is, because {key} is not set: add {key}=VALUE" for key in unset]
     if isinstance(config.cluster, Slurm):
         word = command_of(config)[0]
-        if shutil.which(word) is None:
+        if shutil.which(word) is None and config.cluster.container.image is None:
             remedy = either(["correct it", "load its module in cluster.setup"])
             found.append(f"{word} is not in PATH on this machine: it must be on the nodes; {remedy}")
         if config.cluster.gpus_per_node is None and "gpu" in (config.cluster.partition or "").lower():

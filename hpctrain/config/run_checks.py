@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from hpctrain.config.cluster import Slurm
+from hpctrain.config.container import check_container, check_mounted
 from hpctrain.config.identity import flat
 from hpctrain.config.paths import check_run_directory
+from hpctrain.config.resources import resources_of
 from hpctrain.config.run_config import RunConfig
 from hpctrain.errors import ConfigError
 
@@ -29,6 +32,10 @@ def check_run(config: RunConfig, *, world_size: int | None = None) -> None:
     if config.nodes > 1 and not slurm and world_size is None:
         problem = "needs a cluster, but cluster=local is one machine"
         raise ConfigError("nodes", config.nodes, problem, "add cluster=slurm")
+    if isinstance(config.cluster, Slurm) and world_size is None:
+        container = config.cluster.container
+        check_container(container, config.cluster.srun_args, resources_of(config).processes_per_node)
+        check_mounted(container, "run_dir", str(Path(config.run_dir or "runs").absolute()))
 
 
 def _check_text(key: str, value: object) -> None:

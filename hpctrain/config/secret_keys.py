@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-MAY_BE_SECRET = ("cluster.env", "cluster.setup", "notify.command")
+MAY_BE_SECRET = ("cluster.env", "cluster.container.env", "cluster.setup", "notify.command")
 """Keys that, with those below them, are neither sent to services nor shown in reports."""
 
 

@@ -22,7 +22,6 @@ from hpctrain.doctor.job_record import JobRecord
 from hpctrain.doctor.nodes import NO_PLUGIN, SCRIPT, NodeAnswers
 from hpctrain.errors import ERROR_PREFIX, ExitCode, HpctrainError
 from hpctrain.launch.prepare import RunPlan
-from hpctrain.launch.rank_command import rank_python
 from hpctrain.run.directory import umask_of
 from hpctrain.run.secret import discard_secret, write_secret
 from hpctrain.supervise.step import COMPLAINT, NOT_OF_INTEREST, srun_options
@@ -54,6 +53,8 @@ class JobSteps:
         self._environ = environ
         config = load_run(folder.request)
         self._plan = RunPlan(config, folder.as_run, resources_of(config))
+        # what the image has doesn't matter to what is measured
+        self._python = self._plan.slurm.node_python or sys.executable
         self._record = JobRecord(nodes=job_nodes(Variables(environ)))
 
     def run(self) -> None:
@@ -95,16 +96,8 @@ class JobSteps:
             *more,
         ]
         token = self._folder.token.read_text()
-        command += [
-            "sh",
-            "-c",
-            SCRIPT,
-            "sh",
-            str(self._folder.path),
-            token,
-            rank_python(plan),
-            Asked.read(self._folder).directory,
-        ]
+        directory = Asked.read(self._folder).directory
+        command += ["sh", "-c", SCRIPT, "sh", str(self._folder.path), token, self._python, directory]
         answers = NodeAnswers(self._record.nodes, time.time())
         self._record.complaints["nodes"] = self._step(
             "nodes", command, NODES_S + NODES_S_EACH * count, lambda line: answers.read(line, time.time())
@@ -117,7 +110,7 @@ class JobSteps:
         command = [
             *srun_options(self._plan, named, num_nodes=len(nodes)),
             *([NO_PLUGIN] if self._record.plugin_refused else []),
-            *(rank_python(self._plan), "-u", "-m", "hpctrain.doctor.ranks", str(self._folder.path)),
+            *(self._python, "-u", "-m", "hpctrain.doctor.ranks", str(self._folder.path)),
         ]
         try:
             self._record.complaints["ranks"] = self._step("ranks", command, self._ranks_s(len(nodes)), lambda _: None)

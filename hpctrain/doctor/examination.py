@@ -184,7 +184,7 @@ class Examination:
         if record.stage != "done":
             found.findings.append(job_finding(state, record.stage))
             return
-        python = None if not isinstance(config.cluster, SlurmCluster) else config.cluster.python
+        python = None if not isinstance(config.cluster, SlurmCluster) else config.cluster.node_python
         found.findings += node_findings(
             record, str(folder.path), python or sys.executable, self._expected_versions(record, python)
         )

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from hpctrain.config.cluster import Requeue, Slurm
+from hpctrain.config.container import Container
 from hpctrain.doctor.job_record import JobRecord
 from hpctrain.doctor.nodes import NO_PLUGIN
 from hpctrain.phrases import listed, on_one_line
@@ -86,7 +87,10 @@ def site_keys(cluster: Slurm, changes: Sequence[Change]) -> dict[str, Any]:
         if field.name not in LEFT_OUT and getattr(cluster, field.name) != getattr(usual, field.name)
     }
     found = {**own, **{change.key: change.value for change in changes}}
-    return {name: dataclasses.asdict(value) if isinstance(value, Requeue) else value for name, value in found.items()}
+    return {
+        name: dataclasses.asdict(value) if isinstance(value, Requeue | Container) else value
+        for name, value in found.items()
+    }
 
 
 def site_text(keys: Mapping[str, Any], typed: str, changes: Sequence[Change]) -> str:

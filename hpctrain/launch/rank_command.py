@@ -13,6 +13,9 @@ from hpctrain.launch.prepare import RunPlan
 from hpctrain.run.code import CodeSnapshot
 from hpctrain.run.import_path import python_path
 
+IMAGE_PYTHON = "python3"
+"""The Python of an image, by the name that all official ones give it."""
+
 
 def rank_command(run: RunPlan, code: CodeSnapshot | None) -> list[str]:
     """Return the command of a rank, which the run directory follows.
@@ -27,9 +30,11 @@ def rank_command(run: RunPlan, code: CodeSnapshot | None) -> list[str]:
 
 
 def rank_python(run: RunPlan) -> str:
-    """Return the Python of the ranks: a path, or a name that is looked up in PATH."""
+    """Return the Python of the ranks: a path, or a name that is looked up in PATH; in a container, of that."""
     cluster = run.config.cluster
-    return (cluster.python if isinstance(cluster, Slurm) else None) or sys.executable
+    if not isinstance(cluster, Slurm):
+        return sys.executable
+    return cluster.python or (sys.executable if cluster.container.image is None else IMAGE_PYTHON)
 
 
 def code_variables(run: RunPlan, code: CodeSnapshot | None, environ: Mapping[str, str]) -> dict[str, str]:

@@ -144,6 +144,10 @@ class RunDirectory:
         """The scripts of jobs, and the pickled calls that they make."""
         return self.logs / "submitit"
 
+    def bundle(self, name: str) -> Path:
+        """The description of the container of an attempt's ranks, for SLURM's own containers."""
+        return self.path / "containers" / name
+
     @property
     def claims(self) -> Path:
         """One directory per attempt: creating it claims the run, and it keeps the exit records of the ranks."""

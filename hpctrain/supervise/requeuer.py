@@ -70,8 +70,10 @@ class Requeuer:
         """
         with self._lock:
             # A termination that was found while SLURM was killing the job takes precedence: once the job is requeued,
-            # SLURM's record no longer distinguishes a time limit from a preemption.
-            if self._termination is not None or reason.meaning.by_slurm:
+            # SLURM's record no longer distinguishes a time limit from a preemption. Ranks in a container can't ask
+            # SLURM, and take any user signal for a time limit.
+            is_known = reason.meaning.by_slurm and self.plan.slurm.container.image is None
+            if self._termination is not None or is_known:
                 return self._termination
             return self.job.termination(received)
 

@@ -11,6 +11,8 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from hpctrain.launch.containers.engines import enter_container
+from hpctrain.launch.containers.rank_container import RankContainer
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.launch.rank_command import rank_command
 from hpctrain.run.code import CodeSnapshot
@@ -46,7 +48,11 @@ def consecutive_ranks(plan: RunPlan) -> int | None:
 
 
 def srun_command(
-    plan: RunPlan, nodes: Sequence[str] = (), job_name: str | None = None, code: CodeSnapshot | None = None
+    plan: RunPlan,
+    nodes: Sequence[str] = (),
+    job_name: str | None = None,
+    code: CodeSnapshot | None = None,
+    container: RankContainer | None = None,
 ) -> list[str]:
     """The srun line that starts the ranks; their output is appended to a log per rank.
 
@@ -55,26 +61,31 @@ def srun_command(
         nodes: the nodes for the ranks, in a job that outlives a node; empty in another job, whose nodes all get ranks.
         job_name: of the job, for the ranks' environment; None leaves them the name of the step.
         code: from which the ranks import; None for their working directory.
+        container: in which the ranks run, and which is prepared here; None if they run outside of one.
+
+    Raises:
+        ContainerError: the image can't be used.
+        OSError: the container can't be prepared, because the file system is unavailable.
     """
     # where too few nodes are left, srun is to refuse
     num_nodes = max(len(nodes), plan.node_counts[-1]) if nodes else plan.resources.num_nodes
     # --job-name also changes SLURM_JOB_NAME in the environment of the ranks
     restored = [] if job_name is None else ["env", f"SLURM_JOB_NAME={job_name}"]
-    return [
-        *srun_options(plan, nodes, num_nodes=num_nodes),
-        *restored,
-        *rank_command(plan, code),
-        str(plan.directory.path),
-    ]
+    command = [*restored, *rank_command(plan, code), str(plan.directory.path)]
+    options: list[str] = []
+    if container is not None:
+        options, command = enter_container(container, command)
+    return [*srun_options(plan, nodes, num_nodes=num_nodes, container=options), *command]
 
 
-def srun_options(plan: RunPlan, nodes: Sequence[str], *, num_nodes: int) -> list[str]:
+def srun_options(plan: RunPlan, nodes: Sequence[str], *, num_nodes: int, container: Sequence[str] = ()) -> list[str]:
     """The command srun and its options for ranks, without what they execute.
 
     Args:
         plan: of the run.
         nodes: the nodes for the ranks, which may be fewer than the job's; empty for any.
         num_nodes: on how many nodes the ranks run.
+        container: options that start the ranks' container.
     """
     resources, directory = plan.resources, plan.directory
     command = [
@@ -98,7 +109,8 @@ def srun_options(plan: RunPlan, nodes: Sequence[str], *, num_nodes: int) -> list
     if cores is not None:
         # since SLURM 22.05, srun doesn't inherit it from sbatch
         command.append(f"--cpus-per-task={cores}")
-    return [*command, *plan.slurm.srun_args]
+    # the user's own may end with a program, such as numactl
+    return [*command, *container, *plan.slurm.srun_args]
 
 
 @dataclass

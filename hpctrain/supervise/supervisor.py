@@ -16,6 +16,7 @@ from hpctrain.attempt.rank_python import unable_python
 from hpctrain.attempt.requeue import BLIND, Action, RequeueDecision, decide, history_with, reports_steps
 from hpctrain.attempt.unrecorded import UnrecordedEnds
 from hpctrain.errors import ExitCode, HpctrainError, RunDirectoryUnavailableError, SchedulerError, SupersededError
+from hpctrain.launch.containers.rank_container import ContainerError, RankContainer
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.launch.rank_command import code_variables, rank_python
 from hpctrain.retry import retry
@@ -30,7 +31,7 @@ from hpctrain.supervise.current_job import CurrentJob
 from hpctrain.supervise.notices import notify_end
 from hpctrain.supervise.program_variables import program_variables
 from hpctrain.supervise.requeuer import Requeuer
-from hpctrain.supervise.step import ABORTED, NO_LOG, Step, consecutive_ranks, print_error, srun_command
+from hpctrain.supervise.step import ABORTED, NO_LOG, Step, consecutive_ranks, print_error, srun_command, step_name
 from hpctrain.supervise.waiting import Waiting
 
 STORAGE_S = 60.0
@@ -172,14 +173,28 @@ class Supervisor:
         log.info("attempt %d on %s", attempt, self.allocation.described)
         if self._in_allocation == 1:  # that new ranks follow in the same job was part of the last notification
             self.notifier.started(attempt, self.allocation.described)
-        command = srun_command(
-            self.plan, nodes if outlives_a_node else (), self.environ.get("SLURM_JOB_NAME"), code.copy
-        )
         handover = Handover(attempt=attempt, logged=True, code=code.digest, version=__version__)
-        environ = {**self.environ, **handover.variables(), **code_variables(self.plan, code.copy, self.environ)}
+        given = {**handover.variables(), **code_variables(self.plan, code.copy, self.environ)}
         if self.plan.is_program:
-            environ |= program_variables(self.plan, self.environ, self.slurm, self.job.job_id, self._in_allocation)
-        step = Step(command, environ, ends_with_a_node=outlives_a_node)
+            given |= program_variables(self.plan, self.environ, self.slurm, self.job.job_id, self._in_allocation)
+        container = RankContainer.of_attempt(
+            self.plan,
+            attempt,
+            step=step_name(self.directory),
+            environ=self.environ,
+            given=given,
+            nodes=nodes,
+            code=code.copy,
+        )
+        try:
+            command = srun_command(
+                self.plan, nodes if outlives_a_node else (), self.environ.get("SLURM_JOB_NAME"), code.copy, container
+            )
+        except (ContainerError, OSError) as error:
+            # a file system that has been lost since the ranks began may come back
+            has_begun = isinstance(error, OSError) or self._ranks_have_begun()
+            return (str(error), "") if has_begun else ("", str(error))
+        step = Step(command, {**self.environ, **given}, ends_with_a_node=outlives_a_node)
         unseen = ""
         for line in step.run():
             if (no_log := NO_LOG.match(line)) is not None:

@@ -271,6 +271,7 @@ def _add_up_options(parser: argparse.ArgumentParser) -> None:
     add("--max-array-size", type=int, metavar="N", default=default.max_array_size, help=tasks)
     mpi = "MpiDefault; SLURM can't load Debian's pmix, so srun fails without --mpi=none (default: none)"
     add("--mpi-default", choices=["none", "pmix"], default=default.mpi_default, help=mpi)
+    add("--oci", action="store_true", help="srun --container works, with runc (oci.conf)")
     requeue = "SLURM requeues a job only where its sbatch says --requeue (JobRequeue=0)"
     add("--no-requeue", action="store_false", dest="requeue", help=requeue)
 

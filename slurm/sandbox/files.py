@@ -78,6 +78,22 @@ def cgroup_conf(home: Path, groups: Groups) -> str:
     return "\n".join(lines) + "\n"
 
 
+def oci_conf(home: Path) -> str:
+    """oci.conf: containers of runc, whose ids differ between nodes, jobs, steps and tasks."""
+    runc, name = f"runc --root={home}/runc/%n", "%n.%j.%s.%t"
+    lines = [
+        # with true, SLURM 22.05 leaves the folder of each container behind
+        "CreateEnvFile=false",
+        # SLURM asks for these after the task's own process has ended: what is left in the container has to end, too
+        f'RunTimeQuery="{runc} state {name}"',
+        f'RunTimeKill="{runc} kill --all {name} KILL"',
+        f'RunTimeDelete="{runc} delete --force {name}"',
+        # SLURM has a shell execute the line; without exec, SIGTERM would end the shell alone, and with it the task
+        f'RunTimeRun="exec {runc} run --bundle %b {name}"',
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def slurmdbd_conf(home: Path) -> str:
     """slurmdbd.conf; it holds a password, so SLURM wants its mode to be 0600."""
     lines = [

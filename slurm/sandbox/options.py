@@ -27,6 +27,7 @@ class Options:
         node_timeout_s: Seconds without an answer after which the controller gives a node up (SlurmdTimeout).
         max_array_size: How many tasks a job array may have (MaxArraySize).
         mpi_default: How srun starts tasks without `--mpi` (MpiDefault): none, or pmix, which Debian's SLURM can't load.
+        oci: Whether `srun --container` works, with runc as the runtime (oci.conf).
         requeue: Whether SLURM requeues a job that doesn't ask for it (JobRequeue).
     """
 
@@ -42,6 +43,7 @@ class Options:
     node_timeout_s: int = 20
     max_array_size: int = 1001
     mpi_default: str = "none"
+    oci: bool = False
     requeue: bool = True
 
     @property

@@ -21,6 +21,7 @@ PACKAGES = {
     "unshare": "util-linux",
 }
 ACCOUNTING_PACKAGES = {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server"}
+OCI_PACKAGES = {"runc": "runc"}
 
 
 def check(options: Options) -> None:
@@ -31,6 +32,7 @@ def check(options: Options) -> None:
     """
     check_root()
     wanted = PACKAGES | (ACCOUNTING_PACKAGES if options.accounting else {})
+    wanted |= OCI_PACKAGES if options.oci else {}
     missing = sorted({package for program, package in wanted.items() if shutil.which(program) is None})
     if missing:
         install = f"apt-get install --no-install-recommends {' '.join(missing)}"

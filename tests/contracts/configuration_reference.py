@@ -8,6 +8,7 @@ import itertools
 from dataclasses import is_dataclass
 
 from hpctrain.config.cluster import Cluster, Requeue, Slurm
+from hpctrain.config.container import Container
 from hpctrain.config.field_docs import own_fields, purpose_of
 from hpctrain.config.folders import conf_dir
 from hpctrain.config.logger import MLflow, Wandb
@@ -17,7 +18,7 @@ from hpctrain.config.root import Config
 from hpctrain.config.run_config import RunConfig
 from hpctrain.config.schema import GROUPS, LIST_GROUPS
 
-INSIDE = {schema.__name__: schema for schema in (Requeue, Wandb, MLflow)}
+INSIDE = {schema.__name__: schema for schema in (Requeue, Container, Wandb, MLflow)}
 """Groups within groups, by the type of the field."""
 HEAD = """\
 # Configuration

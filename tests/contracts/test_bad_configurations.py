@@ -15,6 +15,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.phrases import page
 
 ONE_NAMED = ("optimizer=named", "optimizer.named.a={_target_: torch.optim.SGD, lr: 0.1}")
+IN_CONTAINER = ("cluster=slurm", "cluster.container.image=/images/torch", "cluster.container.engine=oci")
 TWO_RANKS = ("cluster.processes_per_node=2",)
 FOUR_RANKS = ("cluster.processes_per_node=4",)
 MISTAKES = {
@@ -147,6 +148,111 @@ MISTAKES = {
         "python3",
     ),
     "a folder as Python": (["cluster=slurm", "cluster.python=/opt/venv/"], "is a folder", "/opt/venv/bin/python"),
+    "an image without an engine": (
+        ["cluster=slurm", "cluster.container.image=/images/torch"],
+        "cluster.container.image=/images/torch: needs an engine",
+        "oci, pyxis",
+    ),
+    "an unknown engine": (
+        ["cluster=slurm", "cluster.container.image=/images/torch", "cluster.container.engine=docker"],
+        "cluster.container.engine=docker: is not known",
+        "choose one of apptainer, charliecloud, oci, pyxis",
+    ),
+    "an engine without an image": (
+        ["cluster=slurm", "cluster.container.engine=oci"],
+        "cluster.container.engine=oci: has no effect without an image",
+        "set cluster.container.image",
+    ),
+    "a variable of no container": (
+        ["cluster=slurm", "cluster.container.env.A=1x"],
+        "cluster.container.env={'A': '1x'}: has no effect without an image",
+        "set cluster.container.image",
+    ),
+    "an image by a relative path": (
+        ["cluster=slurm", "cluster.container.image=torch.sif", "cluster.container.engine=apptainer"],
+        "cluster.container.image=torch.sif: is a relative path",
+        "or a URI such as docker://",
+    ),
+    "a file for Charliecloud by a relative path": (
+        ["cluster=slurm", "cluster.container.image=./torch", "cluster.container.engine=charliecloud"],
+        "cluster.container.image=./torch: is a relative path",
+        "write the absolute path of the image",
+    ),
+    "a bundle by a relative path": (
+        ["cluster=slurm", "cluster.container.image=bundle", "cluster.container.engine=oci"],
+        "cluster.container.image=bundle: is a relative path",
+        "the folder of a bundle",
+    ),
+    "an image in an unexpanded home": (
+        ["cluster=slurm", "cluster.container.image='~/torch.sif'", "cluster.container.engine=apptainer"],
+        "cluster.container.image=~/torch.sif: begins with ~",
+        "$HOME",
+    ),
+    "an option as an image": (
+        ["cluster=slurm", "cluster.container.image=--fakeroot", "cluster.container.engine=apptainer"],
+        "cluster.container.image=--fakeroot: begins with a dash",
+        "name an image",
+    ),
+    "a relative mount": (
+        [*IN_CONTAINER, "cluster.container.mounts=[data]"],
+        "cluster.container.mounts=data: is not absolute",
+        "write absolute paths",
+    ),
+    "a mount in a relative place": (
+        [*IN_CONTAINER, "cluster.container.mounts=['/data:data']"],
+        "cluster.container.mounts=/data:data: is not absolute",
+        "write absolute paths",
+    ),
+    "a mount with an unknown option": (
+        [*IN_CONTAINER, "cluster.container.mounts=['/data:/data:rw']"],
+        "cluster.container.mounts=/data:/data:rw: is not a mount",
+        "HOST:CONTAINER:ro",
+    ),
+    "a mount of everything": (
+        [*IN_CONTAINER, "cluster.container.mounts=['/:/host/..']"],
+        "cluster.container.mounts=/:/host/..: can't be mounted",
+        "below /",
+    ),
+    "a mount with a comma": (
+        [*IN_CONTAINER, "cluster.container.mounts=['/a,b']"],
+        "cluster.container.mounts=/a,b: contains a comma",
+        "use another path",
+    ),
+    "a read-only mount of Charliecloud": (
+        [*IN_CONTAINER, "cluster.container.engine=charliecloud", "cluster.container.mounts=['/data:ro']"],
+        "cluster.container.mounts=/data:ro: is read-only, which Charliecloud can't do",
+        "leave :ro out",
+    ),
+    "a run whose path a mount can't have": (
+        [*IN_CONTAINER, "run_dir='a:b'"],
+        "contains ':', at which the engines of containers end a path",
+        "use another folder",
+    ),
+    "a name that is not a variable in a container": (
+        [*IN_CONTAINER, "cluster.container.env={A-B: x}"],
+        "cluster.container.env.A-B=x: is not a variable name",
+        "use letters",
+    ),
+    "a rank's variable in a container": (
+        [*IN_CONTAINER, "cluster.container.env.RANK='0'"],
+        "cluster.container.env.RANK=0: is set by hpctrain",
+        "each rank has its own",
+    ),
+    "a container in srun's options as well": (
+        [*IN_CONTAINER, "cluster.srun_args=['--container-image=x']"],
+        "cluster.srun_args=--container-image=x: starts a container, as cluster.container does",
+        "leave it out",
+    ),
+    "several ranks in SLURM's own containers": (
+        [*IN_CONTAINER, "cluster.processes_per_node=2"],
+        "cluster.container.engine=oci: starts one process in a container per node",
+        "cluster.processes_per_node=1",
+    ),
+    "a container on this machine": (
+        ["cluster.container.image=/a"],
+        "cluster.container.image=/a: exists only with cluster=slurm",
+        "add cluster=slurm",
+    ),
     "a Python for this machine": (["cluster.python=/usr/bin/python3"], "cluster.python=", "add cluster=slurm"),
     "memory below a megabyte": (["cluster=slurm", "cluster.memory_gb=0.0004"], "cluster.memory_gb=0.0004", "[0.001"),
     "memory without end": (["cluster=slurm", "cluster.memory_gb=inf"], "cluster.memory_gb=inf", "in this range"),
@@ -932,6 +1038,10 @@ def test_a_server_and_a_key_are_refused_where_they_are_missing_or_would_be_store
     error = capfd.readouterr().err
     assert "cluster.env.WANDB_API_KEY=***: would be in config.yaml" in error
     assert "abc" not in error
+    variable = "cluster.container.env.WANDB_API_KEY"
+    words = ["cluster.container.image=/a", "cluster.container.engine=oci", f"{variable}=abc"]
+    assert main(["cluster=slurm", "logger.wandb.enabled=true", *words]) == 2
+    assert f"{variable}=***: would be in config.yaml" in capfd.readouterr().err
 
 
 NEAR_MISSES = {

@@ -26,6 +26,7 @@ from hpctrain.config import schema
 from hpctrain.config.cluster import Requeue
 from hpctrain.config.compose import Composer
 from hpctrain.config.compose_program import ProgramComposer
+from hpctrain.config.container import Container
 from hpctrain.config.logger import MLflow, Wandb
 from hpctrain.config.program import split_command
 from hpctrain.errors import ExitCode
@@ -322,7 +323,11 @@ def test_the_tutorials_task_learns(tmp_path, monkeypatch, capfd):
 
 
 def known_keys() -> set[str]:
-    keys = {f"{made.prefix}{field.name}" for made in (Requeue, Wandb, MLflow) for field in dataclasses.fields(made)}
+    keys = {
+        f"{made.prefix}{field.name}"
+        for made in (Requeue, Container, Wandb, MLflow)
+        for field in dataclasses.fields(made)
+    }
     for group, schemas in schema.GROUPS.items():
         for name, made in schemas.items():
             entry = f"{group}.{name}" if group in schema.LIST_GROUPS else group
@@ -342,7 +347,9 @@ def test_every_key_that_is_mentioned_exists(page):
     own = set(re.findall(r"(\w+): \w+(?: =|,)", "".join(programs)))
     known = known_keys() | {f"task.{name}" for name in own}
     for key in re.findall(rf"(?<![\w./-])((?:{groups})\.[a-z0-9_]+(?:\.[a-z0-9_-]+)*)", text):
-        invented = key.startswith(("cluster.env.", "cluster.sbatch.", "optimizer.named.", "logger.mlflow.tags."))
+        invented = key.startswith(
+            ("cluster.env.", "cluster.container.env.", "cluster.sbatch.", "optimizer.named.", "logger.mlflow.tags.")
+        )
         # the walks of that page name functions, and some rooms have the names of groups
         module = ROOT.joinpath("hpctrain", *key.split(".")[:2]).with_suffix(".py")
         is_code = page.name == "architecture.md" and module.is_file()

@@ -49,6 +49,7 @@ FIXED_KEYS = """
     cluster.cpus_per_process cluster.memory_gb cluster.time_limit_min cluster.partition cluster.account cluster.qos
     cluster.constraint cluster.exclude cluster.reservation cluster.signal cluster.signal_delay_s cluster.setup
     cluster.spare_nodes cluster.min_nodes cluster.python
+    cluster.container.image cluster.container.engine cluster.container.mounts cluster.container.env
     cluster.env cluster.network_interface cluster.srun_args cluster.sbatch cluster.max_parallel_runs
     cluster.requeue.max_preemptions cluster.requeue.max_time_limits cluster.requeue.max_failures
     cluster.requeue.max_stalled_attempts

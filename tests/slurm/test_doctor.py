@@ -111,6 +111,13 @@ def test_three_nodes_with_a_fault_each_are_named_and_left_out(doctor: Doctor) ->
 
 
 @pytest.mark.nightly
+@pytest.mark.sandbox("--nodes=2")
+def test_the_nodes_are_examined_outside_of_the_container(doctor: Doctor) -> None:
+    image = ("cluster.container.image=/nosuch.sif", "cluster.container.engine=apptainer")
+    assert doctor.examine(*image, "cluster.python=/only/in/the/image/python", nodes=2)["findings"] == []
+
+
+@pytest.mark.nightly
 def test_a_folder_that_a_node_may_not_write_to(doctor: Doctor) -> None:
     runs = doctor.folder / "runs"
     with doctor.replaced("n3", runs, runs, "ro"):

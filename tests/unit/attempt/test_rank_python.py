@@ -98,3 +98,18 @@ def test_a_rank_that_left_a_record_or_no_log_has_begun_or_stays_unexplained(dire
 
 def test_without_a_log_the_exit_code_is_enough():
     assert explain_exit(127, []).startswith("can't be started; set cluster.python")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ch-run[42]: error: can't mkdir: /images/torch/data: Read-only file system (ch_misc.c:409 30)",
+        "FATAL:   could not open image /images/torch.sif: no such file or directory",
+        "slurmstepd: error: pyxis: failed to import docker image",
+        'time="2026-11-25T23:03:15Z" level=error msg="runc run failed: invalid rootfs: stat /images/torch"',
+    ],
+)
+def test_an_engine_that_can_not_start_the_container_is_named(line):
+    assert explain_exit(1, ["something before", line]) == (
+        f"can't be started in its container ({line}); correct cluster.container"
+    )

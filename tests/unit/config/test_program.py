@@ -168,6 +168,11 @@ def test_a_program_that_only_the_nodes_have_is_a_warning():
     assert gpus.startswith("cluster.partition=gpu2 looks like a GPU partition, but the run requests no GPU")
 
 
+def test_a_program_of_an_image_is_not_looked_for_on_this_machine():
+    words = ["cluster=slurm", "cluster.container.image=/images/torch.sif", "cluster.container.engine=apptainer"]
+    assert program_warnings(composed(*words, command=["image-only"])) == []
+
+
 def test_one_process_per_node_has_the_cores_of_all_that_it_spawns():
     words = ["cluster=slurm", "nodes=2", "cluster.gpus_per_node=4", "cluster.cpus_per_process=3"]
     ranks, node = resources_of(composed(*words)), resources_of(composed(*words, "run.processes=node"))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hpctrain.config.cluster import Requeue, Slurm
 from hpctrain.config.compose import Composer
+from hpctrain.config.container import Container
 from hpctrain.doctor.job_record import JobRecord
 from hpctrain.doctor.nodes import NodeAnswer
 from hpctrain.doctor.site_file import site_changes, site_keys, site_name, site_text
@@ -44,6 +45,7 @@ def test_the_file_is_an_option_with_the_keys_that_differ(tmp_path: Path) -> None
         env={"NCCL_DEBUG": "WARN"},
         setup=["module load cuda"],
         requeue=replace(Requeue(), max_failures=5),
+        container=Container(image="/images/torch", engine="oci", mounts=["/data:ro"]),
         wait=True,
     )
     changes = site_changes(typed, LOW, JobRecord(nodes=("n1",), rank_nodes=("n1",)))

@@ -9,6 +9,8 @@ from hpctrain.config.compose_program import ProgramComposer
 from hpctrain.launch.prepare import plan
 from hpctrain.launch.rank_command import rank_command
 
+IN_CONTAINER = ["cluster=slurm", "cluster.container.image=/images/torch.sif", "cluster.container.engine=apptainer"]
+
 
 @pytest.mark.parametrize("composer", [Composer(), ProgramComposer(["true"])], ids=["training", "program"])
 @pytest.mark.parametrize(
@@ -18,6 +20,8 @@ from hpctrain.launch.rank_command import rank_command
         (["cluster=slurm"], sys.executable),
         (["cluster=slurm", "cluster.python=/opt/venv/bin/python"], "/opt/venv/bin/python"),
         (["cluster=slurm", "cluster.python=python3.12"], "python3.12"),
+        (IN_CONTAINER, "python3"),
+        ([*IN_CONTAINER, "cluster.python=/opt/conda/bin/python"], "/opt/conda/bin/python"),
     ],
 )
 def test_the_python_of_the_ranks(composer, words, python):
