@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -200,7 +201,7 @@ class _Command:
         event = self.notification.event
         try:
             code = self._run_to_the_end()
-        except (OSError, ValueError) as error:
+        except Exception as error:  # nothing of it may fail the run
             log.warning("notify.command can't be started for %s: %s", event, error)
             return
         where = self.directory.notify_log
@@ -213,7 +214,7 @@ class _Command:
         """Return the exit code; None for a command that was killed."""
         with contextlib.ExitStack() as stack:
             # a file and not a pipe: a command that reads nothing can't hold this process up, or end it by SIGPIPE
-            text = stack.enter_context(os.fdopen(os.memfd_create("notification"), "w+"))
+            text = stack.enter_context(tempfile.TemporaryFile("w+"))
             text.write(self.notification.to_json())
             text.seek(0)
             output = self._open_log(stack)

@@ -11,7 +11,7 @@ from pathlib import Path
 from hpctrain.checkpoint.retention import ALWAYS_KEPT
 from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.errors import HpctrainError
-from hpctrain.phrases import all_of, counted, listed, scaled
+from hpctrain.phrases import all_of, listed, scaled
 from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.disk_reserve import FULL
@@ -59,10 +59,11 @@ def shortage(directory: RunDirectory, step: int, checkpoint_bytes: int, policy: 
             return ""
         kept = [f"checkpoint.keep={policy.keep}"]
         kept += [f"checkpoint.keep_best={policy.keep_best}"] if policy.keep_best else []
-        why = f"{counted(count, 'checkpoint')} of {_size(checkpoint_bytes)}, by {all_of([*kept, 'one being written'])}"
-        fits = "fits" if free >= checkpoint_bytes else "won't fit"
-        problem = f"{_size(free)} are free, but the run needs {_size(needed)}: {why}"
-        return f"{directory.checkpoints}: {problem}; that of step {step} {fits}; {advice(directory)}"
+        why = f"{count} more checkpoints of {_size(checkpoint_bytes)}" if count > 1 else "a checkpoint"
+        why += f" ({all_of([*kept, 'one while it is written'])})"
+        fits = "still fits" if free >= checkpoint_bytes else "won't fit"
+        problem = f"{_size(free)} are free, but {_size(needed)} are needed: {why}"
+        return f"{directory.checkpoints}: {problem}; the checkpoint of step {step} {fits}; {advice(directory)}"
     return ""
 
 
@@ -93,11 +94,11 @@ def advice(directory: RunDirectory) -> str:
     if not found:
         return f"no older checkpoint of the run can be removed: remove other files; {KEEP_FEWER}"
     names = listed((f"{one.path} ({_size(one.bytes)})" for one in found), shown=SHOWN)
-    return f"can be removed, the largest first: {names}; {KEEP_FEWER}"
+    return f"older checkpoints, the largest first, of which you may remove what you don't need: {names}; {KEEP_FEWER}"
 
 
 def removable(directory: RunDirectory) -> list[Removable]:
-    """Return what no run needs in order to continue, the largest first.
+    """Return checkpoints that no run needs in order to continue, the largest first; some may be wanted as results.
 
     These are older checkpoints of the run, those that a resume has set aside, and all checkpoints of the completed runs
     of the same sweep.

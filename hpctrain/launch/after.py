@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.plain_yaml import read_plain_values
 from hpctrain.config.run_config import RunConfig
 from hpctrain.errors import ConfigError, RunDirectoryError
+from hpctrain.files import read_json_or_empty
+from hpctrain.phrases import listed
 from hpctrain.run.directory import RunDirectory
 from hpctrain.scheduler.slurm import dependency_on
 from hpctrain.status.other_runs import OtherRuns
@@ -16,7 +18,9 @@ from hpctrain.status.run_status import RunStatus
 from hpctrain.status.search import runs_of
 
 LOOK_EVERY_S = 300.0
-"""Seconds after which a job looks again at runs that have no job whose end SLURM could wait for."""
+LOOK_AT_LEAST_EVERY_S = 3600.0
+"""Seconds after which a job looks again at runs that have no job whose end SLURM could wait for; each time twice as
+many, up to the second number."""
 LATER: Mapping[str, str] = {"begin": f"now+{LOOK_EVERY_S:.0f}"}
 """sbatch's option for a job that looks again later."""
 NONE = "after=[] waits for none"
@@ -40,13 +44,36 @@ def resolved(config: RunConfig, own: RunDirectory) -> list[str]:
         try:
             runs = runs_of(typed, RUNS)
         except RunDirectoryError as error:
+            if (stored := str(RunDirectory.at(typed).path)) in _named_by(own.path):
+                # removed since: what that means is decided when the run looks at the others
+                found[stored] = typed
+                continue
             problem = str(error).removeprefix(f"{typed}: ")
             raise ConfigError("after", typed, f"is not a run: {problem}", NONE) from error
+        _refuse_collection(typed, runs)
         for run in sorted(runs, key=lambda run: (len(str(run.path)), str(run.path))):
             if _waits_for(run, own):
                 raise ConfigError("after", run.path, f"waits for this run, {own.path}", "name other runs")
-            found[str(run.path)] = typed
+            # a link such as `latest` may lead elsewhere by then
+            target = run.path.parent / run.path.readlink() if run.path.is_symlink() else run.path
+            found[str(RunDirectory.at(target).path)] = typed
     return list(found)
+
+
+def _refuse_collection(typed: str, runs: Sequence[RunDirectory]) -> None:
+    """Refuse several runs that aren't those of a sweep, and those of a search, whose runs pause."""
+    home = RunDirectory(runs[0].path.parent)
+    kind = read_json_or_empty(home.sweep).get("kind")
+    if len(runs) > 1 and kind is None:
+        names = listed(sorted(run.path.name for run in runs), shown=4)
+        raise ConfigError("after", typed, f"contains {len(runs)} runs, and isn't a sweep", f"name one of them: {names}")
+    if len(runs) > 1 and kind in ("asha", "optuna"):
+        raise ConfigError("after", typed, "is a search, of which some runs never complete", "name one of its runs")
+
+
+def _named_by(path: Path) -> list[str]:
+    named = read_plain_values(path / "config.yaml", ["after"]).get("after")
+    return list(map(str, named)) if isinstance(named, list) else []
 
 
 def _waits_for(run: RunDirectory, own: RunDirectory) -> bool:
@@ -60,8 +87,7 @@ def _waits_for(run: RunDirectory, own: RunDirectory) -> bool:
         if real == own.path.resolve():
             return True
         seen.add(real)
-        named = read_plain_values(path / "config.yaml", ["after"]).get("after")
-        pending += [Path(str(one)) for one in named] if isinstance(named, list) else []
+        pending += map(Path, _named_by(path))
     return False
 
 

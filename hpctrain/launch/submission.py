@@ -153,7 +153,9 @@ def _batch_log(home: RunDirectory, *, array: bool) -> str:
     return str(home.logs / ("batch_%A_%a.log" if array else "batch_%j.log"))
 
 
-def submit(runs: Sequence[RunPlan], home: RunDirectory, max_parallel: int | None = None) -> list[str]:
+def submit(
+    runs: Sequence[RunPlan], home: RunDirectory, max_parallel: int | None = None, *, continues: bool = False
+) -> list[str]:
     """Submit one job, or one array for several runs that request the same resources, and record it in each run.
 
     A job that can't be recorded is cancelled; if that fails too, the error says how to cancel it. If no job was
@@ -164,6 +166,7 @@ def submit(runs: Sequence[RunPlan], home: RunDirectory, max_parallel: int | None
         runs: prepared; the request is read from the first.
         home: where the script and the batch logs go: the run's own directory, or the sweep's.
         max_parallel: runs of the array that may run at the same time; None: cluster.max_parallel_runs.
+        continues: whether the job takes the place of another, and continues the run without waiting for other runs.
 
     Returns:
         The job id of each run, `12_3` in an array.
@@ -175,7 +178,7 @@ def submit(runs: Sequence[RunPlan], home: RunDirectory, max_parallel: int | None
         RunDirectoryError: the script can't be written, or another user could replace it.
     """
     calls = [Job(str(run.directory.path)) for run in runs]
-    return _submit(runs[0], calls, [run.directory for run in runs], home, max_parallel)
+    return _submit(runs[0], calls, [run.directory for run in runs], home, max_parallel, continues=continues)
 
 
 def submit_search(run: RunPlan, home: RunDirectory, num_tasks: int) -> list[str]:
@@ -234,6 +237,8 @@ def _submit(
     owners: Sequence[RunDirectory],
     home: RunDirectory,
     max_parallel: int | None,
+    *,
+    continues: bool = False,
 ) -> list[str]:
     mode = run.config.mode
     token = uuid.uuid4().hex
@@ -247,12 +252,13 @@ def _submit(
             calls = _write_calls(run, jobs, home, token)
             text = home.submitit / f".submission_file_{token}.sh"
             # a search decides itself which run begins when, and the doctor's job has none
-            start = start_options(run.config) if isinstance(jobs[0], Job) else {}
+            waits = isinstance(jobs[0], Job) and not continues
+            start = _without_users(start_options(run.config) if waits else {}, run)
             whole = _sbatch(run, text, start, partial(script, run, home, len(jobs), max_parallel))
             job_ids = [f"{whole}_{task}" for task in range(len(jobs))] if len(jobs) > 1 else [whole]
             _name_by_job(text, calls, job_ids)
             for owner, job_id in zip(owners, job_ids, strict=True):
-                _record(owner, job_id, _batch_log(home, array=len(jobs) > 1))
+                _record(owner, job_id, _batch_log(home, array=len(jobs) > 1), continues=continues)
                 recorded += 1
         except BaseException as error:
             if not recorded:
@@ -299,8 +305,8 @@ def _sbatch(run: RunPlan, text: Path, start: Mapping[str, str], made: Callable[[
     except DependencyRefusedError as error:
         if "dependency" not in start:
             raise
-        print_warning(f"{error}; it is submitted without the dependency, and looks itself whether it may begin")
-    text.write_text(made(LATER))
+        print_warning(f"{error}; submitted without the dependency: the job itself looks at the other runs")
+    text.write_text(made(_without_users(LATER, run)))
     return sbatch(text, name)
 
 
@@ -312,10 +318,16 @@ def _name_by_job(text: Path, calls: Sequence[Path], job_ids: Sequence[str]) -> N
     JobPaths(text.parent, job_ids[0]).move_temporary_file(text, "submission_file", keep_as_symlink=True)
 
 
-def _record(owner: RunDirectory, job_id: str, log: str) -> None:
+def _without_users(start: Mapping[str, str], run: RunPlan) -> Mapping[str, str]:
+    """Options on when a job may start, without the user's own `begin`: the job looks again anyway."""
+    return {name: value for name, value in start.items() if name != "begin" or "begin" not in run.slurm.sbatch}
+
+
+def _record(owner: RunDirectory, job_id: str, log: str, *, continues: bool) -> None:
     array_id, _, task = job_id.partition("_")
     name = log.replace("%A", array_id).replace("%a", task).replace("%j", job_id)
-    JobRecords(owner).add({"job_id": job_id, "time": time.time(), "log": name})
+    more = {"continues": True} if continues else {}
+    JobRecords(owner).add({"job_id": job_id, "time": time.time(), "log": name, **more})
 
 
 def _remove_files(home: RunDirectory, token: str, job_ids: Sequence[str]) -> None:

@@ -24,6 +24,7 @@ _FIELD_TYPES = {
     "began": FLAG,
     "left": FLAG,
     "waited": FLAG,
+    "continues": FLAG,
     "restarts": COUNT,
 }
 
@@ -67,6 +68,10 @@ class JobRecords:
     def waits(self, job_id: str) -> int:
         """How often a job went back to the queue because the run waits for other runs."""
         return sum(bool(record.get("waited")) for record in self._of(job_id))
+
+    def continues(self, job_id: str) -> bool:
+        """Whether a job was submitted in the place of another, to continue the run."""
+        return any(bool(record.get("continues")) for record in self._of(job_id))
 
     def leave(self, job_id: str) -> None:
         """Record that a job works for the run no longer, though it may still be queued or running."""

@@ -62,7 +62,9 @@ class OtherRuns:
 
 def _status(directory: RunDirectory, records: RunRecords | None, jobs: Jobs | None) -> RunStatus:
     status = status_of(directory, jobs, records, brief=True)
-    if status.state is RunState.PREPARED and not directory.config.is_file():
+    # without its parent, its file system is missing on this machine
+    is_gone = not directory.config.is_file() and directory.path.parent.is_dir()
+    if status.state is RunState.PREPARED and is_gone:
         return RunStatus(name=directory.path.name, path=directory.path, state=RunState.UNREADABLE, note=GONE)
     return status
 

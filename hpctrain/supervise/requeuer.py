@@ -150,8 +150,12 @@ class Requeuer:
         except SchedulerError as error:
             log.warning("the run is over, but job %s is still in the queue (%s); scancel it", self.job.job_id, error)
 
-    def resubmit(self, exclude: tuple[str, ...]) -> str:
+    def resubmit(self, exclude: tuple[str, ...], *, continues: bool = True) -> str:
         """Submit a new job that keeps away from these nodes, and from those that earlier attempts excluded.
+
+        Args:
+            exclude: the nodes.
+            continues: whether the new job continues the run at once, and doesn't wait for other runs.
 
         Returns:
             Its id.
@@ -167,7 +171,7 @@ class Requeuer:
         earlier = [node for attempt in Ledger(directory).attempts() for node in attempt.extra.get("exclude", ())]
         nodes = ",".join(filter(None, dict.fromkeys((self.plan.slurm.exclude, *earlier, *exclude))))
         config = replace(self.plan.config, cluster=replace(self.plan.slurm, exclude=nodes or None))
-        (job_id,) = submit([replace(self.plan, config=config)], directory)
+        (job_id,) = submit([replace(self.plan, config=config)], directory, continues=continues)
         self.follows = f"the run continues in job {job_id}"
         return job_id
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hpctrain.attempt.notification import Notifier
 from hpctrain.attempt.outcome import Outcome, record_end, resume_command
 from hpctrain.errors import ExitCode, HpctrainError, SchedulerError
-from hpctrain.launch.after import LOOK_EVERY_S
+from hpctrain.launch.after import LOOK_AT_LEAST_EVERY_S, LOOK_EVERY_S
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.phrases import listed
 from hpctrain.run.checkpoints import saved_step
@@ -16,7 +16,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
-from hpctrain.status.other_runs import OtherRuns
+from hpctrain.status.other_runs import GONE, OtherRuns
 from hpctrain.status.run_status import RunStatus
 from hpctrain.status.state import RunState
 from hpctrain.supervise.current_job import CurrentJob
@@ -58,8 +58,14 @@ class Waiting:
         if not config.after or self._has_begun():
             return None
         others = OtherRuns.look(config.after, self._job.find)
-        if others.stopped and config.after_failure == "end":
-            return self._end(others.stopped)
+        if others.stopped and config.after_failure != "start":
+            # once more: another may have been resumed between the look at its records and SLURM's answer
+            others = OtherRuns.look(config.after, self._job.find)
+        removed = [one for one in others.stopped if one.note == GONE]
+        # nobody can resume a run that was removed
+        final = others.stopped if config.after_failure == "end" else removed
+        if final and config.after_failure != "start":
+            return self._end(final)
         if others.going or (others.stopped and config.after_failure == "wait"):
             return self._wait(others)
         for one in others.stopped:
@@ -71,8 +77,8 @@ class Waiting:
         attempts = [one for one in Ledger(self._directory).attempts() if "after" not in one.extra]
         if not attempts:
             return False
-        # what follows is recorded before a requeue may be refused, and a new job submitted in its place
-        return attempts[-1].job_id == self._job.job_id or "next" in attempts[-1].extra
+        # a new job may have been submitted in the place of one that can't be requeued
+        return attempts[-1].job_id == self._job.job_id or JobRecords(self._directory).continues(self._job.job_id)
 
     def _end(self, stopped: Sequence[RunStatus]) -> int:
         """Record that the run ends because others haven't completed."""
@@ -81,8 +87,8 @@ class Waiting:
         command = resume_command(self._directory)
         other = RunDirectory(first.path).as_typed + (f" (and {len(stopped) - 1} more)" if len(stopped) > 1 else "")
         report = (
-            f"it waited for {other}, which is {_described(first)}; resume that run, then this one: {command}; or start "
-            f"this one all the same: {command} after_failure=start"
+            f"{other} is {_described(first)}, and this run starts only after it has completed; resume that run, then "
+            f"this one: {command}; to start without it: {command} after_failure=start"
         )
         attempt = self._job.claim()
         outcome = Outcome(reason, saved_step(self._directory), report)
@@ -109,17 +115,22 @@ class Waiting:
             return ExitCode.CANCELLED
         waits_for = listed(f"{one.path} ({one.state})" for one in (*others.going, *others.stopped))
         log.info("the run waits for %s", waits_for)
-        JobRecords(self._directory).wait(self._job.job_id)
+        records = JobRecords(self._directory)
+        seconds = min(LOOK_EVERY_S * 2 ** records.waits(self._job.job_id), LOOK_AT_LEAST_EVERY_S)
+        records.wait(self._job.job_id)
         if not self._requeuer.requeue():
             try:
-                log.info("the run waits in job %s", self._requeuer.resubmit(()))
+                log.info("the run waits in job %s", self._requeuer.resubmit((), continues=False))
             except HpctrainError as error:
                 command = resume_command(self._directory)
                 log.warning("the run can't wait any longer (%s); to start it later: %s", error, command)
             return ExitCode.INTERRUPTED
+        if self._job.cancelled:  # meanwhile
+            self._requeuer.take_back()
+            return ExitCode.CANCELLED
         try:
             # only now: SLURM refuses both for a running job (seen on SLURM 22.05)
-            self._job.delay(others.job_ids, LOOK_EVERY_S)
+            self._job.delay(others.job_ids, seconds)
         except SchedulerError as error:
             log.info("the job starts again as soon as SLURM lets it, and looks again: %s", error)
         return ExitCode.INTERRUPTED

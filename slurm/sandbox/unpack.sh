@@ -15,11 +15,13 @@ command -v patchelf >/dev/null || DEBIAN_FRONTEND=noninteractive apt-get install
 
 # apt with this release alone, and as if nothing were installed: then it also names the libraries
 apt=$folder/apt
+rm -rf "$folder"/{debs,root,bin,apt,plugins}
 mkdir -p "$apt"/{cache/archives/partial,state/lists/partial} "$folder"/{debs,root,bin}
 : >"$apt/status"
-mirror=$(apt-cache policy | grep -o 'https\?://[^ ]*/debian\b' | head -n 1)
-# the installed archive key may be older than the release, whose packages are used for tests alone
-echo "deb [trusted=yes] ${mirror:-http://deb.debian.org/debian} $release main" >"$apt/sources.list"
+mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
+keys=/usr/share/keyrings/debian-archive-keyring.gpg
+[ -r $keys ] || { echo "unpack.sh: $keys is missing: apt-get install debian-archive-keyring" >&2; exit 1; }
+echo "deb [signed-by=$keys] $mirror $release main" >"$apt/sources.list"
 cat >"$apt/apt.conf" <<END
 Dir::Etc::SourceList "$apt/sources.list";
 Dir::Etc::SourceParts "-";
@@ -30,7 +32,7 @@ APT::Sandbox::User "root";
 END
 export APT_CONFIG=$apt/apt.conf
 apt-get update -qq
-packages=$(apt-get install --simulate --no-install-recommends slurmctld slurmd slurm-client slurmdbd 2>/dev/null | awk '/^Inst/ { print $2 }')
+packages=$(apt-get install --simulate --no-install-recommends slurmctld slurmd slurm-client slurmdbd | awk '/^Inst/ { print $2 }')
 (cd "$folder/debs" && apt-get download -qq $packages)
 for package in "$folder"/debs/*.deb; do dpkg-deb --extract "$package" "$folder/root"; done
 

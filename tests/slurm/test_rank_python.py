@@ -135,6 +135,9 @@ def test_a_python_without_hpctrain_or_with_another_version_is_refused(runs: Subm
     )
     for run in (different, program):
         assert_failed(
-            runs, run, "has hpctrain 9.8.7, and the run was submitted with hpctrain", f"hpctrain=={__version__}`"
+            runs,
+            run,
+            "has hpctrain 9.8.7, and the run was submitted with hpctrain",
+            f"with hpctrain {__version__}; install the same version there",
         )
         assert run.reasons == ["failed"], run

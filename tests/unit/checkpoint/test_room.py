@@ -39,22 +39,22 @@ def test_where_there_is_room_nothing_is_said(directory):
 def test_how_much_is_needed_and_free(directory):
     found = shortage(directory, 10, TOO_MUCH, Checkpoint(keep=3, keep_best=1))
     assert found.startswith(f"{directory.checkpoints}: ")
-    why = "5 checkpoints of 10 PB, by checkpoint.keep=3, checkpoint.keep_best=1 and one being written"
-    assert f"B are free, but the run needs 50 PB: {why}; " in found
-    assert "that of step 10 won't fit" in found
+    why = "5 more checkpoints of 10 PB (checkpoint.keep=3, checkpoint.keep_best=1 and one while it is written)"
+    assert f"B are free, but 50 PB are needed: {why}; " in found
+    assert "the checkpoint of step 10 won't fit" in found
     assert KEEP_FEWER in found
 
 
 def test_checkpoints_that_exist_are_not_needed_twice(directory):
     for step in (1, 2):
         save(directory, step)
-    assert "1 checkpoint of" in shortage(directory, 10, TOO_MUCH, Checkpoint())
+    assert "are needed: a checkpoint (" in shortage(directory, 10, TOO_MUCH, Checkpoint())
 
 
 def test_one_that_fits_is_known_from_one_that_doesn_t(directory):
     system = os.statvfs(directory.path)
     free = system.f_bavail * system.f_frsize
-    assert "that of step 10 fits" in shortage(directory, 10, free // 2, Checkpoint())
+    assert "the checkpoint of step 10 still fits" in shortage(directory, 10, free // 2, Checkpoint())
 
 
 def test_a_folder_that_is_gone_is_no_error(directory):
@@ -113,7 +113,7 @@ def test_after_a_full_disk(directory):
     for step in (1, 2, 3):
         save(directory, step)
     found = after_full(directory, FULL_DISK)
-    assert "B are free; can be removed, the largest first: " in found
+    assert "B are free; older checkpoints, the largest first, of which you may remove what you don't need: " in found
     assert f"{directory.checkpoint(1)} (1." in found
     assert "quota" not in found
 

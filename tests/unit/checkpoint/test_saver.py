@@ -498,9 +498,12 @@ def test_a_shortage_of_room_is_a_warning_before_the_first_save(make, run, traini
     saver = make(asynchronous=asynchronous, keep=10**15)
     for step in (1, 2):
         saver.save(state(step), wait=True)
-    (warning,) = [message for message in caplog.messages if "but the run needs" in message]
+    (warning,) = [message for message in caplog.messages if "are needed: " in message]
     assert warning.startswith(f"{run.checkpoints}: ")
-    assert "by checkpoint.keep=1000000000000000 and one being written; that of step 1 fits; " in warning
+    assert (
+        "(checkpoint.keep=1000000000000000 and one while it is written); the checkpoint of step 1 still fits; "
+        in warning
+    )
     assert run.checkpoint_steps() == [1, 2]
 
 

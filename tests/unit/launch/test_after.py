@@ -5,7 +5,12 @@ import yaml
 from runs_before import end_attempt, run_before
 
 from hpctrain.cli import main
+from hpctrain.config.resources import resources_of
+from hpctrain.config.stored import load_run
+from hpctrain.launch.prepare import RunPlan
+from hpctrain.launch.submission import submit
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.job_records import JobRecords
 
 SHORT = ["model=convnet", "model.width=1", "trainer.max_steps=1", "logger.tensorboard=false"]
 SUBMIT = [*SHORT, "cluster=slurm"]
@@ -65,6 +70,7 @@ def test_a_program_waits_as_well(slurm, folder):
 def test_all_runs_of_a_sweep_wait_for_all_runs_of_another(slurm, folder):
     for number in (10, 2):
         run_before(folder / "runs" / "sweep" / str(number), job_id=f"20_{number}")
+    (folder / "runs" / "sweep" / "sweep.json").write_text('{"kind": "grid"}')
     slurm.queue(j20_2={"State": "RUNNING"}, j20_10={"State": "PENDING"})
     assert main(["-m", *SUBMIT, "run_dir=S", "after=sweep", "seed=1,2"]) == 0
     expected = [str(folder / "runs" / "sweep" / str(number)) for number in (2, 10)]
@@ -98,7 +104,7 @@ def test_a_refused_dependency_is_left_out(slurm, folder, capsys):
     slurm.script("sbatch", f"grep -q -- --dependency $1 && {{ echo '{refusal}' >&2; exit 1; }}\n{taken}")
     assert main([*SUBMIT, "run_dir=R", "after=a"]) == 0
     assert "#SBATCH --begin=now+300\n" in slurm.submitted
-    assert "Job dependency problem; it is submitted without the dependency" in capsys.readouterr().err
+    assert "Job dependency problem; submitted without the dependency" in capsys.readouterr().err
 
 
 def test_what_is_not_a_run_is_refused(slurm, folder, capsys):
@@ -165,3 +171,43 @@ def test_the_tasks_of_a_search_are_not_delayed(slurm, folder, capsys):
     error = refused(capsys, *words, "optimizer.lr='interval(0.1,1)'", "after=a", "run_dir=S")
     assert "sweep=asha" in error
     assert not (folder / "S").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"), [(None, "contains 2 runs, and isn't a sweep"), ("asha", "some runs never complete")]
+)
+def test_several_runs_that_are_no_sweep_are_refused(slurm, folder, capsys, kind, problem):
+    for name in ("1", "2"):
+        run_before(folder / "runs" / "many" / name, job_id="20")
+    if kind is not None:
+        (folder / "runs" / "many" / "sweep.json").write_text(f'{{"kind": "{kind}"}}')
+    assert main([*SUBMIT, "run_dir=S", "after=many"]) == 2
+    assert problem in capsys.readouterr().err
+    assert not (folder / "S").exists()
+
+
+def test_a_link_is_followed_when_the_command_is_typed(slurm, folder):
+    run_before(folder / "runs" / "first", job_id="20")
+    (folder / "runs" / "latest").symlink_to("first")
+    slurm.queue(j20={"State": "RUNNING"})
+    assert main([*SUBMIT, "run_dir=S", "after=latest"]) == 0
+    assert str(folder / "runs" / "first") in (folder / "S" / "config.yaml").read_text()
+
+
+def test_the_users_own_begin_stays(slurm, folder):
+    run_before(folder / "runs" / "local")
+    assert main([*SUBMIT, "run_dir=S", "after=local", "+cluster.sbatch.begin=now+2hours"]) == 0
+    script, *_ = (folder / "S" / "logs" / "submitit").glob("*.sh")
+    assert "#SBATCH --begin=now+2hours" in script.read_text()
+
+
+def test_a_job_that_takes_the_place_of_another_does_not_wait(slurm, folder):
+    run_before(folder / "runs" / "first", job_id="20")
+    slurm.queue(j20={"State": "RUNNING"})
+    assert main([*SUBMIT, "run_dir=R", "after=first"]) == 0
+    config = load_run(folder / "R" / "config.yaml")
+    directory = RunDirectory.at(folder / "R")
+    (job_id,) = submit([RunPlan(config, directory, resources_of(config))], directory, continues=True)
+    script = directory.submitit / f"{job_id}_submission.sh"
+    assert "dependency" not in script.read_text()
+    assert JobRecords(directory).continues(job_id)

@@ -113,8 +113,9 @@ def test_a_run_ends_with_the_one_before_it(slurm, supervisor, before, capfd, rea
     (attempt,) = one.ledger.attempts()
     assert (attempt.reason, attempt.extra["after"]) == (recorded, str(before))
     resume = f"python -m hpctrain resume {one.directory.path}"
-    assert f"it waited for {before}, which is {reason}" in attempt.detail
-    assert f"then this one: {resume}; or start this one all the same: {resume} after_failure=start" in attempt.detail
+    assert f"{before} is {reason}" in attempt.detail
+    assert "this run starts only after it has completed" in attempt.detail
+    assert f"then this one: {resume}; to start without it: {resume} after_failure=start" in attempt.detail
     assert resume in capfd.readouterr().err
     assert slurm.requeued == []
 
