@@ -89,7 +89,8 @@ def test_the_file(notify, tmp_path):
     (typed,) = re.findall(r"^python -m hpctrain (notify\.command=.*)$", PAGE, re.MULTILINE)
     (word,) = shlex.split(typed)
     notify(Notify(command=word.partition("=")[2]))
-    assert json.loads((tmp_path / "runs.jsonl").read_text())["message"].startswith(MESSAGE)
+    (found,) = tmp_path.glob("runs-*.jsonl")
+    assert json.loads(found.read_text())["message"].startswith(MESSAGE)
 
 
 def test_the_object_has_the_fields_and_events_of_the_page(notify, tmp_path):

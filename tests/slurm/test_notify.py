@@ -34,6 +34,7 @@ def preempt_once(run: FollowedRun) -> None:
     assert run.until_ended() == "COMPLETED"
 
 
+@pytest.mark.nightly
 def test_a_command_learns_of_a_preemption_and_of_the_end(runs: SubmittedRuns) -> None:
     """Though SLURM sends SIGTERM to all processes of a job that is requeued."""
     run = runs.train(keeps(runs), nodes=1)
