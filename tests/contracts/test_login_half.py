@@ -37,6 +37,13 @@ def test_no_torch_in_the_process(words, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_doctor_imports_no_torch_where_it_is_typed(tmp_path):
+    """import-linter can't tell: it leaves out what only the ranks of the doctor's job import."""
+    program = PROGRAM.format(words=["doctor"], heavy=HEAVY)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert "HEAVY [] CODE 0" in done.stdout
+
+
 def test_importtime_shows_no_torch(tmp_path):
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "hpctrain", "cluster=slurm", "cluster.dry_run=true"],
