@@ -16,7 +16,8 @@ from hpctrain.config.cluster import Slurm
 from hpctrain.config.compose import Composer
 from hpctrain.config.stored import load
 from hpctrain.doctor.asked import Asked
-from hpctrain.doctor.examination import Examination, Examined, summary
+from hpctrain.doctor.examination import Examination
+from hpctrain.doctor.examined import Examined, summary
 from hpctrain.doctor.finding import in_order
 from hpctrain.doctor.folder import DoctorFolder
 from hpctrain.doctor.site_file import TAKEN

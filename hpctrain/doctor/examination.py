@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import shlex
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from hpctrain.config.cluster import Slurm as SlurmCluster
 from hpctrain.config.resources import resources_of
@@ -18,7 +16,8 @@ from hpctrain.config.stored import load
 from hpctrain.doctor.asked import Asked
 from hpctrain.doctor.baseline import compare_with_baseline, request_name
 from hpctrain.doctor.cluster_view import view_cluster
-from hpctrain.doctor.finding import Finding, Severity, in_order
+from hpctrain.doctor.examined import Examined
+from hpctrain.doctor.finding import Finding, Severity
 from hpctrain.doctor.folder import DoctorFolder
 from hpctrain.doctor.folder_check import FolderCheck, check_folder
 from hpctrain.doctor.job_record import JobRecord
@@ -30,7 +29,7 @@ from hpctrain.doctor.room import room_findings
 from hpctrain.doctor.site_file import FOLDER, site_changes, site_keys, site_name, site_text
 from hpctrain.doctor.submission import submit_examination
 from hpctrain.doctor.versions import versions
-from hpctrain.doctor.wait import JobNeverStartsError, wait_for_job
+from hpctrain.doctor.wait import JobNeverStartsError, wait_for_job, wait_for_records
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import read_json_or_empty, write_atomic, write_json
 from hpctrain.phrases import counted, scaled
@@ -43,47 +42,6 @@ CHECKPOINTS = 2
 """Checkpoints that a run always keeps."""
 
 Report = Callable[[str], None]
-
-
-@dataclass(slots=True)
-class Examined:
-    """What is known at the end.
-
-    Attributes:
-        facts: by name, for the reader.
-        findings: in the order in which they were found.
-        measured: what the ranks measured together.
-        figures: of the measurements, as they are compared with the baseline.
-        folder: of the job's answers; None without a job.
-        job_id: of the job.
-        site_file: that was written; None if none was.
-    """
-
-    facts: dict[str, str] = field(default_factory=dict)
-    findings: list[Finding] = field(default_factory=list)
-    measured: dict[str, Any] = field(default_factory=dict)
-    figures: dict[str, float] = field(default_factory=dict)
-    folder: Path | None = None
-    job_id: str | None = None
-    site_file: Path | None = None
-
-    @property
-    def would_fail(self) -> bool:
-        """Whether something would fail a run."""
-        return any(one.severity is Severity.ERROR for one in self.findings)
-
-    def as_record(self) -> dict[str, Any]:
-        """All of it for JSON."""
-        return {
-            "would_fail": self.would_fail,
-            "findings": [one.as_record() for one in in_order(self.findings)],
-            "facts": self.facts,
-            "figures": self.figures,
-            "measured": self.measured,
-            "folder": None if self.folder is None else str(self.folder),
-            "job_id": self.job_id,
-            "site_file": None if self.site_file is None else str(self.site_file),
-        }
 
 
 class Examination:
@@ -119,7 +77,8 @@ class Examination:
         self._report(f"this machine: {named}")
         found.facts |= self._versions
         cluster = self._config.cluster
-        if not self._versions["torch"] and getattr(cluster, "python", None) is None:
+        python = cluster.node_python if isinstance(cluster, SlurmCluster) else None
+        if not self._versions["torch"] and python is None:
             found.findings.append(_no_torch())
         self.look_at_slurm()
         # a mount that doesn't answer hangs here: then the line before says where
@@ -223,7 +182,7 @@ class Examination:
     def _rank_answers(self, folder: DoctorFolder, record: JobRecord, config: Config) -> RankAnswers:
         resources = resources_of(config)
         world = len(record.rank_nodes) * resources.processes_per_node
-        records = {rank: found for rank in range(world) if (found := read_json_or_empty(folder.rank(rank)))}
+        records = wait_for_records(folder, world)
         silent = [rank for rank in range(world) if rank not in records]
         return RankAnswers(
             job=record,
@@ -302,8 +261,3 @@ def _last_line(folder: DoctorFolder, rank: int) -> str:
 
 def _lines(log: Path) -> list[str]:
     return [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-
-
-def summary(examined: Examined) -> Mapping[Severity, int]:
-    """The number of findings of each severity."""
-    return {one: sum(found.severity is one for found in examined.findings) for one in Severity}

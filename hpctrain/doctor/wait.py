@@ -7,10 +7,13 @@ import os
 import re
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from hpctrain.doctor.folder import DoctorFolder
 from hpctrain.doctor.job_record import JobRecord
 from hpctrain.errors import SchedulerError, SchedulerMissingError
+from hpctrain.files import read_json_or_empty
 from hpctrain.phrases import listed
 from hpctrain.scheduler.explain import explain_held, explain_pending
 from hpctrain.scheduler.job import JobRecord as SlurmJob
@@ -59,8 +62,7 @@ def wait_for_job(
 
     ask_at, every_s, over_at, state = 0.0, ASK_EVERY_S, None, ""
     while True:
-        with contextlib.suppress(OSError):
-            os.listdir(folder.path)  # noqa: PTH208 - for its effect: NFS then looks for new files
+        _look_anew(folder.path)
         record = JobRecord.read(folder)
         once(_progress(record))
         if record is not None and record.stage == "done":
@@ -78,6 +80,34 @@ def wait_for_job(
             if answered and over_at is None and (job is None or job.state.is_finished):
                 over_at, state = now, "" if job is None else job.state.value
         time.sleep(LOOK_EVERY_S)
+
+
+def wait_for_records(folder: DoctorFolder, world_size: int, *, late_s: float = LATE_S) -> dict[int, dict[str, Any]]:
+    """Read the records of ranks, once the job is over; on a shared file system they may come after the job's own.
+
+    Args:
+        folder: of the examination.
+        world_size: number of ranks that were started.
+        late_s: seconds to wait for those that are missing, or say that their rank hasn't ended.
+
+    Returns:
+        The records by rank, without ranks that left none.
+    """
+    deadline = time.monotonic() + late_s
+    while True:
+        for place in (folder.path, folder.ranks):
+            _look_anew(place)
+        found = {rank: one for rank in range(world_size) if (one := read_json_or_empty(folder.rank(rank)))}
+        ended = sum(one.get("stage") == "done" or bool(one.get("error")) for one in found.values())
+        if ended == world_size or time.monotonic() > deadline:
+            return found
+        time.sleep(LOOK_EVERY_S)
+
+
+def _look_anew(folder: Path) -> None:
+    """Have NFS look for new files, which it does when a folder is listed."""
+    with contextlib.suppress(OSError):
+        os.listdir(folder)  # noqa: PTH208 - for its effect
 
 
 def _ask(slurm: Slurm, job_id: str, once: Callable[[str], None]) -> tuple[bool, SlurmJob | None]:

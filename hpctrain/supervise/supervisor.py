@@ -20,9 +20,11 @@ from hpctrain.launch.containers.rank_container import ContainerError, RankContai
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.launch.rank_command import code_variables, rank_python
 from hpctrain.retry import retry
+from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.code import CheckedCode, check_code
+from hpctrain.run.exit_record import read_exit_records
 from hpctrain.run.handover import Handover
-from hpctrain.run.ledger import Ledger
+from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.slurm import SILENCE_S, Slurm
 from hpctrain.startup import __version__
@@ -212,10 +214,16 @@ class Supervisor:
         return unseen or "; ".join(step.complaints), unable
 
     def _ranks_have_begun(self) -> bool:
+        """Whether all ranks of an earlier attempt have begun, as their own records tell."""
         try:
-            return any(one.start_time is not None for one in self.ledger.attempts())
-        except OSError:
+            return bool(saved_step(self.directory)) or any(map(self._began, self.ledger.attempts()))
+        except (OSError, HpctrainError):
             return False
+
+    def _began(self, earlier: Attempt) -> bool:
+        # the launcher records a start as well, at the end of an attempt whose ranks didn't: theirs has torch's version
+        left = len(read_exit_records(self.directory.claim(earlier.attempt)))
+        return "torch" in earlier.extra or 0 < (earlier.world_size or 0) <= left
 
     def _conclude(self, attempt: int, complaints: str, refusal: str) -> tuple[Outcome, RequeueDecision]:
         """Find out how an attempt ended, and decide what follows.

@@ -537,6 +537,18 @@ def test_a_python_that_can_not_run_the_ranks_ends_the_run(slurm, supervisor, cap
     assert not slurm.requeued
 
 
+def test_a_resume_with_the_same_python_ends_again_since_no_ranks_have_begun(slurm, supervisor):
+    exited = "srun: error: n2: task 1: Exited with exit code 127\n"
+    refused = {"ranks": {"0": ("interrupted", 0, {})}, "says": exited, "code": 127}
+    slurm.plan(refused, refused)
+    one = supervisor()
+    one.directory.rank_log(1).write_text("env: '/opt/venv/bin/python': No such file or directory\n")
+    assert one.run() == ExitCode.FAILED
+    assert supervisor(SLURM_JOB_ID="8").run() == ExitCode.FAILED
+    assert [reason for _, reason, _, _ in story(one)] == ["failed", "failed"]
+    assert not slurm.requeued
+
+
 def test_a_node_that_has_lost_the_python_does_not_end_a_run_whose_ranks_have_begun(slurm, supervisor):
     exited = "srun: error: n2: task 1: Exited with exit code 127\n"
     slurm.plan(

@@ -1,0 +1,41 @@
+"""Records of ranks that arrive after the job's own, as on a shared file system."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from hpctrain.doctor.folder import DoctorFolder
+from hpctrain.doctor.wait import wait_for_records
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> DoctorFolder:
+    found = DoctorFolder(tmp_path)
+    found.ranks.mkdir()
+    return found
+
+
+def write(folder: DoctorFolder, rank: int, **values: object) -> None:
+    folder.rank(rank).write_text(json.dumps({"rank": rank, **values}))
+
+
+def test_a_record_that_comes_late_is_waited_for(folder: DoctorFolder) -> None:
+    write(folder, 0, stage="done")
+    timer = threading.Timer(0.5, write, (folder, 1), {"stage": "done"})
+    timer.start()
+    assert sorted(wait_for_records(folder, 2, late_s=30)) == [0, 1]
+    timer.join()
+
+
+def test_a_rank_that_left_none_or_never_ended_is_not_waited_for_without_end(folder: DoctorFolder) -> None:
+    write(folder, 0, stage="starting")
+    assert list(wait_for_records(folder, 2, late_s=0.3)) == [0]
+
+
+def test_a_rank_that_failed_has_ended(folder: DoctorFolder) -> None:
+    write(folder, 0, stage="starting", error="ValueError: no")
+    assert list(wait_for_records(folder, 1, late_s=1000)) == [0]
