@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 
 import pytest
@@ -219,3 +220,26 @@ def test_the_users_command_learns_that_a_run_ends_because_of_another(slurm, supe
     heard = json.loads((tmp_path / "heard").read_text())
     assert (heard["event"], heard["attempt"]) == ("failed", 1)
     assert str(before) in heard["message"]
+
+
+def test_looks_become_rarer(slurm, supervisor, tmp_path):
+    run_before(tmp_path / "local")
+    for _ in range(3):
+        assert supervisor(f"after={tmp_path}/local").run() == ExitCode.INTERRUPTED
+    assert slurm.updated == [f"JobId=7 StartTime=now+{seconds}" for seconds in (300, 600, 1200)]
+
+
+@pytest.mark.parametrize("failure", ["end", "wait"])
+def test_nobody_can_resume_a_run_that_was_removed(slurm, supervisor, before, failure):
+    one = supervisor(f"after={before}", f"after_failure={failure}")
+    shutil.rmtree(before)
+    assert one.run() == ExitCode.FAILED
+    assert slurm.requeued == []
+
+
+def test_a_file_system_that_is_missing_here_removes_no_run(slurm, supervisor, tmp_path):
+    other = run_before(tmp_path / "mounted" / "runs" / "other")
+    one = supervisor(f"after={other.path}", "after_failure=wait")
+    (tmp_path / "mounted" / "runs").rename(tmp_path / "elsewhere")
+    assert one.run() == ExitCode.INTERRUPTED
+    assert slurm.requeued == ["7"]
