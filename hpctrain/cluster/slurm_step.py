@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from hpctrain.cluster import nodelist
 from hpctrain.cluster.variables import Place, Variables, is_loopback
@@ -48,11 +49,20 @@ def in_step(variables: Variables) -> bool:
         return False
     if variables.text("SLURM_PTY_PORT") is None:
         return True
-    # A shell from `srun --pty` has SLURM_PTY_PORT, and so has every step that is started from it. Only the latter has
-    # the variable below: see _set_env_vars in SLURM's src/srun/.../srun_job.c, 21.08 to 26.05. A step of one task is
-    # taken for a shell, which makes no difference to its place.
-    nested = variables.text("SLURM_JOB_CPUS_PER_NODE_PACK_GROUP_0") is not None
-    return nested and (variables.number("SLURM_STEP_NUM_TASKS") or 1) > 1
+    # A shell from `srun --pty` has SLURM_PTY_PORT, and so has every step that is started from it. In some versions of
+    # SLURM no variable tells them apart, but only the shell has a terminal: see login_tty in slurmstepd's mgr.c. A step
+    # of one task is taken for a shell, which makes no difference to its place.
+    return (variables.number("SLURM_STEP_NUM_TASKS") or 1) > 1 and not _has_terminal(variables.number("SLURM_TASK_PID"))
+
+
+def _has_terminal(task: int | None) -> bool:
+    """Whether a step's task has a controlling terminal; `task` is the number of the process that slurmstepd started."""
+    try:
+        status = Path(f"/proc/{task}/stat").read_text(errors="replace")
+    except OSError:  # in a container with process numbers of its own
+        return False
+    # proc(5): the name, in parentheses, may hold anything; then state, ppid, pgrp, session, tty_nr
+    return status.rpartition(")")[2].split()[4] != "0"
 
 
 def job_nodes(variables: Variables) -> tuple[str, ...]:

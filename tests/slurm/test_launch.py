@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -203,6 +204,7 @@ def test_what_is_asked_for_reaches_slurm_and_the_ranks(
 ) -> None:
     features = ["activefeatures=big", "availablefeatures=big"]
     sandbox.ask("scontrol", "update", "nodename=n1,n2,n3", *features)
+    commands = Path(str(shutil.which("srun"))).parent  # export=NONE leads to the installed SLURM
     asked = [
         "cluster.network_interface=eth0",
         "name=everything",
@@ -217,7 +219,7 @@ def test_what_is_asked_for_reaches_slurm_and_the_ranks(
         "+cluster.sbatch.comment=two words",
         "+cluster.sbatch.export=NONE",
         "+cluster.env.COLOUR='light green'",
-        "cluster.setup=['export FROM_SETUP=$(hostname)','echo setup was here']",
+        f"cluster.setup=['export FROM_SETUP=$(hostname)','echo setup was here','export PATH={commands}:$PATH']",
         "cluster.srun_args=['--label']",
     ]
     task = [*OWN, "task._target_=own.Tells", f"+task.folder={work}", "logger.tensorboard=false"]
@@ -257,7 +259,7 @@ def test_what_is_asked_for_reaches_slurm_and_the_ranks(
     assert failed.returncode == 1, failed.stdout + failed.stderr
     refusal = r"rank \d on n\d: cluster\.gpus_per_node=2: torch \S+ on n\d is built without CUDA; install a build"
     assert re.search(refusal, failed.stdout)
-    assert sandbox.job(job_id(work / "on gpu"))["TresPerNode"] == "gres:gpu:2"
+    assert sandbox.job(job_id(work / "on gpu"))["TresPerNode"] in {"gres:gpu:2", "gres/gpu:2"}
     assert program.result().returncode == 0, program.result().stdout + program.result().stderr
     assert "\nGPUs 0,1\n" in hpctrain("logs", "program", "--rank", "1").stdout
     resume = f"python -m hpctrain resume '{work}/on gpu'"

@@ -24,14 +24,14 @@ def test_it_is_frozen_comparable_and_travels(variables: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("variables", [{}, {"MASTER_ADDR": "n1", "MASTER_PORT": "5"}, BATCH, INTERACTIVE, PTY])
-def test_single_process(variables: dict[str, str]) -> None:
-    environment = derive(variables)
+def test_single_process(variables: dict[str, str], terminal: dict[str, str]) -> None:
+    environment = derive(variables | terminal)
     assert environment.source is Source.SINGLE
     assert place(environment) == (0, 0, 0, 1, 1, 1)
     assert environment.master_addr == "127.0.0.1"
     assert environment.job_id == variables.get("SLURM_JOB_ID")
     assert environment.step_id is None
-    assert not is_rank(variables)
+    assert not is_rank(variables | terminal)
 
 
 def test_jobs_steps_and_requeues_have_tokens_of_their_own() -> None:

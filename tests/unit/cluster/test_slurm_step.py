@@ -30,11 +30,17 @@ def test_array_task_and_restart() -> None:
     assert environment.port_candidates == derived(job=77, restart=2)
 
 
-def test_a_step_started_from_a_shell_on_a_terminal_is_no_shell() -> None:
-    """As captured in `salloc` with an interactive step, then `srun -n5`, on SLURM 22.05."""
-    step = PTY | {"SLURM_JOB_CPUS_PER_NODE_PACK_GROUP_0": "3,1"}
+def test_a_step_started_from_a_shell_on_a_terminal_is_no_shell(no_terminal: int) -> None:
+    """The step's tasks have the variable of the shell, but no terminal."""
+    step = PTY | {"SLURM_TASK_PID": str(no_terminal)}
     assert is_rank(step)
     assert place(derive(step)) == (4, 0, 2, 5, 1, 3)
+
+
+def test_without_the_tasks_process_it_is_no_shell() -> None:
+    """In a container that numbers its processes; several processes that each train alone would be worse."""
+    assert is_rank(PTY)
+    assert is_rank(PTY | {"SLURM_TASK_PID": str(2**22 + 1)})
 
 
 def test_the_batch_script_knows_its_node() -> None:

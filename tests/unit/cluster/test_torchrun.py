@@ -8,13 +8,13 @@ from hpctrain.errors import ClusterEnvironmentError
 
 
 @pytest.mark.parametrize("around", [{}, BATCH, STEP, INTERACTIVE, PTY])
-def test_torchrun_wins_over_the_slurm_around_it(around: dict[str, str]) -> None:
-    environment = derive(around | ELASTIC)
+def test_torchrun_wins_over_the_slurm_around_it(around: dict[str, str], terminal: dict[str, str]) -> None:
+    environment = derive(around | terminal | ELASTIC)
     assert environment.source is Source.TORCHRUN
     assert place(environment) == (3, 1, 1, 4, 2, 2)
     assert (environment.master_addr, environment.port_candidates) == ("n1", (29400,))
     assert environment.job_id == around.get("SLURM_JOB_ID")
-    assert is_rank(around | ELASTIC)
+    assert is_rank(around | terminal | ELASTIC)
 
 
 def test_torchrun_restarts_count_outside_slurm() -> None:
@@ -48,8 +48,10 @@ def test_torchruns_variables_without_torchrun() -> None:
 
 
 @pytest.mark.parametrize("around", [BATCH, INTERACTIVE, PTY])
-def test_ranks_of_a_local_launcher_in_a_shell_of_an_allocation(around: dict[str, str]) -> None:
-    assert place(derive(around | TORCH)) == (3, 1, 1, 4, 2, 2)
+def test_ranks_of_a_local_launcher_in_a_shell_of_an_allocation(
+    around: dict[str, str], terminal: dict[str, str]
+) -> None:
+    assert place(derive(around | terminal | TORCH)) == (3, 1, 1, 4, 2, 2)
 
 
 def test_a_port_that_torchrun_does_not_serve_is_refused() -> None:
