@@ -1,4 +1,4 @@
-"""Run the attempts of one allocation: start the ranks, find out how they ended, and restart or requeue."""
+"""Run the attempts of one allocation: find out how their ranks ended, and restart or requeue."""
 
 from __future__ import annotations
 
@@ -12,28 +12,21 @@ from hpctrain.attempt.notification import SOON_S, Notifier
 from hpctrain.attempt.out_of_memory import with_memory_advice
 from hpctrain.attempt.outcome import Outcome, record_end, resume_advice, resume_command
 from hpctrain.attempt.pause import end_of
-from hpctrain.attempt.rank_python import unable_python
 from hpctrain.attempt.requeue import BLIND, Action, RequeueDecision, decide, history_with, reports_steps
 from hpctrain.attempt.unrecorded import UnrecordedEnds
 from hpctrain.errors import ExitCode, HpctrainError, RunDirectoryUnavailableError, SchedulerError, SupersededError
-from hpctrain.launch.containers.rank_container import ContainerError, RankContainer
 from hpctrain.launch.prepare import RunPlan
-from hpctrain.launch.rank_command import code_variables, rank_python
 from hpctrain.retry import retry
-from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.code import CheckedCode, check_code
-from hpctrain.run.exit_record import read_exit_records
-from hpctrain.run.handover import Handover
-from hpctrain.run.ledger import Attempt, Ledger
+from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.slurm import SILENCE_S, Slurm
-from hpctrain.startup import __version__
 from hpctrain.supervise.allocation import Allocation
 from hpctrain.supervise.current_job import CurrentJob
 from hpctrain.supervise.notices import notify_end
-from hpctrain.supervise.program_variables import program_variables
+from hpctrain.supervise.ranks import Ranks, RanksEnd
 from hpctrain.supervise.requeuer import Requeuer
-from hpctrain.supervise.step import ABORTED, NO_LOG, Step, consecutive_ranks, print_error, srun_command, step_name
+from hpctrain.supervise.step import consecutive_ranks, print_error
 from hpctrain.supervise.waiting import Waiting
 
 STORAGE_S = 60.0
@@ -63,6 +56,7 @@ class Supervisor:
         notifier: starts the user's command when the state of the run changes.
         ledger: of the run.
         allocation: the job's nodes.
+        ranks: starts the ranks on them.
     """
 
     def __init__(
@@ -86,6 +80,9 @@ class Supervisor:
         self.notifier = Notifier(plan.directory, plan.config, environ, self.job.job_id)
         self.ledger = Ledger(plan.directory)
         self.allocation = Allocation(self.job.nodes, plan.node_counts, plan.outlives_a_node, consecutive_ranks(plan))
+        # the SIGTERM that SLURM sends before it kills a job may not reach this process
+        on_abort = self.requeuer.check_in_background
+        self.ranks = Ranks(plan, environ, slurm, self.job.job_id, self.allocation, on_abort=on_abort)
         self._in_allocation = 0
         # of the newest attempt: the allocation may lose nodes before that attempt is recorded
         self._world_size = plan.resources.world_size
@@ -105,9 +102,9 @@ class Supervisor:
                 attempt = self._claim()
             except STORAGE_ERRORS as error:
                 return self._leave_unwritable(error)
-            complaints, refusal = ("", code.damage) if code.damage else self._run_ranks(attempt, code)
+            ended = RanksEnd(refusal=code.damage) if code.damage else self._run_ranks(attempt, code)
             try:
-                outcome, decision = self._conclude(attempt, complaints, refusal)
+                outcome, decision = self._conclude(attempt, ended)
             except SupersededError:
                 log.warning("attempt %d was superseded: this job ends here", attempt)
                 return ExitCode.INTERRUPTED
@@ -168,64 +165,14 @@ class Supervisor:
         secret = self._world_size > 1 and not self.plan.is_program
         return self._before_ranks(lambda: self.job.claim(secret=secret), "the run can't be claimed yet")
 
-    def _run_ranks(self, attempt: int, code: CheckedCode) -> tuple[str, str]:
-        """Run the ranks until all have ended; return srun's complaints, and why their Python can't run them."""
+    def _run_ranks(self, attempt: int, code: CheckedCode) -> RanksEnd:
         self._in_allocation += 1
-        nodes, outlives_a_node = self.allocation.step_nodes, self.allocation.outlives_a_node
         log.info("attempt %d on %s", attempt, self.allocation.described)
         if self._in_allocation == 1:  # that new ranks follow in the same job was part of the last notification
             self.notifier.started(attempt, self.allocation.described)
-        handover = Handover(attempt=attempt, logged=True, code=code.digest, version=__version__)
-        given = {**handover.variables(), **code_variables(self.plan, code.copy, self.environ)}
-        if self.plan.is_program:
-            given |= program_variables(self.plan, self.environ, self.slurm, self.job.job_id, self._in_allocation)
-        container = RankContainer.of_attempt(
-            self.plan,
-            attempt,
-            step=step_name(self.directory),
-            environ=self.environ,
-            given=given,
-            nodes=nodes,
-            code=code.copy,
-        )
-        try:
-            command = srun_command(
-                self.plan, nodes if outlives_a_node else (), self.environ.get("SLURM_JOB_NAME"), code.copy, container
-            )
-        except (ContainerError, OSError) as error:
-            # a file system that has been lost since the ranks began may come back
-            has_begun = isinstance(error, OSError) or self._ranks_have_begun()
-            return (str(error), "") if has_begun else ("", str(error))
-        step = Step(command, {**self.environ, **given}, ends_with_a_node=outlives_a_node)
-        unseen = ""
-        for line in step.run():
-            if (no_log := NO_LOG.match(line)) is not None:
-                node = self.allocation.of_rank(int(no_log["rank"])) or "a node"
-                remedy = "put the run directory on a file system that all nodes share"
-                unseen = f"{node} can't write into {self.directory.path}; {remedy}"
-            if ABORTED.match(line):
-                # the SIGTERM that SLURM sends before it kills a job may not reach this process
-                self.requeuer.check_in_background()
-        log.info("srun ended with %d", step.code)
-        unable = unable_python(self.directory, attempt, step.complaints, rank_python(self.plan))
-        if unable and self._ranks_have_begun():
-            # it worked before: a node has lost it, such as with a file system, and the next attempt may find it
-            return unseen or unable, ""
-        return unseen or "; ".join(step.complaints), unable
+        return self.ranks.run(attempt, code, in_allocation=self._in_allocation)
 
-    def _ranks_have_begun(self) -> bool:
-        """Whether all ranks of an earlier attempt have begun, as their own records tell."""
-        try:
-            return bool(saved_step(self.directory)) or any(map(self._began, self.ledger.attempts()))
-        except (OSError, HpctrainError):
-            return False
-
-    def _began(self, earlier: Attempt) -> bool:
-        # the launcher records a start as well, at the end of an attempt whose ranks didn't: theirs has torch's version
-        left = len(read_exit_records(self.directory.claim(earlier.attempt)))
-        return "torch" in earlier.extra or 0 < (earlier.world_size or 0) <= left
-
-    def _conclude(self, attempt: int, complaints: str, refusal: str) -> tuple[Outcome, RequeueDecision]:
+    def _conclude(self, attempt: int, ended: RanksEnd) -> tuple[Outcome, RequeueDecision]:
         """Find out how an attempt ended, and decide what follows.
 
         Raises:
@@ -233,16 +180,16 @@ class Supervisor:
             OSError: the file system stayed unavailable.
         """
         return retry(
-            lambda: self._try_to_conclude(attempt, complaints, refusal),
+            lambda: self._try_to_conclude(attempt, ended),
             on=STORAGE_ERRORS,
             for_s=self.storage_s,
             problem=f"how attempt {attempt} ended can't be read yet",
         )
 
-    def _try_to_conclude(self, attempt: int, complaints: str, refusal: str) -> tuple[Outcome, RequeueDecision]:
-        outcome = Outcome.of_attempt(self.directory, attempt, self._world_size, complaints)
-        if refusal:  # its ranks never began
-            outcome = Outcome(Reason.FAILED, outcome.step, refusal)
+    def _try_to_conclude(self, attempt: int, ended: RanksEnd) -> tuple[Outcome, RequeueDecision]:
+        outcome = Outcome.of_attempt(self.directory, attempt, self._world_size, ended.complaints)
+        if ended.refusal:  # its ranks never began
+            outcome = Outcome(Reason.FAILED, outcome.step, ended.refusal)
         outcome = with_memory_advice(self._ask_slurm(attempt, outcome), self.plan.config)
         history = history_with(self.ledger, attempt, outcome)
         decision = decide(
