@@ -98,6 +98,19 @@ def test_a_run_that_its_user_cancels_while_it_looks_is_not_revived(slurm, superv
     assert slurm.requeued == []
 
 
+def test_a_run_that_its_user_cancels_during_the_requeue_leaves_the_queue(slurm, supervisor, before):
+    def run(arguments, *others):
+        answer = slurm.run(arguments, *others)
+        if "requeue" in arguments:
+            JobRecords(one.directory).add({"cancelled": True, "time": time.time()})
+        return answer
+
+    slurm.queue(j20={"State": "RUNNING"})
+    one = supervisor(f"after={before}", run=run)
+    assert one.run() == ExitCode.CANCELLED
+    assert (slurm.requeued, slurm.cancelled, slurm.updated) == (["7"], ["7"], [])
+
+
 @pytest.mark.parametrize(
     ("reason", "recorded", "code"),
     [
