@@ -1,4 +1,4 @@
-"""Records of ranks that arrive after the job's own, as on a shared file system."""
+"""Jobs that never start, and records of ranks that arrive after the job's own, as on a shared file system."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import threading
 from pathlib import Path
 
 import pytest
+from fakes import FakeSlurm
 
 from hpctrain.doctor.folder import DoctorFolder
-from hpctrain.doctor.wait import wait_for_records
+from hpctrain.doctor.job_record import JobRecord
+from hpctrain.doctor.wait import JobNeverStartsError, wait_for_job, wait_for_records
+from hpctrain.scheduler.slurm import Slurm
 
 
 @pytest.fixture
@@ -39,3 +42,27 @@ def test_a_rank_that_left_none_or_never_ended_is_not_waited_for_without_end(fold
 def test_a_rank_that_failed_has_ended(folder: DoctorFolder) -> None:
     write(folder, 0, stage="starting", error="ValueError: no")
     assert list(wait_for_records(folder, 1, late_s=1000)) == [0]
+
+
+@pytest.mark.parametrize(
+    "reason", ["BadConstraints", "PartitionTimeLimit", "QOSNotAllowed", "DependencyNeverSatisfied"]
+)
+def test_a_job_that_will_never_start_is_not_waited_for(folder: DoctorFolder, slurm: FakeSlurm, reason: str) -> None:
+    slurm.queue(j8={"State": "PENDING", "Reason": reason})
+    said: list[str] = []
+    with pytest.raises(JobNeverStartsError, match=reason):
+        wait_for_job(folder, "8", Slurm(slurm.environ, run=slurm.run), said.append)
+    assert len(said) == 1
+    assert said[0].startswith("job 8 is queued: ")
+
+
+def test_a_job_that_only_waits_for_its_turn_is_waited_for(folder: DoctorFolder, slurm: FakeSlurm) -> None:
+    slurm.queue(j8={"State": "PENDING", "Reason": "Priority"})
+    said: list[str] = []
+
+    def report(line: str) -> None:
+        said.append(line)
+        JobRecord(stage="done", nodes=("n1",)).write(folder)
+
+    record, state = wait_for_job(folder, "8", Slurm(slurm.environ, run=slurm.run), report)
+    assert (record is not None and record.stage, state, len(said)) == ("done", "", 1)
