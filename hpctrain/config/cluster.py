@@ -149,11 +149,11 @@ class Slurm(Cluster):
     kind: Annotated[str, kind_of_option("slurm")] = "slurm"
     """`slurm`; set by the option, not by hand."""
     partition: Annotated[str | None, require.single_line, require.not_empty] = None
-    """Partition; null: the cluster's default."""
+    """Partition; null: SBATCH_PARTITION, or the cluster's default."""
     account: Annotated[str | None, require.single_line, require.not_empty] = None
-    """Account to charge; null: the user's default."""
+    """Account to charge; null: SBATCH_ACCOUNT, or the user's default."""
     qos: Annotated[str | None, require.single_line, require.not_empty] = None
-    """Quality of service; null: the user's default."""
+    """Quality of service; null: SBATCH_QOS, or the user's default."""
     # at least a megabyte: SLURM takes 0 for all of a node's memory
     memory_gb: Annotated[float | None, require.between(0.001, 1e6)] = None
     """Memory per node in GB; null: the partition's default."""
@@ -171,7 +171,7 @@ class Slurm(Cluster):
     ranks divide the global batch, and fit parallel=mesh. With another number than before, the samples of each step are
     the same, but the weights are no longer equal bit for bit to those of an uninterrupted run."""
     reservation: Annotated[str | None, require.single_line, require.not_empty] = None
-    """Reservation to run in."""
+    """Reservation to run in; null: SBATCH_RESERVATION, or none."""
     # both are free: SLURM itself sends SIGTERM, SIGCONT and SIGKILL
     signal: Annotated[str, require.one_of("USR1", "USR2")] = "USR2"
     """User signal that SLURM sends before the time limit: USR1 or USR2."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 import re
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,7 @@ from hpctrain.config.multiple_values import require_single_value, with_first_val
 from hpctrain.config.overrides import MISTAKES, apply_override, keys_of, open_overrides
 from hpctrain.config.root import Config, with_absolute_init
 from hpctrain.config.run_config import RunConfig
+from hpctrain.config.sbatch_variables import fill_in
 from hpctrain.config.schema import PROGRAM_KEYS, SWEEP_GROUP
 from hpctrain.config.stored import to_config
 from hpctrain.errors import ConfigError
@@ -212,6 +214,7 @@ class Composer:
         for override in values:
             apply_override(override, node)
         self._named(node, task)
+        fill_in(node.cluster, os.environ)
         OmegaConf.set_struct(node, False)
         return node
 
