@@ -244,6 +244,14 @@ class Slurm:
         start = f"Dependency={dependency_on(job_ids)}" if job_ids else f"StartTime=now+{seconds:.0f}"
         self._run("scontrol", "update", f"JobId={_checked(job_id)}", start)
 
+    def keep_out(self, job_id: str) -> None:
+        """Forbid SLURM to requeue a job when it ends, or when one of its nodes fails.
+
+        Raises:
+            SchedulerError: SLURM refuses it, as for a job that has ended.
+        """
+        self._run("scontrol", "update", f"JobId={_checked(job_id)}", "Requeue=0")
+
     def _cancelled_in_queue(self, tasks: list[str]) -> dict[str, JobRecord]:
         """Find array tasks that were cancelled before they started: SLURM then remembers only the array."""
         arrays = {task: task.partition("_")[0] for task in tasks if "_" in task}

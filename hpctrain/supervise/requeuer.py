@@ -150,6 +150,28 @@ class Requeuer:
         except SchedulerError as error:
             log.warning("the run is over, but job %s is still in the queue (%s); scancel it", self.job.job_id, error)
 
+    def keep_out(self) -> None:
+        """Keep a job that was preempted out of the queue when it ends: the run is over, or continues in another job.
+
+        SLURM 24.05 and later requeue a job that once got the signal of a preemption with grace time when it ends, also
+        after it was requeued and has trained on (see _slurm_rpc_complete_batch_script in slurmctld's proc_req.c).
+        """
+        if not self._was_preempted():
+            return
+        try:
+            self.job.keep_out()
+        except SchedulerError as error:
+            log.info("SLURM may start the job once more, and it then ends at once: %s", error)
+
+    def _was_preempted(self) -> bool:
+        with contextlib.suppress(OSError, HpctrainError):
+            attempts = Ledger(self.job.directory).attempts()
+            if any(one.reason is Reason.PREEMPTED and one.job_id == self.job.job_id for one in attempts):
+                return True
+        # the ranks may have ended in the grace time, without a stop
+        record = self.job.show()
+        return record is not None and record.preempt_time is not None
+
     def resubmit(self, exclude: tuple[str, ...], *, continues: bool = True) -> str:
         """Submit a new job that keeps away from these nodes, and from those that earlier attempts excluded.
 

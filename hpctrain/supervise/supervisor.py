@@ -286,11 +286,14 @@ class Supervisor:
         """Carry out the decision outside of this allocation. A requeue comes last, since it ends this process."""
         exit_code = decision.reason.meaning.exit_code
         if decision.reason is Reason.COMPLETED:
+            self._keep_out()
             return exit_code
         requeued = self.requeuer.settle()
         if decision.action is Action.END:
             if requeued and not self.shares_job:
                 self.requeuer.take_back()
+            else:
+                self._keep_out()
             return exit_code
         if self.requeuer.cancelled:
             log.info("the user cancelled the job meanwhile, so it isn't requeued")
@@ -298,11 +301,16 @@ class Supervisor:
         try:
             if decision.action is not Action.REQUEUE or not self.requeuer.requeue():
                 log.info("the run continues in job %s", self.requeuer.resubmit(decision.exclude))
+                self._keep_out()
         except HpctrainError as error:
             log.warning(
                 "the run can't be continued automatically (%s); to resume: %s", error, resume_command(self.directory)
             )
         return ExitCode.INTERRUPTED
+
+    def _keep_out(self) -> None:
+        if not self.shares_job:
+            self.requeuer.keep_out()
 
     def _leave_unwritable(self, error: Exception) -> int:
         """Requeue the job because the run directory is unavailable: a later time, or other nodes, may help."""

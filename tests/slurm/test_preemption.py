@@ -22,7 +22,9 @@ def preempt_once(run: FollowedRun) -> str:
     run.preempt()
     run.until_attempt(2)
     run.set_pace(0)
-    return run.until_ended()
+    state = run.until_ended()
+    assert run.record["Restarts"] in {"0", "1"}, f"requeued once more at its end, as since SLURM 24.05: {run}"
+    return state
 
 
 def preempt_twice(run: FollowedRun) -> None:

@@ -297,10 +297,11 @@ def test_preemption_sends_the_users_signal_where_asked_for(start_sandbox: StartS
         while :; do sleep 0.05; done
     """)
     script.chmod(0o755)
-    job = small.submit("--signal=USR2@60", f"--wrap=srun {script}")
+    job = small.submit("--signal=USR2@60", "--no-requeue", f"--wrap=srun {script}")
     wait_for_lines(heard, 1)
     small.preempt(seconds=1)
-    assert small.wait_job(job, "COMPLETED")["PreemptTime"] != "None"
+    ended = {"COMPLETED", "PREEMPTED"}  # the latter since SLURM 24.05
+    assert small.wait_job(job, ended)["PreemptTime"] != "None"
     assert heard.read_text().split() == ["ready", "USR2"]
 
 

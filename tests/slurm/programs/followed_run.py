@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 TIMEOUT_S = 120.0
 ASK_EVERY_S = 2.0
 """Between questions to SLURM whether a run has ended early: each starts a process."""
-FINISHED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
+FINISHED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"}
 
 
 class FollowedRun:
@@ -111,10 +111,16 @@ class FollowedRun:
         return found[rank]
 
     def until_ended(self) -> str:
-        """Wait until the newest job has ended and no rank is left; returns its JobState."""
+        """Wait until the newest job has ended and no rank is left; returns its JobState.
+
+        Since SLURM 24.05 that is PREEMPTED, however a job ends, if it was ever preempted with a grace time: returned is
+        then what earlier versions show.
+        """
         self.until(self._over, "the end")
         self.until(lambda: not self.processes(), "the last process", 15)
-        return self.record["JobState"]
+        state = self.record["JobState"]
+        reasons = {"completed": "COMPLETED", "failed": "FAILED"}
+        return reasons.get(self.reasons[-1], state) if state == "PREEMPTED" and self.reasons else state
 
     @property
     def record(self) -> dict[str, str]:

@@ -7,6 +7,7 @@ import time
 import pytest
 from supervising import (
     ABORTED,
+    COMPLETES,
     KILLED,
     RUNNING,
     STOPS,
@@ -43,6 +44,60 @@ def test_a_job_that_slurm_has_requeued_already_is_not_submitted_again(slurm, sup
     slurm.refuse_requeues()
     assert supervisor().run() == ExitCode.INTERRUPTED
     assert not slurm.submitted
+
+
+@pytest.fixture
+def preempted(slurm, supervisor):
+    """Begins the second attempt of a job that was preempted, as a new process of the batch script."""
+    slurm.plan({"start": 0, "ranks": all_ranks("preempted", 14), "saves": [14], "code": 4})
+    assert supervisor().run() == ExitCode.INTERRUPTED
+
+    def again(plan, **options):
+        slurm.plan({}, plan)
+        return supervisor(SLURM_RESTART_COUNT="1", **options)
+
+    return again
+
+
+OUT_OF_THE_QUEUE = ["JobId=7 Requeue=0"]
+
+
+@pytest.mark.parametrize(
+    ("plan", "code"), [(COMPLETES, ExitCode.FINISHED), ({"ranks": all_ranks("failed", 20), "code": 1}, ExitCode.FAILED)]
+)
+def test_a_job_that_was_preempted_does_not_come_back_after_the_end_of_its_run(slurm, preempted, plan, code):
+    """SLURM 24.05 would requeue it."""
+    assert preempted(plan | {"start": 14}).run() == code
+    assert slurm.updated == OUT_OF_THE_QUEUE
+
+
+def test_a_job_that_was_preempted_does_not_come_back_beside_the_one_that_continues_its_run(slurm, preempted):
+    slurm.refuse_requeues()
+    assert preempted({"start": 14, "ranks": all_ranks("preempted", 30), "saves": [30]}).run() == ExitCode.INTERRUPTED
+    assert slurm.submitted
+    assert slurm.updated == OUT_OF_THE_QUEUE
+
+
+def test_a_run_that_completes_in_the_grace_time_leaves_no_job_in_the_queue(slurm, supervisor):
+    slurm.plan(COMPLETES | {"job": STOPS["preempted"]})
+    assert supervisor().run() == ExitCode.FINISHED
+    assert slurm.updated == OUT_OF_THE_QUEUE
+
+
+def test_a_refusal_to_keep_a_job_out_of_the_queue_does_no_harm(slurm, preempted):
+    slurm.refuse_updates()
+    assert preempted(COMPLETES | {"start": 14}).run() == ExitCode.FINISHED
+
+
+def test_a_job_that_trains_other_runs_as_well_may_come_back(slurm, preempted):
+    assert preempted(COMPLETES | {"start": 14}, shares_job=True).run() == ExitCode.FINISHED
+    assert slurm.updated == []
+
+
+def test_a_job_that_was_never_preempted_stays_as_it_is(slurm, supervisor):
+    slurm.plan(COMPLETES)
+    assert supervisor().run() == ExitCode.FINISHED
+    assert slurm.updated == []
 
 
 @pytest.mark.parametrize(("stop", "silent"), [("preempted_cancel_without_grace", 0), ("time_limit_over", 1)])
