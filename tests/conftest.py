@@ -42,6 +42,10 @@ if "XDG_CONFIG_HOME" not in os.environ:
     os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="hpctrain-tests-")
     atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
 
+# A developer's own defaults for sbatch would be used by every test of cluster=slurm.
+for name in [name for name in os.environ if name.startswith("SBATCH_")]:
+    del os.environ[name]
+
 # A shell starts background jobs with SIGINT ignored, and the commands that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from hpctrain.cluster import nodelist
 from hpctrain.cluster.variables import Place, Variables, is_loopback
 
 _FIRST_SPECIAL_STEP = 4294967280  # from here up: the batch script, external and interactive steps
+_TITLE_OF_SCRIPT = re.compile(rb"slurmstepd: \[\d+\.[a-z]")  # such as [77.batch]; a step of srun is [77.0]
 _BECAUSE = "SLURM_STEP_ID"
 _UNSET = "unset the ones that another step or shell exported"
 
@@ -49,20 +51,28 @@ def in_step(variables: Variables) -> bool:
         return False
     if variables.text("SLURM_PTY_PORT") is None:
         return True
-    # A shell from `srun --pty` has SLURM_PTY_PORT, and so has every step that is started from it. In some versions of
-    # SLURM no variable tells them apart, but only the shell has a terminal: see login_tty in slurmstepd's mgr.c. A step
-    # of one task is taken for a shell, which makes no difference to its place.
-    return (variables.number("SLURM_STEP_NUM_TASKS") or 1) > 1 and not _has_terminal(variables.number("SLURM_TASK_PID"))
+    # A shell from `srun --pty` has SLURM_PTY_PORT, and so has every step and every job that is started from it. SLURM
+    # 22.05 tells them apart by another variable, 24.11 by none. A step of one task is taken for a shell, which makes no
+    # difference to its place.
+    return (variables.number("SLURM_STEP_NUM_TASKS") or 1) > 1 and not _is_shell(variables.number("SLURM_TASK_PID"))
 
 
-def _has_terminal(task: int | None) -> bool:
-    """Whether a step's task has a controlling terminal; `task` is the number of the process that slurmstepd started."""
+def _is_shell(task: int | None) -> bool:
+    """Whether a task is the shell of `srun --pty`, or a batch script that was submitted from there.
+
+    Only the shell has a terminal (login_tty in slurmstepd's mgr.c), and slurmstepd's title names the step.
+
+    Args:
+        task: the process id of the task, which slurmstepd started.
+    """
     try:
-        status = Path(f"/proc/{task}/stat").read_text(errors="replace")
-    except OSError:  # in a container with process numbers of its own
+        # proc(5): the name, in parentheses, may hold anything; then state, ppid, pgrp, session, tty_nr
+        status = Path(f"/proc/{task}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        if status[4] != "0":
+            return True
+        return _TITLE_OF_SCRIPT.match(Path(f"/proc/{status[1]}/cmdline").read_bytes()) is not None
+    except OSError:  # the variable is unset, or this is a container with process ids of its own
         return False
-    # proc(5): the name, in parentheses, may hold anything; then state, ppid, pgrp, session, tty_nr
-    return status.rpartition(")")[2].split()[4] != "0"
 
 
 def job_nodes(variables: Variables) -> tuple[str, ...]:

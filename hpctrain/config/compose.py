@@ -30,7 +30,7 @@ from hpctrain.config.multiple_values import require_single_value, with_first_val
 from hpctrain.config.overrides import MISTAKES, apply_override, keys_of, open_overrides
 from hpctrain.config.root import Config, with_absolute_init
 from hpctrain.config.run_config import RunConfig
-from hpctrain.config.sbatch_variables import fill_in
+from hpctrain.config.sbatch_variables import fill_from_sbatch_variables
 from hpctrain.config.schema import PROGRAM_KEYS, SWEEP_GROUP
 from hpctrain.config.stored import to_config
 from hpctrain.errors import ConfigError
@@ -214,7 +214,7 @@ class Composer:
         for override in values:
             apply_override(override, node)
         self._named(node, task)
-        fill_in(node.cluster, os.environ)
+        fill_from_sbatch_variables(node.cluster, os.environ)
         OmegaConf.set_struct(node, False)
         return node
 

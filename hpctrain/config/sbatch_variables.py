@@ -12,21 +12,19 @@ SBATCH_VARIABLES = {
     "qos": "SBATCH_QOS",
     "reservation": "SBATCH_RESERVATION",
 }
-"""Keys of cluster=slurm, and the variables that stand for them."""
+"""Keys of cluster=slurm, and the variables that are used where a key is null."""
 
 
-def fill_in(cluster: DictConfig, environ: Mapping[str, str]) -> None:
+def fill_from_sbatch_variables(cluster: DictConfig, environ: Mapping[str, str]) -> None:
     """Give the keys of a SLURM cluster that are null the values of the user's variables.
 
     sbatch doesn't get the variables themselves: there they would win over the batch script, and so over the keys (see
-    INPUT ENVIRONMENT VARIABLES in sbatch(1)). Inside an allocation they may be meant for another job, and don't count.
+    INPUT ENVIRONMENT VARIABLES in sbatch(1)).
 
     Args:
-        cluster: the group, changed in place; nothing happens to another cluster.
+        cluster: the group, changed in place; a cluster without these keys stays as it is.
         environ: such as `os.environ`.
     """
-    if cluster.get("kind") != "slurm" or environ.get("SLURM_JOB_ID"):
-        return
     for key, variable in SBATCH_VARIABLES.items():
-        if cluster.get(key) is None and environ.get(variable, "").strip():
+        if key in cluster and cluster[key] is None and environ.get(variable, "").strip():
             cluster[key] = environ[variable].strip()

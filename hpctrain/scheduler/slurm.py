@@ -244,8 +244,8 @@ class Slurm:
         start = f"Dependency={dependency_on(job_ids)}" if job_ids else f"StartTime=now+{seconds:.0f}"
         self._run("scontrol", "update", f"JobId={_checked(job_id)}", start)
 
-    def keep_out(self, job_id: str) -> None:
-        """Forbid SLURM to requeue a job when it ends, or when one of its nodes fails.
+    def forbid_requeue(self, job_id: str) -> None:
+        """Keep SLURM from requeueing a job when it ends, or when one of its nodes fails.
 
         Raises:
             SchedulerError: SLURM refuses it, as for a job that has ended.

@@ -119,14 +119,6 @@ class CurrentJob:
         """
         self._retry(lambda: self.slurm.delay(self.job_id, job_ids, seconds))
 
-    def keep_out(self) -> None:
-        """Forbid SLURM to requeue the job when it ends.
-
-        Raises:
-            SchedulerError: SLURM refuses it, or doesn't answer.
-        """
-        self._retry(lambda: self.slurm.keep_out(self.job_id))
-
     def cancel(self) -> None:
         """End the job, or take it out of the queue.
 

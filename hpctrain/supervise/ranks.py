@@ -27,10 +27,10 @@ log = logging.getLogger("hpctrain.supervise")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksEnd:
-    """What the end of the ranks shows besides their own records."""
+    """How the ranks ended, beyond what they recorded themselves."""
 
     complaints: str = ""
-    """What srun printed about tasks that failed, or why it started none; empty if it printed nothing."""
+    """What went wrong, as srun or the supervisor saw it; empty if nothing did."""
     refusal: str = ""
     """Why the ranks can't begin in any attempt, until the user changes something; empty if they can."""
 
@@ -41,7 +41,7 @@ class Ranks:
     Args:
         plan: of the run.
         environ: the batch script's environment.
-        slurm: tells a program's ranks when the job ends.
+        slurm: is asked when the job ends, for the variables of a program.
         job_id: of the job, as users type it.
         allocation: its nodes.
         on_abort: called when srun aborts a step: SLURM may be ending the job.

@@ -150,27 +150,20 @@ class Requeuer:
         except SchedulerError as error:
             log.warning("the run is over, but job %s is still in the queue (%s); scancel it", self.job.job_id, error)
 
-    def keep_out(self) -> None:
-        """Keep a job that was preempted out of the queue when it ends: the run is over, or continues in another job.
+    def forbid_requeue(self) -> None:
+        """Keep SLURM from starting the job once more, because the run is over, or continues in another job.
 
-        SLURM 24.05 and later requeue a job that once got the signal of a preemption with grace time when it ends, also
-        after it was requeued and has trained on (see _slurm_rpc_complete_batch_script in slurmctld's proc_req.c).
+        From SLURM 24.05 on, a job that was ever preempted with a grace time is requeued when it ends, even if it was
+        requeued and trained on in between (_slurm_rpc_complete_batch_script in slurmctld's proc_req.c). Other jobs stay
+        as they are. SLURM is asked only once: this job may hold many nodes.
         """
-        if not self._was_preempted():
-            return
+        slurm, job_id = self.job.slurm, self.job.job_id
         try:
-            self.job.keep_out()
+            # the signal may have come in this attempt, whose ranks ended all the same
+            if self.job.restarts or ((record := slurm.show(job_id)) is not None and record.preempt_time is not None):
+                slurm.forbid_requeue(job_id)
         except SchedulerError as error:
-            log.info("SLURM may start the job once more, and it then ends at once: %s", error)
-
-    def _was_preempted(self) -> bool:
-        with contextlib.suppress(OSError, HpctrainError):
-            attempts = Ledger(self.job.directory).attempts()
-            if any(one.reason is Reason.PREEMPTED and one.job_id == self.job.job_id for one in attempts):
-                return True
-        # the ranks may have ended in the grace time, without a stop
-        record = self.job.show()
-        return record is not None and record.preempt_time is not None
+            log.warning("SLURM may start job %s once more (%s); if it does: scancel %s", job_id, error, job_id)
 
     def resubmit(self, exclude: tuple[str, ...], *, continues: bool = True) -> str:
         """Submit a new job that keeps away from these nodes, and from those that earlier attempts excluded.

@@ -80,7 +80,7 @@ class Supervisor:
         self.notifier = Notifier(plan.directory, plan.config, environ, self.job.job_id)
         self.ledger = Ledger(plan.directory)
         self.allocation = Allocation(self.job.nodes, plan.node_counts, plan.outlives_a_node, consecutive_ranks(plan))
-        # the SIGTERM that SLURM sends before it kills a job may not reach this process
+        # srun's end of a step is a sign that SLURM kills the job: its SIGTERM may not reach this process
         on_abort = self.requeuer.check_in_background
         self.ranks = Ranks(plan, environ, slurm, self.job.job_id, self.allocation, on_abort=on_abort)
         self._in_allocation = 0
@@ -107,6 +107,8 @@ class Supervisor:
                 outcome, decision = self._conclude(attempt, ended)
             except SupersededError:
                 log.warning("attempt %d was superseded: this job ends here", attempt)
+                if self._continues_elsewhere():
+                    self._forbid_requeue()
                 return ExitCode.INTERRUPTED
             except STORAGE_ERRORS as error:
                 return self._leave_unwritable(error)
@@ -286,14 +288,14 @@ class Supervisor:
         """Carry out the decision outside of this allocation. A requeue comes last, since it ends this process."""
         exit_code = decision.reason.meaning.exit_code
         if decision.reason is Reason.COMPLETED:
-            self._keep_out()
+            self._forbid_requeue()
             return exit_code
         requeued = self.requeuer.settle()
         if decision.action is Action.END:
             if requeued and not self.shares_job:
                 self.requeuer.take_back()
             else:
-                self._keep_out()
+                self._forbid_requeue()
             return exit_code
         if self.requeuer.cancelled:
             log.info("the user cancelled the job meanwhile, so it isn't requeued")
@@ -301,16 +303,22 @@ class Supervisor:
         try:
             if decision.action is not Action.REQUEUE or not self.requeuer.requeue():
                 log.info("the run continues in job %s", self.requeuer.resubmit(decision.exclude))
-                self._keep_out()
+                self._forbid_requeue()
         except HpctrainError as error:
             log.warning(
                 "the run can't be continued automatically (%s); to resume: %s", error, resume_command(self.directory)
             )
         return ExitCode.INTERRUPTED
 
-    def _keep_out(self) -> None:
+    def _forbid_requeue(self) -> None:
         if not self.shares_job:
-            self.requeuer.keep_out()
+            self.requeuer.forbid_requeue()
+
+    def _continues_elsewhere(self) -> bool:
+        """Whether another job has claimed the run, and not only a second supervisor of this job."""
+        with contextlib.suppress(OSError, HpctrainError):
+            return self.ledger.attempt(self.ledger.last_claim()).job_id not in (None, self.job.job_id)
+        return False
 
     def _leave_unwritable(self, error: Exception) -> int:
         """Requeue the job because the run directory is unavailable: a later time, or other nodes, may help."""

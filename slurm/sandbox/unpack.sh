@@ -15,7 +15,7 @@ command -v patchelf >/dev/null || DEBIAN_FRONTEND=noninteractive apt-get install
 
 # apt with this release alone, and as if nothing were installed: then it also names the libraries
 apt=$folder/apt
-rm -rf "$folder"/{debs,root,bin,apt,plugins}
+rm -rf "$folder"/{debs,root,bin,apt,plugins,complete}
 mkdir -p "$apt"/{cache/archives/partial,state/lists/partial} "$folder"/{debs,root,bin}
 : >"$apt/status"
 mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
@@ -49,3 +49,4 @@ for name in slurmctld slurmd slurmstepd slurmdbd srun sbatch salloc scancel scon
     done
 done
 SLURM_CONF=/dev/null "$folder/bin/scontrol" --version 2>/dev/null || "$folder/bin/slurmctld" -V
+touch "$folder/complete"

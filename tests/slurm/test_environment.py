@@ -127,8 +127,17 @@ def test_a_requeued_job_counts_its_restarts_and_takes_another_port(sandbox: Slur
 
 
 def test_ranks_started_from_a_shell_on_a_terminal(sandbox: SlurmSandbox, tmp_path: Path) -> None:
-    """`srun --pty` is a shell, and what srun starts in it is a rank, although the shell's variables leak into it."""
-    text = script(tmp_path, f"{command()} > {tmp_path}/shell", f"srun --overlap -N2 -n2 {command()} > {tmp_path}/ranks")
+    """`srun --pty` is a shell, and what srun starts in it is a rank, although the shell's variables leak into it.
+
+    They also leak into a batch script that is submitted from it, which is none.
+    """
+    (tmp_path / "batch.sh").write_text(f"#!/bin/bash\n{command()}\nsrun {command()} > {tmp_path}/ranks_of_batch\n")
+    text = script(
+        tmp_path,
+        f"{command()} > {tmp_path}/shell",
+        f"srun --overlap -N2 -n2 {command()} > {tmp_path}/ranks",
+        f"sbatch --wait -N1 -n2 --output={tmp_path}/batch {tmp_path}/batch.sh",
+    )
     terminal = f"srun -N2 -n4 --pty bash -c '[ $SLURM_PROCID != 0 ] || bash {text}'"
     done = sandbox.run(["script", "--quiet", "--return", "--command", terminal, "/dev/null"])
     assert done.returncode == 0, done.stdout
@@ -136,6 +145,9 @@ def test_ranks_started_from_a_shell_on_a_terminal(sandbox: SlurmSandbox, tmp_pat
     assert not shell["is_rank"]
     assert places([shell]) == [(0, 0, 0, 1, 1, 1)]
     assert places(reports((tmp_path / "ranks").read_text())) == [(0, 0, 0, 2, 1, 2), (1, 0, 1, 2, 1, 2)]
+    (batch,) = reports((tmp_path / "batch").read_text())
+    assert not batch["is_rank"]
+    assert places(reports((tmp_path / "ranks_of_batch").read_text())) == [(0, 0, 0, 2, 2, 1), (1, 1, 0, 2, 2, 1)]
 
 
 def test_a_contradiction_stops_every_task(sandbox: SlurmSandbox) -> None:

@@ -113,14 +113,17 @@ class FollowedRun:
     def until_ended(self) -> str:
         """Wait until the newest job has ended and no rank is left; returns its JobState.
 
-        Since SLURM 24.05 that is PREEMPTED, however a job ends, if it was ever preempted with a grace time: returned is
-        then what earlier versions show.
+        From SLURM 24.05 on that is PREEMPTED, however a job ends, if it was ever preempted with grace time and may not
+        be requeued: returned is then what earlier versions show.
         """
         self.until(self._over, "the end")
         self.until(lambda: not self.processes(), "the last process", 15)
         state = self.record["JobState"]
         reasons = {"completed": "COMPLETED", "failed": "FAILED"}
-        return reasons.get(self.reasons[-1], state) if state == "PREEMPTED" and self.reasons else state
+        if state != "PREEMPTED" or not self.reasons:
+            return state
+        assert self.record["Requeue"] == "0", f"SLURM requeues it: {self}"
+        return reasons.get(self.reasons[-1], state)
 
     @property
     def record(self) -> dict[str, str]:

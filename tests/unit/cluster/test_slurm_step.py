@@ -30,11 +30,16 @@ def test_array_task_and_restart() -> None:
     assert environment.port_candidates == derived(job=77, restart=2)
 
 
-def test_a_step_started_from_a_shell_on_a_terminal_is_no_shell(no_terminal: int) -> None:
+def test_a_step_started_from_a_shell_on_a_terminal_is_no_shell(no_terminal: dict[str, str]) -> None:
     """The step's tasks have the variable of the shell, but no terminal."""
-    step = PTY | {"SLURM_TASK_PID": str(no_terminal)}
+    step = PTY | no_terminal
     assert is_rank(step)
     assert place(derive(step)) == (4, 0, 2, 5, 1, 3)
+
+
+def test_a_batch_script_that_was_submitted_from_a_shell_on_a_terminal_is_no_rank(batch_script: dict[str, str]) -> None:
+    """sbatch passes the variables of the shell on, among them the number of its step."""
+    assert not is_rank(PTY | batch_script)
 
 
 def test_without_the_tasks_process_it_is_no_shell() -> None:

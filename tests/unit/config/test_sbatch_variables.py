@@ -22,7 +22,6 @@ SET = {
 def user(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in SET.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
 
 
 def keys(*words: str) -> tuple[str | None, ...]:
@@ -42,11 +41,6 @@ def test_they_stand_for_keys_that_are_null() -> None:
 
 def test_a_key_wins() -> None:
     assert keys("cluster=slurm", "cluster.account=other", "cluster.qos=long") == ("other", "gpu", "long", "course")
-
-
-def test_inside_an_allocation_they_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_JOB_ID", "5")
-    assert keys("cluster=slurm") == (None,) * 4
 
 
 def test_another_cluster_has_no_such_keys() -> None:

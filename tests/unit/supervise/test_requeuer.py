@@ -59,7 +59,7 @@ def preempted(slurm, supervisor):
     return again
 
 
-OUT_OF_THE_QUEUE = ["JobId=7 Requeue=0"]
+NO_REQUEUE = ["JobId=7 Requeue=0"]
 
 
 @pytest.mark.parametrize(
@@ -68,25 +68,41 @@ OUT_OF_THE_QUEUE = ["JobId=7 Requeue=0"]
 def test_a_job_that_was_preempted_does_not_come_back_after_the_end_of_its_run(slurm, preempted, plan, code):
     """SLURM 24.05 would requeue it."""
     assert preempted(plan | {"start": 14}).run() == code
-    assert slurm.updated == OUT_OF_THE_QUEUE
+    assert slurm.updated == NO_REQUEUE
 
 
 def test_a_job_that_was_preempted_does_not_come_back_beside_the_one_that_continues_its_run(slurm, preempted):
     slurm.refuse_requeues()
     assert preempted({"start": 14, "ranks": all_ranks("preempted", 30), "saves": [30]}).run() == ExitCode.INTERRUPTED
     assert slurm.submitted
-    assert slurm.updated == OUT_OF_THE_QUEUE
+    assert slurm.updated == NO_REQUEUE
 
 
 def test_a_run_that_completes_in_the_grace_time_leaves_no_job_in_the_queue(slurm, supervisor):
     slurm.plan(COMPLETES | {"job": STOPS["preempted"]})
     assert supervisor().run() == ExitCode.FINISHED
-    assert slurm.updated == OUT_OF_THE_QUEUE
+    assert slurm.updated == NO_REQUEUE
 
 
-def test_a_refusal_to_keep_a_job_out_of_the_queue_does_no_harm(slurm, preempted):
+@pytest.mark.parametrize("silent", [False, True])
+def test_where_slurm_can_t_be_told_the_log_says_that_the_job_may_start_once_more(slurm, preempted, caplog, silent):
     slurm.refuse_updates()
-    assert preempted(COMPLETES | {"start": 14}).run() == ExitCode.FINISHED
+    one = preempted(COMPLETES | {"start": 14})
+    if silent:
+        slurm.fall_silent("scontrol")
+    assert one.run() == ExitCode.FINISHED
+    assert "SLURM may start job 7 once more" in caplog.text
+    assert "if it does: scancel 7" in caplog.text
+
+
+def test_a_job_whose_run_another_one_has_claimed_does_not_come_back(slurm, preempted):
+    one = preempted({"waits": True, "start": 14, "ranks": all_ranks("preempted", 20), "code": 4})
+    code = in_a_thread(one.run)
+    until(lambda: one.ledger.last_claim() == 2)
+    one.ledger.start(one.ledger.claim(), job_id="8", nodes=["n3"], world_size=2, step=14)
+    slurm.let_ranks_end()
+    assert code() == ExitCode.INTERRUPTED
+    assert slurm.updated == NO_REQUEUE
 
 
 def test_a_job_that_trains_other_runs_as_well_may_come_back(slurm, preempted):
