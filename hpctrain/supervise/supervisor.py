@@ -294,7 +294,7 @@ class Supervisor:
         if decision.action is Action.END:
             if requeued and not self.shares_job:
                 self.requeuer.take_back()
-            else:
+            elif decision.reason is not Reason.CANCELLED:  # that, SLURM doesn't requeue
                 self._forbid_requeue()
             return exit_code
         if self.requeuer.cancelled:

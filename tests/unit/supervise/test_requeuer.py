@@ -110,6 +110,13 @@ def test_a_job_that_trains_other_runs_as_well_may_come_back(slurm, preempted):
     assert slurm.updated == []
 
 
+def test_a_cancelled_job_stays_as_it_is(slurm, preempted):
+    """It is ending already, and SLURM would refuse."""
+    cancelled = {"start": 14, "ranks": all_ranks("cancelled", 20), "job": STOPS["cancelled"], "code": 4}
+    assert preempted(cancelled).run() == ExitCode.CANCELLED
+    assert slurm.updated == []
+
+
 def test_a_job_that_was_never_preempted_stays_as_it_is(slurm, supervisor):
     slurm.plan(COMPLETES)
     assert supervisor().run() == ExitCode.FINISHED
