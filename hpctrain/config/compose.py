@@ -213,14 +213,15 @@ class Composer:
         node: DictConfig = pickle.loads(chosen)  # five times as fast as a deepcopy of OmegaConf's nodes
         for override in values:
             apply_override(override, node)
-        self._named(node, task)
-        fill_from_sbatch_variables(node.cluster, os.environ)
+        self._fill_in(node, task)
         OmegaConf.set_struct(node, False)
         return node
 
-    def _named(self, node: DictConfig, task: str) -> None:
+    def _fill_in(self, node: DictConfig, task: str) -> None:
+        """Replace what is null by defaults that depend on other keys or on the user."""
         if node.name is None:
             node.name = self._default_name(task, node)
+        fill_from_sbatch_variables(node.cluster, os.environ)
 
     def _default_name(self, task: str, node: DictConfig) -> str:
         """Return the name of a run without one: its task's option, or the class for task=custom."""

@@ -46,8 +46,8 @@ class SweepComposer(Composer):
         assert isinstance(sweep, Sweep)
         return sweep
 
-    def _named(self, node: DictConfig, task: str) -> None:
-        """A command has no name."""
+    def _fill_in(self, node: DictConfig, task: str) -> None:
+        """The keys of a sweep have no such defaults."""
 
 
 def split_sweep(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
