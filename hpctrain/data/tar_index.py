@@ -115,8 +115,11 @@ def _read(place: Path) -> TarIndex | None:
     try:
         with np.load(place, allow_pickle=False) as arrays:
             return TarIndex(**arrays)
-    except Exception:  # zip raises many kinds for a damaged file
-        # none yet, or one that can't be used: if it can't be made, `_write` says so
+    except FileNotFoundError:
+        return None
+    except Exception as error:  # zip raises many kinds for a damaged file
+        # if it can't be made anew, `_write` says so
+        log.info("the index %s can't be used: %s: %s", place, type(error).__name__, error)
         return None
 
 
