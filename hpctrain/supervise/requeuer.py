@@ -157,13 +157,24 @@ class Requeuer:
         requeued and trained on in between (_slurm_rpc_complete_batch_script in slurmctld's proc_req.c). Other jobs stay
         as they are. SLURM is asked only once: this job may hold many nodes.
         """
-        slurm, job_id = self.job.slurm, self.job.job_id
+        if not self._may_be_requeued_at_its_end():
+            return
+        job_id = self.job.job_id
         try:
-            # the signal may have come in this attempt, whose ranks ended all the same
-            if self.job.restarts or ((record := slurm.show(job_id)) is not None and record.preempt_time is not None):
-                slurm.forbid_requeue(job_id)
+            self.job.slurm.forbid_requeue(job_id)
         except SchedulerError as error:
             log.warning("SLURM may start job %s once more (%s); if it does: scancel %s", job_id, error, job_id)
+
+    def _may_be_requeued_at_its_end(self) -> bool:
+        if self.job.restarts:
+            return True
+        try:
+            # the signal may have come in this attempt, whose ranks ended all the same
+            record = self.job.slurm.show(self.job.job_id)
+        except SchedulerError as error:
+            log.info("can't find out whether SLURM is preempting the job: %s", error)
+            return False
+        return record is not None and record.preempt_time is not None
 
     def resubmit(self, exclude: tuple[str, ...], *, continues: bool = True) -> str:
         """Submit a new job that keeps away from these nodes, and from those that earlier attempts excluded.

@@ -80,7 +80,7 @@ class Supervisor:
         self.notifier = Notifier(plan.directory, plan.config, environ, self.job.job_id)
         self.ledger = Ledger(plan.directory)
         self.allocation = Allocation(self.job.nodes, plan.node_counts, plan.outlives_a_node, consecutive_ranks(plan))
-        # srun's end of a step is a sign that SLURM kills the job: its SIGTERM may not reach this process
+        # that srun aborts a step may be the only sign that SLURM kills the job: its SIGTERM may not reach this process
         on_abort = self.requeuer.check_in_background
         self.ranks = Ranks(plan, environ, slurm, self.job.job_id, self.allocation, on_abort=on_abort)
         self._in_allocation = 0

@@ -117,10 +117,15 @@ def test_a_cancelled_job_stays_as_it_is(slurm, preempted):
     assert slurm.updated == []
 
 
-def test_a_job_that_was_never_preempted_stays_as_it_is(slurm, supervisor):
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_job_that_was_never_preempted_stays_as_it_is(slurm, supervisor, caplog, silent):
     slurm.plan(COMPLETES)
-    assert supervisor().run() == ExitCode.FINISHED
+    one = supervisor()
+    if silent:
+        slurm.fall_silent("scontrol")
+    assert one.run() == ExitCode.FINISHED
     assert slurm.updated == []
+    assert "once more" not in caplog.text
 
 
 @pytest.mark.parametrize(("stop", "silent"), [("preempted_cancel_without_grace", 0), ("time_limit_over", 1)])
