@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpctrain.attempt.hang_report import GIL_HELD, SIGALRM_MESSAGE, hang_report
 from hpctrain.attempt.termination import USER_SIGNALS, Termination
@@ -42,8 +42,8 @@ class Outcome:
         reason: why it ended.
         step: the last step known to be completed.
         report: lines for the user; empty when all went well, or why the run was completed before its last step.
-        suspects: nodes that the failure points at, if SLURM names them.
-        suspect_rank: the rank whose node the failure points at.
+        suspects: nodes that the failure points at, as SLURM names them.
+        suspect_rank: the rank whose node the failure points at, because it reported that its machine failed.
         silent_ranks: ranks that left no exit record.
         stop_signal: number of the signal that had asked the failing rank to stop; None if none had.
         error_after_signal: the rank raised an error, but SLURM was ending the job, which is the likelier cause.
@@ -171,6 +171,27 @@ class Outcome:
         # not twice in a row: blame the task the second time, or the run could be requeued for ever
         before = [entry for entry in ledger.attempts() if entry.attempt < attempt]
         return self.stop_signal is not None and not (before and before[-1].extra.get("error_after_signal"))
+
+    def located(self, nodes: Mapping[int, str], num_nodes: int) -> Outcome:
+        """Name the nodes that the failure points at.
+
+        Args:
+            nodes: of the ranks, by rank, as far as they are known; SLURM's names.
+            num_nodes: of the attempt. Ranks that are on all of them make no node more suspect than another.
+        """
+        if self.suspect_rank is None and not self.silent_ranks:
+            return self
+        blamed = self.silent_ranks if self.suspect_rank is None else (self.suspect_rank,)
+        unknown = [rank for rank in blamed if rank not in nodes]
+        if unknown and nodes and num_nodes > 1:
+            of_ranks = numbered("rank", unknown)
+            several = f"the nodes of {of_ranks} are unknown: they ended before they recorded them"
+            one = f"the node of {of_ranks} is unknown: it ended before it recorded it"
+            head, line_break, rest = self.report.partition("\n")
+            return replace(self, report=f"{head}; {several if len(unknown) > 1 else one}{line_break}{rest}")
+        suspects = tuple(sorted({nodes[rank] for rank in blamed if rank in nodes}))
+        everywhere = self.suspect_rank is None and len(suspects) >= num_nodes
+        return self if unknown or everywhere else replace(self, suspects=suspects)
 
     def explained_by(self, termination: Termination | None) -> Outcome:
         """Replace the reason by SLURM's reason for ending the job, if it gives a different one."""

@@ -98,7 +98,8 @@ def diagnose(received: int | None, record: JobRecord | None, *, restarts: int, n
         # a user signal is almost always SLURM's warning before the time limit
         reason = Reason.TIME_LIMIT if received in USER_SIGNALS else None
         return Termination(reason, f"SLURM didn't answer{suffix}")
-    counted = record.restarts is not None and record.restarts > restarts
+    # of a job that still runs, the count alone means nothing: it may have differed from the variable from the start
+    counted = record.restarts is not None and record.restarts > restarts and record.state is not JobState.RUNNING
     # a job whose batch script SLURM takes for not started is back in the queue too, without being counted or cancelled
     requeued = counted or record.state.is_pending
     killing = record.state is JobState.COMPLETING or record.state.is_finished or record.state.is_pending

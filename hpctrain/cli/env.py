@@ -51,9 +51,12 @@ def _report(variables: Mapping[str, str]) -> dict[str, Any]:
         "is_rank": is_rank(variables),
         "gpus_visible": listed_gpus(variables),
         "environment": {
-            item.name: getattr(environment, item.name) for item in fields(environment) if item.name != "variables"
+            item.name: getattr(environment, item.name)
+            for item in fields(environment)
+            if item.name not in {"variables", "unreadable"}
         },
         "variables": dict(sorted({**environment.variables, **shown}.items())),
+        "unreadable": dict(environment.unreadable),
     }
 
 
@@ -65,8 +68,10 @@ def _table(report: dict[str, Any]) -> str:
         "gpus visible": "all of this node's (CUDA_VISIBLE_DEVICES is not set)" if gpus is None else gpus,
     }
     rows |= {name: _text(value) for name, value in report["environment"].items()}
-    derived = "\n".join(f"  {name:<16}  {value}" for name, value in rows.items())
-    variables = "\n".join(f"  {name}={value}" for name, value in report["variables"].items()) or "  (none)"
+    derived = "\n".join(f"  {name:<18}  {value}" for name, value in rows.items())
+    notes = dict.fromkeys(report["unreadable"], "  (ignored: its form is unknown)")
+    lines = (f"  {name}={value}{notes.get(name, '')}" for name, value in report["variables"].items())
+    variables = "\n".join(lines) or "  (none)"
     return f"derived\n{derived}\nfrom\n{variables}"
 
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 
 from hpctrain.cluster.environment import ClusterEnvironment, Source
+from hpctrain.cluster.variables import Variables
 
 _ALLOCATED = ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE")
 
@@ -31,9 +32,10 @@ def cpu_cores(environment: ClusterEnvironment, cpus_per_process: int | None, var
     if cpus_per_process is not None:
         return cpus_per_process
     if environment.source is Source.SLURM:
-        per_task, on_node = (variables.get(name) for name in _ALLOCATED)
-        if per_task is not None:
-            return int(per_task)
-        if on_node is not None:
-            return max(1, int(on_node) // environment.local_world_size)
+        # a form that a newer SLURM may have given them is no reason to fail
+        per_task, on_node = map(Variables(variables).number, _ALLOCATED)
+        if per_task:
+            return per_task
+        if on_node:
+            return max(1, on_node // environment.local_world_size)
     return max(1, len(os.sched_getaffinity(0)) // environment.local_world_size)

@@ -39,6 +39,8 @@ class ClusterEnvironment(Place):
     """The preferred port of rank zero."""
     port_candidates: tuple[int, ...]
     """Ports to try in turn, `master_port` first: rank zero binds the first free one."""
+    node_name: str | None
+    """SLURM's name for this process's node, which may differ from the host name; None outside of SLURM."""
     job_id: str | None
     """SLURM's id, as users type it: `12`, or `12_3` for a task of an array."""
     array_task: int | None
@@ -49,6 +51,8 @@ class ClusterEnvironment(Place):
     source: Source
     variables: Mapping[str, str] = field(compare=False)
     """The environment variables from which this was derived."""
+    unreadable: Mapping[str, str] = field(compare=False)
+    """Those among them that hold something unexpected; none of them is needed."""
 
     @classmethod
     def from_environment(cls, variables: Mapping[str, str], *, master_port: int | None = None) -> ClusterEnvironment:
@@ -62,7 +66,7 @@ class ClusterEnvironment(Place):
             master_port: a port that the user chose, instead of a derived one.
 
         Raises:
-            ClusterEnvironmentError: variables are missing, can't be read, or contradict each other.
+            ClusterEnvironmentError: variables that are needed are missing, can't be read, or contradict each other.
         """
         read = Variables(variables)
         source = _source(read)
@@ -71,16 +75,26 @@ class ClusterEnvironment(Place):
         ports = _ports(read, source, job, master_port)
         elastic = (read.number("TORCHELASTIC_RESTART_COUNT") or 0) if source is Source.TORCHRUN else 0
         return cls(
-            **asdict(place),
+            **asdict(place) | {"address_candidates": place.address_candidates or (place.master_addr,)},
             master_port=ports[0],
             port_candidates=ports,
+            node_name=own_node(read),
             job_id=job.job_id,
             array_task=job.array_task,
             restart_count=elastic if job.job_id is None else job.restart_count,
             step_id=job.step_id,
             source=source,
             variables=read.seen,
+            unreadable=read.unreadable,
         )
+
+    @property
+    def ignored(self) -> str:
+        """What to log about `unreadable`; empty if there is none."""
+        if not self.unreadable:
+            return ""
+        values = ", ".join(f"{name}={value}" for name, value in self.unreadable.items())
+        return f"ignoring {values}: the form is unknown to hpctrain, which works without it"
 
     @property
     def token(self) -> str:
@@ -96,8 +110,7 @@ def is_rank(variables: Mapping[str, str]) -> bool:
     """Whether a launcher started this process as a rank, so that it has to train, not launch ranks.
 
     Raises:
-        ClusterEnvironmentError: it is one of several processes, and not all that a rank has to know is set; or a number
-            can't be read.
+        ClusterEnvironmentError: it is one of several processes, and not all that a rank has to know is set.
     """
     return _source(Variables(variables)) is not Source.SINGLE
 
@@ -147,14 +160,15 @@ def _single(variables: Variables) -> Place:
         local_world_size=1,
         num_nodes=1,
         master_addr="127.0.0.1",
-        nodes=own_node(variables),
+        nodes=() if (name := own_node(variables)) is None else (name,),
     )
 
 
 def _ports(variables: Variables, source: Source, job: SlurmJob, chosen: int | None) -> tuple[int, ...]:
     """Return the user's choice, or else the ports that SLURM reserved, or else derived ones."""
-    given = variables.port("MASTER_PORT")
-    if source is Source.TORCHRUN and given is not None and chosen not in {None, given}:
+    is_needed = source is Source.TORCHRUN
+    given = variables.needed_port("MASTER_PORT", "MASTER_ADDR") if is_needed else variables.port("MASTER_PORT")
+    if is_needed and given is not None and chosen not in {None, given}:
         raise variables.error(
             f"expected cluster.master_port={chosen} to be MASTER_PORT, the port that torchrun already serves; "
             "give the port to torchrun, or unset cluster.master_port",
@@ -164,9 +178,11 @@ def _ports(variables: Variables, source: Source, job: SlurmJob, chosen: int | No
     if preferred is not None:
         return (preferred,)
     if source is Source.SLURM and (text := variables.text("SLURM_STEP_RESV_PORTS")) is not None:
-        return port.reserved(text)
+        if ports := port.reserved(text):
+            return ports
+        variables.ignore("SLURM_STEP_RESV_PORTS")
     # the number of the task, not of its array: two tasks of one array may share a node
     number = job.number
     if job.job_id is None and source is not Source.SINGLE:
         number = mpi.port_seed(variables)
-    return port.derived(job=number, step=int(job.step_id or 0), restart=job.restart_count)
+    return port.derived(job=number, step=job.step_number, restart=job.restart_count)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 
-from hpctrain.cluster.slurm_step import in_step, job_nodes, step_nodes
+from hpctrain.cluster.slurm_step import has_one_task_per_node, has_step_id, in_step, job_nodes
 from hpctrain.cluster.variables import Place, Variables, is_loopback
 
 
@@ -113,13 +113,15 @@ def launcher_of(variables: Variables) -> Launcher | None:
 
 
 def _started(variables: Variables, launcher: Launcher) -> bool:
-    there = [variables.text(name) is not None for name in launcher.variables]
     if launcher is OPENMPI:
-        return any(there[:2])
+        return any(variables.number(name) is not None for name in (launcher.rank, launcher.size))
     if launcher is PALS:
         # on Cray machines, SLURM's own steps have its variables (--mpi=cray_shasta), in a shell of `srun --pty` too
-        return there[0] and variables.text("SLURM_STEP_ID") is None and variables.number("PMI_SIZE") != 1
-    return (all(there) if launcher.needs_all else there[0]) and (variables.number(launcher.size) or 1) > 1
+        if has_step_id(variables) or variables.number(launcher.size) == 1:
+            return False
+        return any(variables.number(name) is not None for name in (launcher.rank, launcher.local_rank))
+    names = launcher.variables if launcher.needs_all else (launcher.rank,)
+    return all(variables.text(name) is not None for name in names) and variables.exceeds_one(launcher.size)
 
 
 def is_complete(variables: Variables, launcher: Launcher) -> bool:
@@ -187,7 +189,7 @@ def port_seed(variables: Variables) -> int:
 
 def _refuse_inner_step(variables: Variables, launcher: Launcher) -> None:
     # a launcher's daemons form a step of one task per node; in any other step, srun was started by the ranks
-    if in_step(variables) and set(step_nodes(variables)[1]) != {1}:
+    if in_step(variables) and not has_one_task_per_node(variables):
         variables.require_equal(launcher.rank, "SLURM_PROCID")
         variables.require_equal(launcher.size, "SLURM_STEP_NUM_TASKS")
 

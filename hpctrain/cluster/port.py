@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import re
 
-from hpctrain.errors import ClusterEnvironmentError
-
 LOWEST_PORT = 10_000
 """First derived port: above the privileged ones and most services."""
 NUM_PORTS = 22_751
@@ -41,18 +39,13 @@ def derived(*, job: int, step: int = 0, restart: int = 0) -> tuple[int, ...]:
 def reserved(text: str) -> tuple[int, ...]:
     """Parse SLURM_STEP_RESV_PORTS, the ports that SLURM reserved for the step: `12000-12003` or `12000-12001,12007`.
 
-    Raises:
-        ClusterEnvironmentError: the text can't be read.
+    Empty if the text can't be read.
     """
     ports: list[int] = []
     for part in text.split(","):
         found = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", part.strip())
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
         if not 0 < first <= last <= 65_535:
-            raise ClusterEnvironmentError(
-                "expected SLURM_STEP_RESV_PORTS to read like 12000-12003 or 12000,12005; "
-                "unset it to use a derived port",
-                {"SLURM_STEP_RESV_PORTS": text},
-            )
+            return ()
         ports += range(first, last + 1)
     return tuple(ports)

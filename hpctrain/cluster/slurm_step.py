@@ -8,8 +8,10 @@ from pathlib import Path
 
 from hpctrain.cluster import nodelist
 from hpctrain.cluster.variables import Place, Variables, is_loopback
+from hpctrain.errors import ClusterEnvironmentError
 
-_FIRST_SPECIAL_STEP = 4294967280  # from here up: the batch script, external and interactive steps
+_FIRST_SPECIAL_STEP = 4294967280  # from here up: the batch script, external and interactive steps (slurm.h)
+_STEP_ID = re.compile(r"-?[0-9]+")
 _TITLE_OF_SCRIPT = re.compile(rb"slurmstepd: \[\d+\.[a-z]")  # such as [77.batch]; a step of srun is [77.0]
 _BECAUSE = "SLURM_STEP_ID"
 _UNSET = "unset the ones that another step or shell exported"
@@ -26,6 +28,7 @@ class SlurmJob:
     array_task: int | None = None
     restart_count: int = 0
     step_id: str | None = None
+    """Of the step of srun around this process; None in a batch script or a shell."""
 
     @classmethod
     def read(cls, variables: Variables) -> SlurmJob:
@@ -33,7 +36,7 @@ class SlurmJob:
         number = variables.number("SLURM_JOB_ID")
         if number is None:
             return cls()
-        array = variables.text("SLURM_ARRAY_JOB_ID")
+        array = variables.number("SLURM_ARRAY_JOB_ID")
         task = variables.number("SLURM_ARRAY_TASK_ID")
         return cls(
             job_id=str(number) if array is None or task is None else f"{array}_{task}",
@@ -43,18 +46,38 @@ class SlurmJob:
             step_id=variables.text("SLURM_STEP_ID") if in_step(variables) else None,
         )
 
+    @property
+    def step_number(self) -> int:
+        """A number that all ranks of the step share: that of the step, or 0 if it has none."""
+        return int(self.step_id) if self.step_id is not None and self.step_id.isdecimal() else 0
+
+
+def has_step_id(variables: Variables) -> bool:
+    """Whether SLURM has numbered the step around this process, which may be the batch script or a shell."""
+    step = variables.text("SLURM_STEP_ID")
+    if step is None or _STEP_ID.fullmatch(step):
+        return step is not None
+    variables.ignore("SLURM_STEP_ID")
+    return False
+
 
 def in_step(variables: Variables) -> bool:
     """Whether srun started this process as one of a step's tasks, and not as an interactive shell."""
-    step = variables.number("SLURM_STEP_ID")
-    if step is None or step >= _FIRST_SPECIAL_STEP:
+    step = variables.text("SLURM_STEP_ID")
+    if step is None:
+        return False
+    if not has_step_id(variables):
+        # a batch script has no number of tasks, and the shell of an allocation has 1
+        return variables.exceeds_one("SLURM_STEP_NUM_TASKS")
+    # SLURM 26.05 prints it as a signed number: -5 in a batch script, which was 4294967291
+    if int(step) % 2**32 >= _FIRST_SPECIAL_STEP:
         return False
     if variables.text("SLURM_PTY_PORT") is None:
         return True
     # A shell from `srun --pty` has SLURM_PTY_PORT, and so has every step and every job that is started from it. SLURM
     # 22.05 tells them apart by another variable, 24.11 by none. A step of one task is taken for a shell, which makes no
     # difference to its place.
-    return (variables.number("SLURM_STEP_NUM_TASKS") or 1) > 1 and not _is_shell(variables.number("SLURM_TASK_PID"))
+    return variables.exceeds_one("SLURM_STEP_NUM_TASKS") and not _is_shell(variables.number("SLURM_TASK_PID"))
 
 
 def _is_shell(task: int | None) -> bool:
@@ -76,26 +99,32 @@ def _is_shell(task: int | None) -> bool:
 
 
 def job_nodes(variables: Variables) -> tuple[str, ...]:
-    """The names of the nodes of the step, or of the job if there is no step; empty outside an allocation."""
+    """The names of the nodes of the step, or of the job if there is no step; empty outside an allocation.
+
+    Also empty if they can't be read.
+    """
     name = "SLURM_STEP_NODELIST" if in_step(variables) else "SLURM_JOB_NODELIST"
     value = variables.text(name)
-    return () if value is None else tuple(nodelist.expand(value, variable=name))
+    try:
+        return () if value is None else tuple(nodelist.expand(value, variable=name))
+    except ClusterEnvironmentError:
+        variables.ignore(name)
+        return ()
 
 
-def own_node(variables: Variables) -> tuple[str, ...]:
-    """The name of this process's node, if SLURM started the process."""
-    name = variables.text("SLURMD_NODENAME")
-    return () if name is None else (name,)
+def own_node(variables: Variables) -> str | None:
+    """SLURM's name for this process's node, which may differ from the host name; None outside of SLURM."""
+    return variables.text("SLURMD_NODENAME")
 
 
-def step_nodes(variables: Variables) -> tuple[tuple[str, ...], list[int]]:
-    """The names of the step's nodes, and the number of tasks on each."""
-    names = variables.needed_text("SLURM_STEP_NODELIST", _BECAUSE)
-    counts = variables.needed_text("SLURM_STEP_TASKS_PER_NODE", _BECAUSE)
-    return (
-        tuple(nodelist.expand(names, variable="SLURM_STEP_NODELIST")),
-        nodelist.tasks_per_node(counts, variable="SLURM_STEP_TASKS_PER_NODE"),
-    )
+def has_one_task_per_node(variables: Variables) -> bool:
+    """Whether the step around this process has one task on each node, or doesn't tell."""
+    counts = variables.text("SLURM_STEP_TASKS_PER_NODE")
+    try:
+        return counts is None or set(nodelist.tasks_per_node(counts)) == {1}
+    except ClusterEnvironmentError:
+        variables.ignore("SLURM_STEP_TASKS_PER_NODE")
+        return True
 
 
 def place(variables: Variables) -> Place:
@@ -110,13 +139,22 @@ def place(variables: Variables) -> Place:
     # not SLURM_NTASKS: in a step of an interactive allocation that is still the allocation's
     world_size = variables.needed_number("SLURM_STEP_NUM_TASKS", _BECAUSE)
     variables.require_below("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
-    names, counts = step_nodes(variables)
-    _refuse_contradiction(variables, names, counts)
+    text = variables.needed_text("SLURM_STEP_TASKS_PER_NODE", _BECAUSE)
+    counts = nodelist.tasks_per_node(text, variable="SLURM_STEP_TASKS_PER_NODE")
+    if sum(counts) != world_size:
+        raise variables.error(
+            f"expected SLURM_STEP_NUM_TASKS to be the sum of SLURM_STEP_TASKS_PER_NODE; {_UNSET}",
+            *("SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"),
+        )
     if node_rank >= len(counts) or local_rank >= counts[node_rank]:
         raise variables.error(
             f"expected SLURM_NODEID and SLURM_LOCALID to be a place in SLURM_STEP_TASKS_PER_NODE; {_UNSET}",
             *("SLURM_NODEID", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
         )
+    names = _names(variables, len(counts))
+    _refuse_loopback(variables, len(counts))
+    # of the ranks on a node, the lowest is the first: this node has ranks 0 to `rank` if they are equal
+    addresses = _addresses(variables, names, node_rank, has_zero=rank == local_rank)
     return Place(
         rank=rank,
         local_rank=local_rank,
@@ -124,32 +162,59 @@ def place(variables: Variables) -> Place:
         world_size=world_size,
         local_world_size=counts[node_rank],
         num_nodes=len(counts),
-        master_addr=_master_addr(variables, names),
+        master_addr=addresses[0],
+        address_candidates=addresses,
         nodes=names,
     )
 
 
-def _refuse_contradiction(variables: Variables, names: tuple[str, ...], counts: list[int]) -> None:
-    if len(names) != len(counts):
+def _names(variables: Variables, num_nodes: int) -> tuple[str, ...]:
+    """The names of the step's nodes; empty if they can't be read, and aren't needed."""
+    try:
+        text = variables.needed_text("SLURM_STEP_NODELIST", _BECAUSE)
+        names = tuple(nodelist.expand(text, variable="SLURM_STEP_NODELIST"))
+    except ClusterEnvironmentError:
+        if num_nodes > 1 and variables.text("MASTER_ADDR") is None:
+            raise
+        if variables.text("SLURM_STEP_NODELIST") is not None:
+            variables.ignore("SLURM_STEP_NODELIST")
+        return ()
+    if len(names) != num_nodes:
         raise variables.error(
             f"expected SLURM_STEP_NODELIST and SLURM_STEP_TASKS_PER_NODE to list the same number of nodes; {_UNSET}",
             *("SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE"),
         )
-    if sum(counts) != variables.number("SLURM_STEP_NUM_TASKS"):
-        raise variables.error(
-            f"expected SLURM_STEP_NUM_TASKS to be the sum of SLURM_STEP_TASKS_PER_NODE; {_UNSET}",
-            *("SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"),
-        )
+    return names
 
 
-def _master_addr(variables: Variables, nodes: tuple[str, ...]) -> str:
+def _refuse_loopback(variables: Variables, num_nodes: int) -> None:
     given = variables.text("MASTER_ADDR")
-    if given is None:
-        return nodes[0]  # block and cyclic distribution both put rank zero there
-    if len(nodes) > 1 and is_loopback(given):
+    if given is not None and num_nodes > 1 and is_loopback(given):
         raise variables.error(
             "expected MASTER_ADDR to reach rank zero from every node of SLURM_STEP_NODELIST, got a loopback address; "
             "unset MASTER_ADDR",
             *("MASTER_ADDR", "SLURM_STEP_NODELIST"),
         )
-    return given
+
+
+def _addresses(variables: Variables, names: tuple[str, ...], node_rank: int, *, has_zero: bool) -> tuple[str, ...]:
+    """The nodes on which rank zero may be, the likeliest first.
+
+    Args:
+        variables: of this process.
+        names: of the step's nodes.
+        node_rank: of this process's node.
+        has_zero: whether rank zero is on that node.
+    """
+    given = variables.text("MASTER_ADDR")
+    if given is not None:
+        return (given,)
+    if not names:
+        return ("127.0.0.1",)
+    if has_zero:
+        return (names[node_rank],)
+    # Block and cyclic distribution both put rank zero on the first node, but since SLURM 26.05 (_task_layout_topo in
+    # slurm_step_layout.c) the order of the tasks is that of the switches, and no variable tells which node comes first.
+    by_switch = "." in (variables.text("SLURM_TOPOLOGY_ADDR_PATTERN") or "")
+    by_list = (variables.text("SLURM_DISTRIBUTION") or "").startswith("arbitrary")
+    return names if by_switch or by_list else names[:1]

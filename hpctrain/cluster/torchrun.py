@@ -24,7 +24,7 @@ def is_complete(variables: Variables) -> bool:
 
 def refuse_partial(variables: Variables) -> None:
     """Raise if only some of a rank's variables are set."""
-    there = [name for name in _PLACE if variables.text(name) is not None]
+    there = [name for name in _PLACE if variables.number(name) is not None]
     if there:
         missing = [name for name in _ALL if variables.text(name) is None]
         raise variables.error(

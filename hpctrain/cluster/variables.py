@@ -26,6 +26,9 @@ class Place:
     """Number of nodes that hold ranks."""
     master_addr: str
     """Host name or address of rank zero's node, as the other nodes reach it."""
+    address_candidates: tuple[str, ...] = ()
+    """Nodes to try in turn, `master_addr` first. Several if no variable names rank zero's: SLURM 26.05 places ranks in
+    the order of the cluster's switches. Empty stands for `master_addr` alone."""
     nodes: tuple[str, ...] = ()
     """Names of the nodes, node rank 0 first; empty if unknown."""
 
@@ -33,16 +36,21 @@ class Place:
 class Variables:
     """A mapping of environment variables that checks each value it reads.
 
+    A value that hpctrain needs raises an error if it can't be read. Any other may hold anything: newer versions of a
+    launcher write some of them differently, and a run must not end for that.
+
     Args:
         mapping: such as `os.environ`.
 
     Attributes:
         seen: the variables that were read and set, with their values.
+        unreadable: those among them that hold something unexpected, and that hpctrain works without.
     """
 
     def __init__(self, mapping: Mapping[str, str]) -> None:
         self._mapping = mapping
         self.seen: dict[str, str] = {}
+        self.unreadable: dict[str, str] = {}
 
     def text(self, name: str) -> str | None:
         """The value of `name`, or None if it is unset or empty."""
@@ -54,28 +62,34 @@ class Variables:
         return value
 
     def number(self, name: str) -> int | None:
-        """The value of `name` as a non-negative whole number, or None if it is unset or empty.
-
-        Raises:
-            ClusterEnvironmentError: the value is something else.
-        """
+        """The value of `name` as a non-negative whole number; None if it is unset, empty or something else."""
         value = self.text(name)
         if value is None:
             return None
         if not (value.isascii() and value.isdigit()):
-            raise self.error(f"expected {name} to be a whole number from 0 up; unset it or correct it", name)
+            self.ignore(name)
+            return None
         return int(value)
 
     def port(self, name: str) -> int | None:
-        """The value of `name` as a port, or None if it is unset or empty.
-
-        Raises:
-            ClusterEnvironmentError: the value is something else.
-        """
+        """The value of `name` as a port; None if it is unset, empty or something else."""
         value = self.number(name)
         if value is not None and not 0 < value < 65_536:
-            raise self.error(f"expected {name} to be a port from 1 to 65535; unset it or correct it", name)
+            self.ignore(name)
+            return None
         return value
+
+    def exceeds_one(self, name: str) -> bool:
+        """Whether the number in `name` is above 1, or can't be read.
+
+        Several processes that each took themselves for the only one would train the same run; so the caller takes them
+        for ranks, whose place then raises the error about this variable.
+        """
+        return self.text(name) is not None and self.number(name) not in {0, 1}
+
+    def ignore(self, name: str) -> None:
+        """Note that a variable holds something that can't be used, and isn't needed."""
+        self.unreadable[name] = self._mapping[name]
 
     def needed_text(self, name: str, because: str) -> str:
         """The value of a variable that must be set.
@@ -93,10 +107,23 @@ class Variables:
         return value
 
     def needed_number(self, name: str, because: str) -> int:
-        """Like `needed_text`, for a non-negative whole number."""
+        """Like `needed_text`, for a non-negative whole number.
+
+        Raises:
+            ClusterEnvironmentError: it is unset or empty, or something else.
+        """
+        self.needed_text(name, because)
         value = self.number(name)
         if value is None:
-            raise self._missing(name, because)
+            raise self.error(f"expected {name} to be a whole number from 0 up; unset it or correct it", name)
+        return value
+
+    def needed_port(self, name: str, because: str) -> int:
+        """Like `needed_number`, for a port."""
+        self.needed_text(name, because)
+        value = self.port(name)
+        if value is None:
+            raise self.error(f"expected {name} to be a port from 1 to 65535; unset it or correct it", name)
         return value
 
     def require_below(self, small: str, large: str) -> None:

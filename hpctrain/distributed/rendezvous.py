@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import socket
 import tempfile
@@ -22,6 +23,7 @@ from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.distributed.private_folder import lockable_folder, open_private_file, private_folder
 from hpctrain.distributed.sealed_store import PAUSE_S, ZERO_KEY, Handshake, SealedStore
 from hpctrain.errors import RendezvousError
+from hpctrain.phrases import listed
 from hpctrain.run.secret import VARIABLE
 
 LOOPBACK = "127.0.0.1"
@@ -29,6 +31,8 @@ HANDSHAKE_S = 5.0
 """Seconds for one connection to a candidate port: another program may listen there and never answer."""
 FOLDER_POLL_S = 0.005
 """Seconds between two checks for rank zero's folder; short, because a check is cheap and waiting delays every start."""
+OTHER_NODES = 8
+"""Nodes besides the likeliest to try before each pause, where no variable names rank zero's: all ranks try them."""
 CHOSEN_PORT_SPARES = 5
 """Number of ports to try, starting with the one that the user chose."""
 FILE_S = 60.0
@@ -49,9 +53,10 @@ def meet(
     Its name follows from secret and token. Once all ranks have opened the file, rank zero removes it.
 
     On several machines, rank zero listens on the first free one of the environment's candidate ports and proves there
-    that it knows the secret. The other ranks try the candidates in turn and stay where they find the proof, so that a
-    port in use, even by another run, costs a moment and not the run. torchrun's own store isn't used: after a restart
-    it would still hold the keys of the previous ranks, and the nodes don't share a restart number.
+    that it knows the secret. The other ranks try the candidates in turn, on each node that may be rank zero's, and stay
+    where they find the proof, so that a port in use, even by another run, costs a moment and not the run. torchrun's
+    own store isn't used: after a restart it would still hold the keys of the previous ranks, and the nodes don't share
+    a restart number.
 
     Args:
         environment: this rank's place.
@@ -115,18 +120,18 @@ def _open(
 def _open_on_port(
     environment: ClusterEnvironment, url: SplitResult, handshake: Handshake, timeout_s: float
 ) -> tuple[Store, bytes]:
-    address, ports = environment.master_addr, environment.port_candidates
+    addresses, ports = environment.address_candidates, environment.port_candidates
     if url.scheme == "tcp":
         assert url.hostname is not None
         assert url.port is not None
-        address, ports = url.hostname, (url.port,)
+        addresses, ports = (url.hostname,), (url.port,)
     elif len(ports) == 1:
         # the chosen port may be in use; the proof shows whose store answers
         ports = tuple(port for port in range(ports[0], ports[0] + CHOSEN_PORT_SPARES) if port < 65536)
     if environment.rank == 0:
-        store = _listen(address, ports, timeout_s)
+        store = _listen(addresses[0], ports, timeout_s)
         return store, handshake.announce(store)
-    return _connect(address, ports, handshake, timeout_s)
+    return _connect(addresses, ports, handshake, timeout_s)
 
 
 def _make_file(path: Path, stack: ExitStack) -> int:
@@ -220,12 +225,17 @@ def _listen(address: str, ports: Sequence[int], timeout_s: float) -> Store:
     )
 
 
-def _connect(address: str, ports: Sequence[int], handshake: Handshake, timeout_s: float) -> tuple[Store, bytes]:
+def _connect(
+    addresses: Sequence[str], ports: Sequence[int], handshake: Handshake, timeout_s: float
+) -> tuple[Store, bytes]:
     deadline = time.monotonic() + timeout_s
+    likeliest, *others = addresses
+    in_turn = itertools.cycle(others)
     problem = "nothing listens there yet"
     stranger = ""
     while time.monotonic() < deadline:
-        for port in ports:
+        nodes = (likeliest, *itertools.islice(in_turn, min(len(others), OTHER_NODES)))
+        for address, port in itertools.product(nodes, ports):
             try:
                 probe(address, port)
             except OSError as error:
@@ -235,12 +245,13 @@ def _connect(address: str, ports: Sequence[int], handshake: Handshake, timeout_s
             if found is not None:
                 found[0].set_timeout(timedelta(seconds=timeout_s))
                 return found
-            stranger = f"the program on port {port} is not this run's rank zero, or has a different secret"
+            stranger = f"the program on port {port} of {address} is not this run's rank zero, or has a different secret"
         time.sleep(PAUSE_S)
+    where = f"any of {listed(addresses)}" if others else likeliest
     # the network is not to blame if it has carried an answer
     network = "if rank zero is waiting too, set cluster.network_interface to the interface that connects the nodes"
     raise RendezvousError(
-        f"rank zero did not answer at {address}, ports {', '.join(map(str, ports))}, in {timeout_s:.0f} s "
+        f"rank zero did not answer at {where}, ports {', '.join(map(str, ports))}, in {timeout_s:.0f} s "
         f"({stranger or problem}); check its log first; {OTHER_SECRET if stranger else network}",
         waited=True,
     )

@@ -38,6 +38,7 @@ from hpctrain.run.directory import RunDirectory, umask_of
 from hpctrain.run.handover import Handover
 from hpctrain.run.process import end_with_parent, process_age_s
 from hpctrain.run.reason import Reason
+from hpctrain.run.start_record import address_of_rank_zero, record_start
 from hpctrain.run.times import Times
 from hpctrain.run.written_files import written_files
 from hpctrain.terminal import VisibleFormatter, visible
@@ -102,11 +103,13 @@ def _this_rank(directory: RunDirectory) -> ProgramRank:
         problem = "no launcher has begun an attempt of it"
         raise ConfigError("run", directory.path, problem, f"python -m hpctrain resume {directory.as_typed}")
     end_with_parent(handover.parent)
+    environment = ClusterEnvironment.from_environment(os.environ, master_port=config.cluster.master_port)
+    record_start(directory.claim(handover.attempt), environment)
     return ProgramRank(
         config=config,
         directory=directory,
         attempt=handover.attempt,
-        environment=ClusterEnvironment.from_environment(os.environ, master_port=config.cluster.master_port),
+        environment=environment,
         session=Path(tempfile.mkdtemp(prefix="hpctrain-session-")),
         code=current_code(directory, handover.code) if handover.code else None,
         deadline=_deadline(os.environ),
@@ -128,8 +131,12 @@ def _run(rank: ProgramRank, times: Times, signals: Signals) -> int:
         log.info("%s received before the program was started", early[-1].name)
         rank.write_exit_record(Reason.INTERRUPTED, stop_signal=early[-1])
         return ExitCode.FINISHED
+    if rank.is_rank_zero and rank.environment.ignored:
+        log.warning("%s", rank.environment.ignored)
     events = EventPipe(rank.session)
     records = Records(rank, times, events) if rank.is_rank_zero else None
+    address = address_of_rank_zero(rank.claim_folder, rank.environment)
+    rank = replace(rank, environment=replace(rank.environment, master_addr=address))
     variables = program_variables(rank, os.environ)
     command = command_of(rank.config)
     if rank.code is not None:

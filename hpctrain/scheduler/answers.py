@@ -11,7 +11,10 @@ from hpctrain.scheduler.job import JobRecord, JobState
 
 _NO_TASK = "4294967294"  # of an array without tasks left in the queue, up to SLURM 22.05
 # each has a line to itself, since users choose the value, spaces included
-_ALONE = ("Comment", "Command", "WorkDir", "StdErr", "StdIn", "StdOut", "AdminComment", "SystemComment")
+_ALONE = (
+    *("Comment", "Command", "SubmitLine", "WorkDir", "StdErr", "StdIn", "StdOut"),
+    *("AdminComment", "SystemComment", "Extra"),
+)
 # users type spaces, fields of their own and even line breaks into a job's name
 _NAME = re.compile(r"(?P<ids>[^\n]*?) JobName=.*?\n(?P<rest> +UserId=.*)", re.DOTALL)
 _NEXT_ROW = re.compile(r"\n(?=\d+(?:_\S+)?\|\d+\|)")  # each begins with the job's id and number
@@ -31,8 +34,9 @@ _LOST = {
 """Parts of a node's state, which SLURM joins by `+`, that mean that the node is down or was abandoned."""
 
 
-def _flag(value: str) -> bool:
-    return fields.number(value) > 0
+def _flag(value: str) -> bool | None:
+    number = fields.optional_number(value)
+    return None if number is None else number > 0
 
 
 def _is_zero(value: str) -> bool:
@@ -44,7 +48,7 @@ _COLUMNS = (
     ("job_id", "JobArrayID", "JobArrayID", "JobID", str.strip),
     ("number", "JobID", "JobId", "JobIDRaw", fields.number),
     ("state", "State", "JobState", "State", JobState.parse),
-    ("restarts", "RestartCnt", "Restarts", None, fields.number),
+    ("restarts", "RestartCnt", "Restarts", None, fields.optional_number),
     ("start_time", "StartTime", "StartTime", "Start", fields.moment),
     ("end_time", "EndTime", "EndTime", "End", fields.moment),
     ("preempt_time", "PreemptTime", "PreemptTime", None, fields.moment),

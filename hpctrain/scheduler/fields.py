@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 
 from hpctrain.errors import SchedulerError
@@ -9,6 +10,8 @@ from hpctrain.errors import SchedulerError
 _NOTHING = frozenset({"", "(null)", "None", "NONE", "N/A", "n/a", "Unknown", "NOT_SET"})
 _TASKS = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
 _MOST_TASKS = 4_000_001  # SLURM's own bound on MaxArraySize
+
+log = logging.getLogger("hpctrain.scheduler")
 
 
 def text(value: str) -> str:
@@ -28,10 +31,19 @@ def number(value: str) -> int:
         raise SchedulerError(f"expected a number in SLURM's answer, found {value!r}") from None
 
 
+def optional_number(value: str) -> int | None:
+    """Parse a whole number; None if it isn't one, which is logged: newer versions of SLURM may print something else."""
+    try:
+        return number(value)
+    except SchedulerError as error:
+        log.warning("%s; hpctrain works without it", error)
+        return None
+
+
 def moment(value: str) -> int | None:
     """Parse a time in seconds since the epoch, as `command.run` has SLURM print it; None if there is none."""
     given = text(value)
-    return (number(given) or None) if given else None
+    return (optional_number(given) or None) if given else None
 
 
 def array_tasks(job_id: str) -> list[str]:

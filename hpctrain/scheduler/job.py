@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
 from hpctrain.errors import SchedulerError
+
+log = logging.getLogger("hpctrain.scheduler")
 
 
 class JobState(StrEnum):
@@ -40,6 +44,8 @@ class JobState(StrEnum):
     SPECIAL_EXIT = "SPECIAL_EXIT"
     STAGE_OUT = "STAGE_OUT"
     STOPPED = "STOPPED"
+    UNKNOWN = "UNKNOWN"
+    """A state that this version of hpctrain doesn't know; such a job counts as running."""
 
     @property
     def is_pending(self) -> bool:
@@ -61,13 +67,16 @@ class JobState(StrEnum):
         """Parse the output of squeue, scontrol or sacct, such as `RUNNING`, `CANCELLED by 1000` or `COMPLETED+`.
 
         Raises:
-            SchedulerError: it isn't a known state.
+            SchedulerError: it isn't the name of a state.
         """
         name = text.split(maxsplit=1)[0].rstrip("+") if text.strip() else ""
+        if not re.fullmatch(r"[A-Z][A-Z_]*", name):
+            raise SchedulerError(f"expected a state of a SLURM job, such as RUNNING, found {text!r}")
         try:
             return cls(name)
         except ValueError:
-            raise SchedulerError(f"expected a state of a SLURM job, such as RUNNING, found {text!r}") from None
+            log.warning("SLURM shows a job in the state %s, which hpctrain doesn't know: it counts as running", name)
+            return cls.UNKNOWN
 
 
 _PENDING = frozenset(

@@ -61,6 +61,8 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         plan = plan_run(arguments, environ)
         os.umask(umask_of(plan.config.mode))
         log_to_stdout()
+        if ignored := ClusterEnvironment.from_environment(environ).ignored:
+            log.info("%s", ignored)
         if not Ledger(plan.directory).last_claim() and sweep_is_over(plan.directory, time.time()):
             log.info("the time of the sweep is over (sweep.time_limit_min), so the run isn't started")
             return ExitCode.FINISHED

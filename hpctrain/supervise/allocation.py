@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hpctrain.cluster.nodelist import tasks_per_node
+from hpctrain.cluster.variables import Variables
 from hpctrain.errors import ClusterEnvironmentError
 
 
@@ -17,13 +18,11 @@ class Allocation:
         nodes: all of them, in SLURM's order.
         node_counts: the numbers of nodes on which the ranks can run, largest first.
         outlives_a_node: whether the job stays when one of its nodes dies (`sbatch --no-kill`).
-        ranks_per_node: number of consecutive ranks on each node; None if srun may distribute them in another way.
     """
 
     nodes: tuple[str, ...]
     node_counts: tuple[int, ...]
     outlives_a_node: bool = False
-    ranks_per_node: int | None = None
     _out: set[str] = field(default_factory=set)
 
     @property
@@ -38,7 +37,7 @@ class Allocation:
 
     @property
     def step_nodes(self) -> tuple[str, ...]:
-        """The nodes on which ranks run, in rank order."""
+        """The nodes on which ranks run, in SLURM's order, which need not be that of the ranks."""
         return self.usable[: self.num_nodes]
 
     @property
@@ -61,18 +60,6 @@ class Allocation:
         """Keep ranks away from these nodes from now on."""
         self._out |= set(nodes)
 
-    def of_rank(self, rank: int) -> str | None:
-        """The node of a rank; None if it is unknown."""
-        used = self.step_nodes
-        if self.ranks_per_node is None or rank // self.ranks_per_node >= len(used):
-            return None
-        return used[rank // self.ranks_per_node]
-
-    def of_ranks(self, ranks: Sequence[int]) -> tuple[str, ...]:
-        """The known nodes of these ranks; empty if the ranks are on all nodes, since no node is then more suspect."""
-        found = set(filter(None, map(self.of_rank, ranks)))
-        return tuple(sorted(found)) if len(found) < len(self.step_nodes) else ()
-
 
 def allocation_overrides(environ: Mapping[str, str], words: Sequence[str]) -> list[str]:
     """The overrides by which a new run uses the allocation of a batch script that its user wrote.
@@ -91,10 +78,11 @@ def allocation_overrides(environ: Mapping[str, str], words: Sequence[str]) -> li
         raise ClusterEnvironmentError(
             "expected the same number of tasks on each node; pass --ntasks-per-node to sbatch", {name: environ[name]}
         )
+    variables = Variables(environ)
     values = {
-        "nodes": environ.get("SLURM_JOB_NUM_NODES"),
-        "cluster.processes_per_node": str(counts[0]),
-        "cluster.gpus_per_node": environ.get("SLURM_GPUS_ON_NODE"),
-        "cluster.cpus_per_process": environ.get("SLURM_CPUS_PER_TASK"),
+        "nodes": variables.number("SLURM_JOB_NUM_NODES") or len(counts),
+        "cluster.processes_per_node": counts[0],
+        "cluster.gpus_per_node": variables.number("SLURM_GPUS_ON_NODE"),
+        "cluster.cpus_per_process": variables.number("SLURM_CPUS_PER_TASK"),
     }
-    return found + [f"{key}={value}" for key, value in values.items() if value]
+    return found + [f"{key}={value}" for key, value in values.items() if value is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import signal
 import threading
@@ -47,7 +48,6 @@ class CurrentJob:
     Attributes:
         job_id: as users type it.
         nodes: of the job.
-        restarts: how often it had been requeued when this allocation began.
         attempt: the newest that was claimed here; 0 before the first.
         began: epoch seconds of that claim.
     """
@@ -58,15 +58,21 @@ class CurrentJob:
         self.directory = directory
         self.slurm = slurm
         self.silence_s = silence_s
-        job_id = ClusterEnvironment.from_environment(environ).job_id
-        assert job_id is not None
-        self.job_id = job_id
-        self.nodes = tuple(expand(environ.get("SLURM_JOB_NODELIST", "")))
-        self.restarts = int(environ.get("SLURM_RESTART_COUNT", "0"))
+        self._environment = ClusterEnvironment.from_environment(environ)
+        assert self._environment.job_id is not None
+        self.job_id = self._environment.job_id
+        self.nodes = tuple(expand(environ.get("SLURM_JOB_NODELIST", ""), variable="SLURM_JOB_NODELIST"))
         self.attempt = 0
         self.began = time.time()
         self._ledger = Ledger(directory)
         self._claiming = threading.Lock()
+
+    @functools.cached_property
+    def restarts(self) -> int:
+        """How often the job had been requeued when this allocation began."""
+        if "SLURM_RESTART_COUNT" in self._environment.unreadable and (record := self.show()) is not None:
+            return record.restarts or 0
+        return self._environment.restart_count
 
     def claim(self, *, secret: bool = False) -> int:
         """Claim the run for a new attempt, as `Ledger.claim`."""

@@ -7,6 +7,8 @@ import socket
 from collections.abc import Mapping
 
 from hpctrain.cluster.port import derived
+from hpctrain.cluster.slurm_step import SlurmJob
+from hpctrain.cluster.variables import Variables
 from hpctrain.errors import SchedulerError
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.scheduler.slurm import Slurm
@@ -40,9 +42,8 @@ def program_variables(
 
 def _free_port(environ: Mapping[str, str], in_allocation: int) -> int:
     """Return the first derived port that can be bound on this node, which usually is rank zero's."""
-    candidates = derived(
-        job=int(environ["SLURM_JOB_ID"]), step=in_allocation, restart=int(environ.get("SLURM_RESTART_COUNT", "0"))
-    )
+    job = SlurmJob.read(Variables(environ))
+    candidates = derived(job=job.number, step=in_allocation, restart=job.restart_count)
     return next(filter(_can_be_bound, candidates), candidates[0])
 
 

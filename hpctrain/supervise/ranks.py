@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hpctrain.attempt.rank_python import unable_python
 from hpctrain.errors import HpctrainError
@@ -20,7 +20,7 @@ from hpctrain.scheduler.slurm import Slurm
 from hpctrain.startup import __version__
 from hpctrain.supervise.allocation import Allocation
 from hpctrain.supervise.program_variables import program_variables
-from hpctrain.supervise.step import ABORTED, NO_LOG, Step, srun_command, step_name
+from hpctrain.supervise.step import ABORTED, NO_LOG, Step, srun_command, srun_environ, step_name
 
 log = logging.getLogger("hpctrain.supervise")
 
@@ -33,6 +33,8 @@ class RanksEnd:
     """What went wrong, as srun or the supervisor saw it; empty if nothing did."""
     refusal: str = ""
     """Why the ranks can't begin in any attempt, until the user changes something; empty if they can."""
+    nodes: Mapping[int, str] = field(default_factory=dict)
+    """The nodes of ranks that failed, by rank, as far as srun named them."""
 
 
 class Ranks:
@@ -91,14 +93,15 @@ class Ranks:
             # a file system that has been lost since the ranks began may come back
             has_begun = isinstance(error, OSError) or self._have_begun()
             return RanksEnd(complaints=str(error)) if has_begun else RanksEnd(refusal=str(error))
-        step = Step(command, {**self._environ, **given}, ends_with_a_node=outlives_a_node)
+        environ = srun_environ(self._plan, {**self._environ, **given})
+        step = Step(command, environ, ends_with_a_node=outlives_a_node)
         unseen = self._watch(step)
         log.info("srun ended with %d", step.code)
         unable = unable_python(self._directory, attempt, step.complaints, rank_python(self._plan))
         if unable and self._have_begun():
             # it worked before: a node has lost it, such as with a file system, and the next attempt may find it
-            return RanksEnd(complaints=unseen or unable)
-        return RanksEnd(complaints=unseen or "; ".join(step.complaints), refusal=unable)
+            return RanksEnd(complaints=unseen or unable, nodes=step.nodes)
+        return RanksEnd(complaints=unseen or "; ".join(step.complaints), refusal=unable, nodes=step.nodes)
 
     def _variables(self, attempt: int, code: CheckedCode, in_allocation: int) -> dict[str, str]:
         """What the ranks get besides the batch script's environment."""
@@ -113,12 +116,19 @@ class Ranks:
         unseen = ""
         for line in step.run():
             if (no_log := NO_LOG.match(line)) is not None:
-                node = self._allocation.of_rank(int(no_log["rank"])) or "a node"
-                remedy = "put the run directory on a file system that all nodes share"
-                unseen = f"{node} can't write into {self._directory.path}; {remedy}"
+                unseen = self._describe_unseen(no_log["rank"])
             if ABORTED.match(line):
                 self._on_abort()
         return unseen
+
+    def _describe_unseen(self, rank: str) -> str:
+        """Say that the node of a rank can't write into the run directory; srun names the rank alone."""
+        nodes = self._allocation.step_nodes
+        node = nodes[0] if len(nodes) == 1 else f"the node of rank {rank}"
+        remedy = "put the run directory on a file system that all nodes share"
+        if len(nodes) > 1:
+            remedy += f"; python -m hpctrain doctor cluster=slurm nodes={len(nodes)} finds the node"
+        return f"{node} can't write into {self._directory.path}; {remedy}"
 
     def _have_begun(self) -> bool:
         """Whether all ranks of an earlier attempt have begun, as their own records tell."""

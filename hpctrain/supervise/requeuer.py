@@ -10,7 +10,7 @@ from dataclasses import replace
 from hpctrain.attempt.outcome import Outcome
 from hpctrain.attempt.requeue import Action, decide, history_with
 from hpctrain.attempt.termination import Termination
-from hpctrain.errors import HpctrainError, SchedulerError
+from hpctrain.errors import ExitCode, HpctrainError, SchedulerError
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.job_records import JobRecords
@@ -150,14 +150,17 @@ class Requeuer:
         except SchedulerError as error:
             log.warning("the run is over, but job %s is still in the queue (%s); scancel it", self.job.job_id, error)
 
-    def forbid_requeue(self) -> None:
+    def forbid_requeue(self, exit_code: int) -> None:
         """Keep SLURM from starting the job once more, because the run is over, or continues in another job.
 
-        From SLURM 24.05 on, a job that was ever preempted with a grace time is requeued when it ends, even if it was
-        requeued and trained on in between (_slurm_rpc_complete_batch_script in slurmctld's proc_req.c). Other jobs stay
-        as they are. SLURM is asked only once: this job may hold many nodes.
+        SLURM is asked only once: this job may hold many nodes.
+
+        Args:
+            exit_code: with which the batch script is about to end.
         """
-        if not self._may_be_requeued_at_its_end():
+        # At a code other than 0 SLURM requeues a job where slurm.conf says so (RequeueExit), or where the job asked for
+        # --requeue=expedite, which exists since SLURM 25.11 (_set_job_requeue_exit_value in slurmctld's job_mgr.c).
+        if exit_code == ExitCode.FINISHED and not self._may_be_requeued_at_its_end():
             return
         job_id = self.job.job_id
         try:
@@ -166,6 +169,11 @@ class Requeuer:
             log.warning("SLURM may start job %s once more (%s); if it does: scancel %s", job_id, error, job_id)
 
     def _may_be_requeued_at_its_end(self) -> bool:
+        """Whether SLURM may requeue the job although its script ends with 0.
+
+        From SLURM 24.05 on, a job that was ever preempted with a grace time is requeued when it ends, even if it was
+        requeued and trained on in between (_slurm_rpc_complete_batch_script in slurmctld's proc_req.c).
+        """
         if self.job.restarts:
             return True
         try:

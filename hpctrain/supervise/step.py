@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from hpctrain.cluster.nodelist import expand
 from hpctrain.launch.containers.engines import enter_container
 from hpctrain.launch.containers.rank_container import RankContainer
 from hpctrain.launch.prepare import RunPlan
@@ -26,7 +27,11 @@ ABORTED = re.compile(r"srun: Job step aborted")
 NODE_FAILED = re.compile(r"srun: error: Node failure on \S")
 NO_LOG = re.compile(r"srun: error: task (?P<rank>\d+) launch failed: Slurmd could not connect IO")
 """Printed when a node can't open the log of a rank: it doesn't see the run directory, or can't reach srun."""
+TASKS_ENDED = re.compile(r"srun: error: (?P<node>[\w.-]+): tasks? (?P<ranks>[\d,-]+): ")
+"""Printed about tasks of one node that were killed, or exited with another code than 0."""
 KEPT_LINES = 8
+OWN_GPUS = re.compile(r"--gres[= ]\S*gpu")
+"""Options of srun that ask for GPUs for the step."""
 EXITING_S = 15
 """Seconds until srun kills the other ranks after one of them exited in good order.
 
@@ -39,12 +44,6 @@ The ranks of a program end on their own: one may be done hours before another, s
 def step_name(directory: RunDirectory) -> str:
     """The name of the steps of a run, by which a new supervisor finds its ranks: others in the job are the user's."""
     return f"hpctrain_{zlib.crc32(os.fsencode(directory.path)):08x}"
-
-
-def consecutive_ranks(plan: RunPlan) -> int | None:
-    """The number of consecutive ranks on each node; None if the user's options for srun distribute them."""
-    distributed = any(option.startswith(("--distribution", "-m")) for option in plan.slurm.srun_args)
-    return None if distributed else plan.resources.processes_per_node
 
 
 def srun_command(
@@ -113,6 +112,18 @@ def srun_options(plan: RunPlan, nodes: Sequence[str], *, num_nodes: int, contain
     return [*command, *container, *plan.slurm.srun_args]
 
 
+def srun_environ(plan: RunPlan, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of srun and of the ranks.
+
+    Args:
+        plan: of the run.
+        environ: the batch script's environment, with what the ranks get besides.
+    """
+    # SLURM 26.05 refuses --gres=gpu together with --gpus-per-node, which the job sets by this variable
+    asks = OWN_GPUS.search(" ".join(plan.slurm.srun_args))
+    return {name: value for name, value in environ.items() if not (asks and name == "SLURM_GPUS_PER_NODE")}
+
+
 @dataclass
 class Step:
     """A step of srun.
@@ -125,6 +136,7 @@ class Step:
     Attributes:
         code: srun's exit code once it has ended; non-zero is a hint that a rank failed, but doesn't show how.
         complaints: srun's messages about tasks that failed, or about why it started none.
+        nodes: of the ranks that failed, by rank, as far as srun names them.
     """
 
     command: Sequence[str]
@@ -132,6 +144,7 @@ class Step:
     ends_with_a_node: bool = False
     code: int = 0
     complaints: list[str] = field(default_factory=list)
+    nodes: dict[int, str] = field(default_factory=dict)
 
     def run(self) -> Iterator[str]:
         """Run srun until it ends; yield the lines of its standard error, which are also copied to this process's."""
@@ -149,6 +162,8 @@ class Step:
                 # the ranks that did start would wait for the others
                 if NO_LOG.match(line) or (self.ends_with_a_node and NODE_FAILED.match(line)):
                     process.terminate()
+                if ended := TASKS_ENDED.match(line):
+                    self.nodes |= dict.fromkeys(map(int, expand(f"[{ended['ranks']}]")), ended["node"])
                 complaint = COMPLAINT.match(line)
                 if complaint and not NOT_OF_INTEREST.search(line) and len(self.complaints) < KEPT_LINES:
                     self.complaints.append(complaint["text"].strip())

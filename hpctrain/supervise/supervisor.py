@@ -20,13 +20,14 @@ from hpctrain.retry import retry
 from hpctrain.run.code import CheckedCode, check_code
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
+from hpctrain.run.start_record import node_of_ranks
 from hpctrain.scheduler.slurm import SILENCE_S, Slurm
 from hpctrain.supervise.allocation import Allocation
 from hpctrain.supervise.current_job import CurrentJob
 from hpctrain.supervise.notices import notify_end
 from hpctrain.supervise.ranks import Ranks, RanksEnd
 from hpctrain.supervise.requeuer import Requeuer
-from hpctrain.supervise.step import consecutive_ranks, print_error
+from hpctrain.supervise.step import print_error
 from hpctrain.supervise.waiting import Waiting
 
 STORAGE_S = 60.0
@@ -79,7 +80,7 @@ class Supervisor:
         self.requeuer = Requeuer(self.job, plan)
         self.notifier = Notifier(plan.directory, plan.config, environ, self.job.job_id)
         self.ledger = Ledger(plan.directory)
-        self.allocation = Allocation(self.job.nodes, plan.node_counts, plan.outlives_a_node, consecutive_ranks(plan))
+        self.allocation = Allocation(self.job.nodes, plan.node_counts, plan.outlives_a_node)
         # that srun aborts a step may be the only sign that SLURM kills the job: its SIGTERM may not reach this process
         on_abort = self.requeuer.check_in_background
         self.ranks = Ranks(plan, environ, slurm, self.job.job_id, self.allocation, on_abort=on_abort)
@@ -108,7 +109,7 @@ class Supervisor:
             except SupersededError:
                 log.warning("attempt %d was superseded: this job ends here", attempt)
                 if self._continues_elsewhere():
-                    self._forbid_requeue()
+                    self._forbid_requeue(ExitCode.INTERRUPTED)
                 return ExitCode.INTERRUPTED
             except STORAGE_ERRORS as error:
                 return self._leave_unwritable(error)
@@ -192,13 +193,15 @@ class Supervisor:
         outcome = Outcome.of_attempt(self.directory, attempt, self._world_size, ended.complaints)
         if ended.refusal:  # its ranks never began
             outcome = Outcome(Reason.FAILED, outcome.step, ended.refusal)
+        nodes = {**ended.nodes, **node_of_ranks(self.directory.claim(attempt))}
+        outcome = outcome.located(nodes, self.allocation.num_nodes)
         outcome = with_memory_advice(self._ask_slurm(attempt, outcome), self.plan.config)
         history = history_with(self.ledger, attempt, outcome)
         decision = decide(
             history,
             self.plan.slurm.requeue,
             in_allocation=self._in_allocation,
-            suspects=self._suspects(outcome),
+            suspects=outcome.suspects,
             reported=outcome.suspect_rank is not None,
             spares=self.allocation.spares,
             is_program=self.plan.is_program,
@@ -241,16 +244,7 @@ class Supervisor:
             return outcome
         return Outcome(Reason.NODE_FAILURE, outcome.step, f"{' '.join(failed)} failed", suspects=failed)
 
-    def _suspects(self, outcome: Outcome) -> tuple[str, ...]:
-        """Nodes that the failure points at."""
-        if outcome.suspect_rank is not None:
-            # SLURM's name for the node: --exclude doesn't accept the hostname, which may differ
-            node = self.allocation.of_rank(outcome.suspect_rank)
-            return () if node is None else (node,)
-        return outcome.suspects or self.allocation.of_ranks(outcome.silent_ranks)
-
     def _record(self, attempt: int, outcome: Outcome, decision: RequeueDecision, code: str) -> None:
-        suspects = self._suspects(outcome)
         final = replace(outcome, reason=decision.reason)
         if decision.reason is not outcome.reason:
             # the ranks' own reason would be lost, unless the decision names it
@@ -268,7 +262,7 @@ class Supervisor:
                     nodes=self.allocation.step_nodes,
                     ends_run=decision.action is Action.END,
                     code=code,
-                    **decision.fields(suspects),
+                    **decision.fields(outcome.suspects),
                 ),
                 on=STORAGE_ERRORS,
                 # SLURM will kill this process soon, and it still has to requeue the job
@@ -288,14 +282,14 @@ class Supervisor:
         """Carry out the decision outside of this allocation. A requeue comes last, since it ends this process."""
         exit_code = decision.reason.meaning.exit_code
         if decision.reason is Reason.COMPLETED:
-            self._forbid_requeue()
+            self._forbid_requeue(exit_code)
             return exit_code
         requeued = self.requeuer.settle()
         if decision.action is Action.END:
             if requeued and not self.shares_job:
                 self.requeuer.take_back()
             elif decision.reason is not Reason.CANCELLED:  # that, SLURM doesn't requeue
-                self._forbid_requeue()
+                self._forbid_requeue(exit_code)
             return exit_code
         if self.requeuer.cancelled:
             log.info("the user cancelled the job meanwhile, so it isn't requeued")
@@ -303,16 +297,16 @@ class Supervisor:
         try:
             if decision.action is not Action.REQUEUE or not self.requeuer.requeue():
                 log.info("the run continues in job %s", self.requeuer.resubmit(decision.exclude))
-                self._forbid_requeue()
+                self._forbid_requeue(ExitCode.INTERRUPTED)
         except HpctrainError as error:
             log.warning(
                 "the run can't be continued automatically (%s); to resume: %s", error, resume_command(self.directory)
             )
         return ExitCode.INTERRUPTED
 
-    def _forbid_requeue(self) -> None:
+    def _forbid_requeue(self, exit_code: int) -> None:
         if not self.shares_job:
-            self.requeuer.forbid_requeue()
+            self.requeuer.forbid_requeue(exit_code)
 
     def _continues_elsewhere(self) -> bool:
         """Whether another job has claimed the run, and not only a second supervisor of this job."""

@@ -86,7 +86,7 @@ def run_attempt(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -
 
 def _train(rank: Rank, world: World, claim: Claim, log_stream: TextIO | None, terminal: TextIO | None) -> Reason:
     directory = claim.ledger.directory
-    hosts = world.gather(socket.gethostname())
+    hosts = world.gather(rank.environment.node_name or socket.gethostname())
     if hosts is not None:
         rank.times.record_in(directory.claim(claim.attempt))
     rank.times.enter("build_s")

@@ -274,6 +274,9 @@ def _add_up_options(parser: argparse.ArgumentParser) -> None:
     add("--oci", action="store_true", help="srun --container works, with runc (oci.conf)")
     requeue = "SLURM requeues a job only where its sbatch says --requeue (JobRequeue=0)"
     add("--no-requeue", action="store_false", dest="requeue", help=requeue)
+    switches = "the nodes are on two switches, the last ones on the first: SLURM 26.05 gives those the first tasks"
+    add("--switches", action="store_true", help=switches)
+    add("--expedite", action="store_true", help="sbatch --requeue=expedite works (SLURM 25.11 and later)")
 
 
 if __name__ == "__main__":

@@ -66,6 +66,14 @@ def gres_conf(home: Path) -> str:
     return f"Name=gpu File={home}/gpu[0-{GPUS_PER_NODE - 1}]\n"
 
 
+def topology_conf(record: Record) -> str:
+    """topology.conf: the last nodes are on the first switch."""
+    names = record.options.node_names
+    halves = [half for half in (names[len(names) // 2 :], names[: len(names) // 2]) if half]
+    lines = [f"SwitchName=s{number} Nodes={','.join(half)}" for number, half in enumerate(halves, 1)]
+    return "\n".join([*lines, f"SwitchName=top Switches=s[1-{len(lines)}]"]) + "\n"
+
+
 def cgroup_conf(home: Path, groups: Groups) -> str:
     """cgroup.conf: SLURM's control groups are where the machines have mounted them."""
     if groups.version == 0:
@@ -114,7 +122,11 @@ def slurmdbd_conf(home: Path) -> str:
 
 
 def _controller(home: Path, record: Record) -> list[str]:
-    parameters = ["SlurmctldParameters=preempt_send_user_signal"] if record.options.preempt_send_user_signal else []
+    wanted = {
+        "preempt_send_user_signal": record.options.preempt_send_user_signal,
+        "enable_expedited_requeue": record.options.expedite,
+    }
+    parameters = ",".join(name for name, is_wanted in wanted.items() if is_wanted)
     accounting = [
         "AccountingStorageType=accounting_storage/slurmdbd",
         f"AccountingStorageHost={record.address(CONTROLLER)}",  # the host knows no names
@@ -136,7 +148,8 @@ def _controller(home: Path, record: Record) -> list[str]:
         f"SlurmctldLogFile={home}/log/slurmctld.log",
         f"SlurmdLogFile={home}/log/%n.log",
         f"MaxArraySize={record.options.max_array_size}",
-        *parameters,
+        *([f"SlurmctldParameters={parameters}"] if parameters else []),
+        *(["TopologyPlugin=topology/tree"] if record.options.switches else []),
         *(accounting if record.options.accounting else []),
     ]
 

@@ -29,6 +29,10 @@ class Options:
         mpi_default: How srun starts tasks without `--mpi` (MpiDefault): none, or pmix, which Debian's SLURM can't load.
         oci: Whether `srun --container` works, with runc as the runtime (oci.conf).
         requeue: Whether SLURM requeues a job that doesn't ask for it (JobRequeue).
+        switches: Whether the nodes are on two switches, the first of which has the last nodes: SLURM 26.05 gives those
+            the first tasks (TopologyPlugin=topology/tree).
+        expedite: Whether jobs may ask for `--requeue=expedite` (SlurmctldParameters=enable_expedited_requeue, from
+            SLURM 25.11 on).
     """
 
     nodes: int = 4
@@ -45,6 +49,8 @@ class Options:
     mpi_default: str = "none"
     oci: bool = False
     requeue: bool = True
+    switches: bool = False
+    expedite: bool = False
 
     @property
     def node_names(self) -> list[str]:

@@ -222,6 +222,8 @@ class Sandbox:
         (self.path / "daemons.conf").write_text(files.daemons_conf(self.path, record, groups))
         (self.path / "gres.conf").write_text(files.gres_conf(self.path))
         (self.path / "cgroup.conf").write_text(files.cgroup_conf(self.path, groups))
+        if record.options.switches:
+            (self.path / "topology.conf").write_text(files.topology_conf(record))
         if record.options.oci:
             (self.path / "oci.conf").write_text(files.oci_conf(self.path))
         for index in range(GPUS_PER_NODE):

@@ -314,7 +314,8 @@ class _Programs:
     def srun(self, *words: str) -> str:
         """Play the ranks of an attempt, by a plan for it; all keys may be missing.
 
-        warns: printed on stderr first; waits: until `let_ranks_end`; start: the step of the ledger's start entry;
+        warns: printed on stderr first; places: by rank, its node, or null for one that never begins (by default they
+        are on the step's nodes in turn); waits: until `let_ranks_end`; start: the step of the ledger's start entry;
         saves: steps of checkpoints; ranks: by rank the reason, step and further fields of its exit record; job, nodes:
         what scontrol prints from then on; touches: folders of the run directory to make; hides: a file of it to
         replace by a broken link; says: printed on stderr last; code: the exit code.
@@ -324,6 +325,7 @@ class _Programs:
         plan = json.loads((self.home / "plan.json").read_text())
         act = plan[min(attempt, len(plan)) - 1]
         print(act.get("warns", ""), end="", file=sys.stderr, flush=True)
+        self._begin_ranks(run / "attempts" / f"{attempt:04d}", words, act.get("places", {}))
         if "waits" in act:
             self._wait_for("go")
         if act.get("start") is not None:
@@ -347,6 +349,16 @@ class _Programs:
             hidden.symlink_to(f"gone/{act['hides']}")
         print(act.get("says", ""), end="", file=sys.stderr, flush=True)
         sys.exit(act.get("code", 0))
+
+    def _begin_ranks(self, claim: Path, words: Sequence[str], places: Mapping[str, str | None]) -> None:
+        options = dict(word.partition("=")[::2] for word in words if word.startswith("--"))
+        nodes = [f"n{number + 1}" for number in range(int(options["--nodes"]))]
+        nodes = options["--nodelist"].split(",") if "--nodelist" in options else nodes
+        per_node = int(options["--ntasks-per-node"])
+        for rank in range(min(int(options["--ntasks"]), len(nodes) * per_node)):
+            if (node := places.get(str(rank), nodes[rank // per_node])) is not None:
+                record = {"rank": rank, "node": node, "host": f"{node}.example", "pid": 1, "time": 1.0}
+                (claim / f"start_{rank}.json").write_text(json.dumps(record))
 
     def _wait_for(self, name: str) -> None:
         deadline = time.monotonic() + 150  # its test has failed by then

@@ -210,3 +210,42 @@ def test_that_a_run_is_a_programs_is_read_from_its_configuration(run):
     assert Outcome.of_attempt(run, attempt, 2).reason is Reason.INTERRUPTED
     run.config.write_text("name: long\nrun: {command: [bash, long.sh]}\n")
     assert Outcome.of_attempt(run, attempt, 2).reason is Reason.INFRASTRUCTURE
+
+
+NODES = {0: "n1", 1: "n1", 2: "n2", 3: "n2"}
+
+
+@pytest.mark.parametrize(
+    ("silent", "nodes", "suspects"),
+    [
+        ((), NODES, ()),
+        ((3,), NODES, ("n2",)),
+        ((2, 3), NODES, ("n2",)),
+        ((0, 2), NODES, ()),  # on all nodes, so none is more suspect
+        ((2, 3), {0: "n2", 1: "n2", 2: "n1", 3: "n1"}, ("n1",)),
+        ((2, 3), {0: "n1", 1: "n1", 2: "n2"}, ()),
+        ((2, 3), {}, ()),
+    ],
+)
+def test_silent_ranks_point_at_the_nodes_where_they_began(silent, nodes, suspects):
+    outcome = Outcome(Reason.INFRASTRUCTURE, 3, "two lines\nof a report", silent_ranks=silent)
+    located = outcome.located(nodes, num_nodes=2)
+    assert located.suspects == suspects
+    unknown = bool(nodes) and bool(set(silent) - set(nodes))
+    assert located.report == outcome.report.replace(
+        "\n", "; the node of rank 3 is unknown: it ended before it recorded it\n" if unknown else "\n"
+    )
+
+
+def test_a_rank_that_reports_a_broken_machine_points_at_its_node():
+    outcome = Outcome(Reason.INFRASTRUCTURE, 3, "ECC error", suspect_rank=0, silent_ranks=(1, 2, 3))
+    assert outcome.located({0: "n2", 1: "n1"}, num_nodes=2).suspects == ("n2",)
+    assert outcome.located({0: "n2"}, num_nodes=1).suspects == ("n2",)
+
+
+def test_several_unknown_nodes_are_said_together():
+    outcome = Outcome(Reason.INFRASTRUCTURE, 0, "lost", silent_ranks=(1, 2))
+    assert outcome.located({0: "n1"}, num_nodes=3).report == (
+        "lost; the nodes of ranks 1, 2 are unknown: they ended before they recorded them"
+    )
+    assert outcome.located({0: "n1"}, num_nodes=1).report == "lost"

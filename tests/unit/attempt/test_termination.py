@@ -67,6 +67,15 @@ def test_a_job_that_was_requeued_before_isn_t_taken_for_one_that_is_now():
     assert diagnose(received, replace(record, restarts=3), restarts=2, now=now).reason is Reason.PREEMPTED
 
 
+def test_a_running_job_is_not_requeued_whatever_slurm_counts():
+    """A count that differs from SLURM_RESTART_COUNT all the time must not turn each signal into a preemption."""
+    received, record, now = STOPS["peer_died"]
+    found = diagnose(received, replace(record, restarts=1), restarts=0, now=now)
+    assert (found.reason, found.requeued) == (None, False)
+    received, record, now = STOPS["time_limit_near"]
+    assert diagnose(received, replace(record, restarts=1), restarts=0, now=now).reason is Reason.TIME_LIMIT
+
+
 @pytest.mark.parametrize("state", [JobState.COMPLETING, JobState.NODE_FAIL])
 def test_a_job_that_may_not_be_requeued_and_loses_a_node(state):
     """Seen on 22.05 with Requeue=0: COMPLETING for KillWait, Reason=NodeDown, Restarts and PreemptTime as before."""

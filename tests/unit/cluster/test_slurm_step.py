@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from launchers import BATCH, PTY, STEP, derive, place
 
-from hpctrain.cluster.environment import Source, is_rank
+from hpctrain.cluster.environment import ClusterEnvironment, Source, is_rank
 from hpctrain.cluster.port import derived
 
 
@@ -76,3 +77,46 @@ def test_every_rank_of_a_block_distributed_step_derives_the_same_world(counts: l
     assert [environment.rank for environment in seen] == list(range(sum(counts)))
     assert all(environment.local_world_size == counts[environment.node_rank] for environment in seen)
     assert len({(e.world_size, e.num_nodes, e.master_addr, e.port_candidates, e.nodes) for e in seen}) == 1
+
+
+# what SLURM 26.05.5 set on four nodes, of which n3 and n4 are on the first switch: rank, node id, local id
+TOPOLOGY = [(0, 2, 0), (1, 2, 1), (2, 3, 0), (3, 3, 1), (4, 0, 0), (5, 0, 1), (6, 1, 0), (7, 1, 1)]
+BY_SWITCH = {
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x4)",
+    "SLURM_STEP_NODELIST": "n[1-4]",
+    "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node",
+}
+
+
+def by_switch(rank: int, node: int, local: int, **more: str) -> ClusterEnvironment:
+    ids = {"SLURM_PROCID": str(rank), "SLURM_NODEID": str(node), "SLURM_LOCALID": str(local)}
+    return derive(STEP | BY_SWITCH | ids | {"SLURMD_NODENAME": f"n{node + 1}"} | more)
+
+
+def test_in_the_order_of_switches_rank_zero_may_be_on_any_node() -> None:
+    ranks = [by_switch(*ids) for ids in TOPOLOGY]
+    assert [environment.node_name for environment in ranks] == ["n3", "n3", "n4", "n4", "n1", "n1", "n2", "n2"]
+    # the ranks on its own node know it, and the others try all nodes
+    assert [environment.address_candidates for environment in ranks[:2]] == [("n3",)] * 2
+    assert {environment.address_candidates for environment in ranks[2:]} == {("n1", "n2", "n3", "n4")}
+    assert len({environment.token for environment in ranks}) == 1
+
+
+def test_a_given_address_of_rank_zero_is_the_only_one() -> None:
+    assert {by_switch(*ids, MASTER_ADDR="n3-ib").address_candidates for ids in TOPOLOGY} == {("n3-ib",)}
+
+
+@pytest.mark.parametrize(
+    ("change", "candidates"),
+    [
+        ({}, ("n1",)),
+        ({"SLURM_TOPOLOGY_ADDR_PATTERN": "node"}, ("n1",)),
+        ({"SLURM_TOPOLOGY_ADDR_PATTERN": "block.node"}, ("n1", "n2", "n3")),
+        ({"SLURM_DISTRIBUTION": "cyclic"}, ("n1",)),
+        ({"SLURM_DISTRIBUTION": "arbitrary"}, ("n1", "n2", "n3")),
+    ],
+)
+def test_without_switches_rank_zero_is_on_the_first_node(change: dict[str, str], candidates: tuple[str, ...]) -> None:
+    environment = derive(STEP | change)
+    assert (environment.master_addr, environment.address_candidates) == ("n1", candidates)

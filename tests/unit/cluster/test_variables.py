@@ -13,19 +13,34 @@ def test_what_is_read_and_set_is_remembered():
     assert variables.seen == {"RANK": "3", "HOST": "n1"}
 
 
-@pytest.mark.parametrize("value", ["-1", "1.5", "two", "²", "1 2"])
-def test_a_number_is_a_whole_one_from_0_up(value):
+ODD_NUMBERS = ["-1", "1.5", "two", "²", "1 2"]
+
+
+@pytest.mark.parametrize("value", ODD_NUMBERS)
+def test_a_number_of_an_unknown_form_is_none_and_remembered(value):
+    variables = Variables({"COUNT": value})
+    assert (variables.number("COUNT"), variables.unreadable) == (None, {"COUNT": value})
+
+
+@pytest.mark.parametrize("value", ODD_NUMBERS)
+def test_a_number_that_is_needed_is_a_whole_one_from_0_up(value):
     with pytest.raises(ClusterEnvironmentError, match=r"expected RANK to be a whole number .*\(found RANK=") as caught:
-        Variables({"RANK": value}).number("RANK")
+        Variables({"RANK": value}).needed_number("RANK", "SIZE")
     assert caught.value.variables == {"RANK": value}
 
 
 def test_a_port_is_one():
     assert Variables({"PORT": "65535"}).port("PORT") == 65_535
     assert Variables({}).port("PORT") is None
-    for value in ("0", "65536"):
+    for value in ("0", "65536", "ssh"):
+        assert Variables({"PORT": value}).port("PORT") is None
         with pytest.raises(ClusterEnvironmentError, match="expected PORT to be a port from 1 to 65535"):
-            Variables({"PORT": value}).port("PORT")
+            Variables({"PORT": value}).needed_port("PORT", "HOST")
+
+
+@pytest.mark.parametrize(("value", "several"), [("", False), ("0", False), ("1", False), ("2", True), ("1 of 2", True)])
+def test_processes_of_an_unknown_number_may_be_several(value, several):
+    assert Variables({"SIZE": value}).exceeds_one("SIZE") is several
 
 
 @pytest.mark.parametrize("read", ["needed_text", "needed_number"])

@@ -17,6 +17,13 @@ def test_moment() -> None:
     assert fields.moment("0") is None
 
 
+def test_a_number_of_a_newer_slurm_is_none_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    assert fields.optional_number("12") == 12
+    assert (fields.optional_number("many"), fields.moment("tomorrow")) == (None, None)
+    assert "found 'many'; hpctrain works without it" in caplog.text
+    assert "found 'tomorrow'; hpctrain works without it" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("job_id", "ids"),
     [
@@ -33,7 +40,6 @@ def test_array_tasks(job_id: str, ids: str) -> None:
 def test_what_cannot_be_read_is_an_error_that_shows_it() -> None:
     for read, value in [
         (fields.number, "many"),
-        (fields.moment, "tomorrow"),
         (fields.array_tasks, "12_[a]"),
         (fields.array_tasks, "12_[1-99999999]"),
     ]:

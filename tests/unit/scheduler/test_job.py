@@ -13,7 +13,7 @@ def test_what_holds_nodes_is_running() -> None:
     running = {state.name for state in JobState if state.is_running}
     assert running == {
         *("RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING"),
-        *("CONFIGURING", "POWER_UP_NODE", "COMPLETING", "STAGE_OUT"),
+        *("CONFIGURING", "POWER_UP_NODE", "COMPLETING", "STAGE_OUT", "UNKNOWN"),
     }
 
 
@@ -36,8 +36,14 @@ def test_parses_what_the_commands_print(text: str, state: JobState) -> None:
     assert JobState.parse(text) is state
 
 
-@pytest.mark.parametrize("text", ["", " ", "+", "DREAMING", "running"])
-def test_an_unknown_state_is_an_error_that_shows_it(text: str) -> None:
+def test_an_unknown_state_is_logged_and_counts_as_running(caplog: pytest.LogCaptureFixture) -> None:
+    state = JobState.parse("DREAMING")
+    assert (state, state.is_running) == (JobState.UNKNOWN, True)
+    assert "the state DREAMING, which hpctrain doesn't know" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["", " ", "+", "running", "12"])
+def test_what_is_no_state_is_an_error_that_shows_it(text: str) -> None:
     with pytest.raises(SchedulerError) as caught:
         JobState.parse(text)
     assert repr(text) in str(caught.value)

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from hpctrain.supervise.allocation import Allocation
+from hpctrain.errors import ClusterEnvironmentError
+from hpctrain.supervise.allocation import Allocation, allocation_overrides
 
 FOUR = ("n1", "n2", "n3", "n4")
 
@@ -32,17 +33,15 @@ def test_a_job_that_dies_with_any_node_has_none_to_spare():
 
 
 @pytest.mark.parametrize(
-    ("ranks", "blamed"), [([], ()), ([3], ("n4",)), ([2, 3], ("n4",)), ([0, 2], ()), ([0, 1, 2, 3], ()), ([7], ())]
+    ("unknown", "nodes"), [({}, 4), ({"SLURM_JOB_NUM_NODES": "four"}, 4), ({"SLURM_GPUS_ON_NODE": "?"}, 4)]
 )
-def test_silent_ranks_point_at_their_nodes_unless_they_are_everywhere(ranks, blamed):
-    nodes = Allocation(FOUR, node_counts=(2,), outlives_a_node=True, ranks_per_node=2)
-    nodes.lose(["n1", "n3"])
-    assert nodes.step_nodes == ("n2", "n4")
-    assert nodes.of_ranks(ranks) == blamed
+def test_a_run_takes_what_it_can_read_of_the_allocation_of_a_script_of_ones_own(unknown, nodes):
+    environ = {"SLURM_TASKS_PER_NODE": "2(x4)", "SLURM_JOB_NUM_NODES": "4", "SLURM_GPUS_ON_NODE": "2"} | unknown
+    found = dict(word.split("=") for word in allocation_overrides(environ, []))
+    assert (found["nodes"], found["cluster.processes_per_node"]) == ("4", "2")
+    assert found.get("cluster.gpus_per_node") == (None if "SLURM_GPUS_ON_NODE" in unknown else "2")
 
 
-@pytest.mark.parametrize(
-    ("ranks_per_node", "rank", "node"), [(2, 0, "n1"), (2, 3, "n2"), (2, 4, None), (1, 1, "n2"), (None, 0, None)]
-)
-def test_the_node_of_a_rank_is_known_where_ranks_are_consecutive(ranks_per_node, rank, node):
-    assert Allocation(FOUR, node_counts=(2,), ranks_per_node=ranks_per_node).of_rank(rank) == node
+def test_tasks_that_can_not_be_read_end_a_script_of_ones_own():
+    with pytest.raises(ClusterEnvironmentError, match="SLURM_TASKS_PER_NODE"):
+        allocation_overrides({"SLURM_TASKS_PER_NODE": "two"}, [])

@@ -38,6 +38,15 @@ def test_the_environment_says_which_job_this_is(job):
     assert (task.job_id, task.restarts) == ("5_2", 3)
 
 
+def test_a_count_of_restarts_that_can_not_be_read_is_slurms_own(job, slurm):
+    slurm.job(STOPS["cancelled"].replace("Restarts=0", "Restarts=2"))
+    one = job(SLURM_RESTART_COUNT="twice")
+    assert one.restarts == 2
+    assert one.termination().reason is Reason.CANCELLED
+    slurm.job("")
+    assert job(SLURM_RESTART_COUNT="twice").restarts == 0
+
+
 def test_its_attempt_is_the_newest_that_it_claimed(job):
     one = job()
     began = one.began

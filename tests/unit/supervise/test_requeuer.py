@@ -84,6 +84,13 @@ def test_a_run_that_completes_in_the_grace_time_leaves_no_job_in_the_queue(slurm
     assert slurm.updated == NO_REQUEUE
 
 
+def test_a_run_that_failed_is_not_started_again_by_slurm(slurm, supervisor):
+    """As RequeueExit in slurm.conf, or --requeue=expedite of SLURM 25.11, would have it."""
+    slurm.plan({"start": 0, "ranks": all_ranks("failed", 20), "code": 1})
+    assert supervisor().run() == ExitCode.FAILED
+    assert slurm.updated == NO_REQUEUE
+
+
 @pytest.mark.parametrize("silent", [False, True])
 def test_where_slurm_can_t_be_told_the_log_says_that_the_job_may_start_once_more(slurm, preempted, caplog, silent):
     slurm.refuse_updates()

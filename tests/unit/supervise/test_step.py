@@ -1,6 +1,11 @@
 import os
 
-from hpctrain.supervise.step import Step
+import pytest
+
+from hpctrain.config.resources import resources_of
+from hpctrain.launch.prepare import RunPlan
+from hpctrain.run.directory import RunDirectory
+from hpctrain.supervise.step import Step, srun_environ
 
 KILLED = """\
 srun: error: n2: task 1: Killed
@@ -26,6 +31,23 @@ def test_what_srun_prints_about_its_tasks_is_kept_and_passed_on(capfd):
     assert "n1: task 0: Exited with exit code 1" in step.complaints
     assert not any("Terminat" in line for line in step.complaints)
     assert capfd.readouterr().err == KILLED
+
+
+def test_the_nodes_of_failed_ranks_are_those_that_srun_names():
+    ended = "srun: error: n3: tasks 0-1,4: Killed\nsrun: error: rack-2: task 7: Bus error\n"
+    several = "srun: error: n[1-2]: tasks 2-3,5-6: Exited with exit code 1\n"
+    assert run(ended + several, 137).nodes == {0: "n3", 1: "n3", 4: "n3", 7: "rack-2"}
+
+
+@pytest.mark.parametrize(
+    ("args", "dropped"), [(["--gres=gpu:1"], True), (["--gres", "tmp:1,gpu:a100:2"], True), (["--gres=tmp:1"], False)]
+)
+def test_the_number_of_gpus_of_the_job_does_not_meet_a_number_of_the_step(composer, tmp_path, args, dropped):
+    """SLURM 26.05 refuses both together, and the variable stands for the job's."""
+    config = composer.compose(["cluster=slurm", f"cluster.srun_args={args}", f"run_dir={tmp_path}"])
+    plan = RunPlan(config, RunDirectory.at(tmp_path), resources_of(config))
+    environ = {"SLURM_GPUS_PER_NODE": "2", "SLURM_GPUS_ON_NODE": "2"}
+    assert srun_environ(plan, environ).keys() == environ.keys() - ({"SLURM_GPUS_PER_NODE"} if dropped else set())
 
 
 def test_why_srun_started_nothing_is_kept():

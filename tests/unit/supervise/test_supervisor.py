@@ -106,6 +106,43 @@ def test_a_node_that_fails_again_is_excluded_with_all_that_were_before(slurm, su
     assert JobRecords(one.directory).read()[-1]["job_id"] == "8"
 
 
+def test_suspects_come_from_where_the_ranks_began(slurm, supervisor):
+    """SLURM 26.05 gives the first tasks to the nodes of the first switch, which need not be the first nodes."""
+    lost = {"0": ("infrastructure", 10, {"blames_peer": True})}
+    places = {"0": "n2", "1": "n1"}
+    slurm.plan(
+        {"start": 0, "saves": [10], "ranks": lost, "places": places},
+        {"start": 10, "saves": [20], "ranks": lost, "places": places},
+    )
+    one = supervisor()
+    assert one.run() == ExitCode.INTERRUPTED
+    assert [attempt.extra["suspects"] for attempt in one.ledger.attempts()] == [["n1"], ["n1"]]
+    assert "#SBATCH --exclude=n1" in slurm.submitted
+
+
+def test_the_node_of_a_rank_that_never_began_is_unknown(slurm, supervisor):
+    lost = {"0": ("infrastructure", 10, {"blames_peer": True})}
+    slurm.plan(
+        {"start": 0, "saves": [10], "ranks": lost, "places": {"1": None}},
+        {"start": 10, "saves": [20], "ranks": lost, "places": {"1": None}},
+    )
+    one = supervisor()
+    assert one.run() == ExitCode.INTERRUPTED
+    assert [entry[3] for entry in story(one)] == ["restart", "requeue"]
+    for attempt in one.ledger.attempts():
+        assert "suspects" not in attempt.extra
+        assert attempt.detail.endswith("; the node of rank 1 is unknown: it ended before it recorded it")
+
+
+def test_srun_names_the_node_of_a_rank_that_was_killed_before_it_recorded_it(slurm, supervisor):
+    lost = {"0": ("infrastructure", 10, {"blames_peer": True})}
+    says = "srun: error: n2: task 1: Killed\n"
+    slurm.plan({"start": 0, "saves": [10], "ranks": lost, "places": {"1": None}, "says": says}, COMPLETES)
+    one = supervisor()
+    one.run()
+    assert one.ledger.attempt(1).extra["suspects"] == ["n2"]
+
+
 def test_a_node_is_excluded_by_the_name_that_slurm_gives_it(slurm, supervisor):
     ecc = {"1": ("infrastructure", 10, {"host": "node2.cluster.example", "message": "uncorrectable ECC error"})}
     slurm.plan({"start": 0, "saves": [10], "ranks": ecc}, {"start": 10, "saves": [20], "ranks": ecc})
@@ -465,23 +502,22 @@ def test_a_supervisor_looks_for_no_step_of_an_attempt_before_the_requeue(slurm, 
 
 
 @pytest.mark.parametrize(
-    ("word", "nodes", "node"),
+    ("word", "nodes", "node", "advice"),
     [
-        ("nodes=2", "n[1-2]", "n2"),
-        ("cluster.srun_args=['--distribution=cyclic']", "n[1-2]", "a node"),
-        ("cluster.srun_args=[-m,cyclic]", "n[1-2]", "a node"),
-        ("nodes=2", "n1", "a node"),
+        ("nodes=2", "n[1-2]", "the node of rank 1", "; python -m hpctrain doctor cluster=slurm nodes=2 finds the node"),
+        ("cluster.processes_per_node=2", "n1", "n1", ""),
     ],
 )
-def test_a_node_that_does_not_see_the_run_directory_is_named(slurm, supervisor, word, nodes, node):
+def test_a_node_that_does_not_see_the_run_directory_is_named(slurm, supervisor, word, nodes, node, advice):
     says = "srun: error: task 1 launch failed: Slurmd could not connect IO\n"
     # srun, which is asked to end the step, would wait for rank 0
     slurm.plan({"warns": says, "waits": True, "code": 137})
-    one = supervisor("cluster.requeue.max_stalled_attempts=1", word, SLURM_JOB_NODELIST=nodes)
+    words = [word] if "nodes" in word else ["nodes=1", word]
+    one = supervisor("cluster.requeue.max_stalled_attempts=1", *words, SLURM_JOB_NODELIST=nodes)
     assert one.run() == ExitCode.FAILED
     (attempt,) = one.ledger.attempts()
     remedy = "put the run directory on a file system that all nodes share"
-    assert f"{node} can't write into {one.directory.path}; {remedy}" in attempt.detail
+    assert f"{node} can't write into {one.directory.path}; {remedy}{advice}" in attempt.detail
 
 
 @pytest.fixture
