@@ -89,6 +89,14 @@ def hydra_composes_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Hydra, "compose_config", HYDRAS_OWN)
 
 
+@pytest.fixture
+def hears_hangups() -> Iterator[None]:
+    """SIGHUP has its effect, which `nohup bash tests/run` takes from it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture(scope="session")
 def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
     """Starts ranks outside of SLURM: one server for the programs of all folders, since each imports torch."""

@@ -213,8 +213,10 @@ def _addresses(variables: Variables, names: tuple[str, ...], node_rank: int, *, 
         return ("127.0.0.1",)
     if has_zero:
         return (names[node_rank],)
-    # Block and cyclic distribution both put rank zero on the first node, but since SLURM 26.05 (_task_layout_topo in
-    # slurm_step_layout.c) the order of the tasks is that of the switches, and no variable tells which node comes first.
+    # Cyclic and plane distribution put rank zero on the first node. So did block before SLURM 26.05, where its tasks
+    # follow the switches (_task_layout_topo in slurm_step_layout.c), and no variable names the first node.
+    distribution = variables.text("SLURM_DISTRIBUTION") or ""
     by_switch = "." in (variables.text("SLURM_TOPOLOGY_ADDR_PATTERN") or "")
-    by_list = (variables.text("SLURM_DISTRIBUTION") or "").startswith("arbitrary")
-    return names if by_switch or by_list else names[:1]
+    if distribution.startswith("arbitrary") or (by_switch and not distribution.startswith(("cyclic", "plane"))):
+        return names
+    return names[:1]

@@ -100,6 +100,23 @@ def test_a_port_that_a_person_chose_has_others_in_reserve(meeting, stranger, por
     assert first == second
 
 
+@pytest.mark.parametrize("others", [1, 20])
+def test_rank_zero_is_found_on_whichever_node_it_is(meeting, ports, others):
+    """SLURM 26.05 has ranks follow the switches: no variable names rank zero's node."""
+    nodes = [f"127.0.0.{number + 2}" for number in range(others)]
+    zero = {"addresses": ["127.0.0.1"], "delay_s": 0.3}
+    assert (
+        meeting(3, [zero, *[{"addresses": [*nodes, "127.0.0.1"]}] * 2])
+        == [{"port": ports[0], "heard": all_heard(3)}] * 3
+    )
+
+
+def test_no_rank_zero_on_any_node(meeting, ports):
+    nodes = ["127.0.0.1", "127.0.0.2"]
+    (answer,) = meeting(2, {"timeout_s": 1.0, "addresses": nodes}, ranks=[1])
+    assert "rank zero did not answer at any of 127.0.0.1, 127.0.0.2, ports" in answer["error"]
+
+
 def test_no_rank_zero(meeting, ports):
     (answer,) = meeting(2, {"timeout_s": 1.0}, ranks=[1])
     assert f"rank zero did not answer at 127.0.0.1, ports {', '.join(map(str, ports))}, in 1 s" in answer["error"]
@@ -110,7 +127,8 @@ def test_no_rank_zero(meeting, ports):
 def test_only_another_run_answers(meeting, stranger, ports):
     stranger("another run's")
     (answer,) = meeting(2, {"timeout_s": 1.0}, ranks=[1], candidates=ports[:2])
-    assert f"the program on port {ports[0]} is not this run's rank zero, or has a different secret" in answer["error"]
+    named = f"the program on port {ports[0]} of 127.0.0.1 is not this run's rank zero"
+    assert f"{named}, or has a different secret" in answer["error"]
     assert answer["error"].endswith(OTHER_SECRET)
     assert "cluster.network_interface" not in answer["error"], "the network has carried an answer"
     assert answer["seconds"] < 20

@@ -24,14 +24,16 @@ def be_rank(rank, size, ports, options):
     """Meet, then hear from every rank; returns the port and what was heard, or the error and how long it took.
 
     Each rank takes itself to be on a node of its own, unless `num_nodes` is among the options; `folder` is for
-    temporary files.
+    temporary files, and `addresses` are where rank zero may be.
     """
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}
     environment = ClusterEnvironment.from_environment({name: str(value) for name, value in place.items()})
     num_nodes = options.get("num_nodes", size)
-    environment = dataclasses.replace(environment, port_candidates=tuple(ports), num_nodes=num_nodes)
+    addresses = tuple(options.get("addresses", environment.address_candidates))
+    changes = {"port_candidates": tuple(ports), "num_nodes": num_nodes, "address_candidates": addresses}
+    environment = dataclasses.replace(environment, **changes)
     tempfile.tempdir = options.get("folder")
-    options = {name: value for name, value in options.items() if name not in {"num_nodes", "folder"}}
+    options = {name: value for name, value in options.items() if name not in {"num_nodes", "folder", "addresses"}}
     options = {"init_method": "env://", "secret": "s", "token": "t", "timeout_s": 30.0, "delay_s": 0.0} | options
     time.sleep(options.pop("delay_s"))
     pause_s = options.pop("read_after_s", 0.0)
