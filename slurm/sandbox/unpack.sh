@@ -1,14 +1,35 @@
 #!/usr/bin/env bash
 # Unpacks the SLURM of another Debian release beside the one that is installed, with the libraries that it needs.
 #
-#   bash slurm/sandbox/unpack.sh trixie /opt/slurm-trixie        # SLURM 24.11
+#   bash slurm/sandbox/unpack.sh trixie /opt/slurm-trixie        # SLURM 24.11; forky has the newest
 #   PATH=/opt/slurm-trixie/bin:$PATH python slurm/sandbox up
 #
-# Nothing outside of that folder changes. Its programs have the other release's loader and libraries written into them,
-# so the folder can't be moved. munge and MariaDB remain those of this machine.
+# The packages come from the mirror that apt is configured with, checked by its keyring. Where apt knows no mirror of
+# Debian, as on Ubuntu, DEBIAN_MIRROR names one. Nothing outside of that folder changes. Its programs have the other
+# release's loader and libraries written into them, so the folder can't be moved. munge and MariaDB remain those of this
+# machine.
 set -euo pipefail
 release=${1:?usage: unpack.sh RELEASE FOLDER}
 folder=${2:?usage: unpack.sh RELEASE FOLDER}
+# label, component, address and file of each source; apt knows the label once it has the source's list
+sources() { apt-get indextargets --format '$(LABEL) $(COMPONENT) $(REPO_URI) $(SOURCESENTRY)' "Created-By: Packages"; }
+debian() { sources | awk '$1 == "Debian" && $2 == "main" { print $3, $4; exit }'; }
+source=$(debian)
+if [ -z "$source" ] && [ -z "${DEBIAN_MIRROR:-}" ]; then
+    apt-get update -qq
+    source=$(debian)
+fi
+read -r mirror entry <<<"$source" || true
+mirror=${DEBIAN_MIRROR:-$mirror}
+if [ -z "$mirror" ]; then
+    echo "unpack.sh: expected a mirror of Debian among apt's sources; set DEBIAN_MIRROR to the address of one" >&2
+    exit 1
+fi
+# a source names its keyring, or else apt trusts those of /etc/apt
+keys=$([ -z "${entry:-}" ] || sed -nE 's/^Signed-By: *([^ ]+).*/\1/p; s/^deb .*signed-by=([^] ]+).*/\1/p' "${entry%:*}" | head -n 1)
+usual=/usr/share/keyrings/debian-archive-keyring.gpg
+[ -n "$keys" ] || [ ! -r $usual ] || keys=$usual
+
 mkdir -p "$folder"
 folder=$(cd "$folder" && pwd)
 command -v patchelf >/dev/null || DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends patchelf >/dev/null
@@ -18,10 +39,7 @@ apt=$folder/apt
 rm -rf "$folder"/{debs,root,bin,apt,plugins,complete}
 mkdir -p "$apt"/{cache/archives/partial,state/lists/partial} "$folder"/{debs,root,bin}
 : >"$apt/status"
-mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
-keys=/usr/share/keyrings/debian-archive-keyring.gpg
-[ -r $keys ] || { echo "unpack.sh: $keys is missing: apt-get install debian-archive-keyring" >&2; exit 1; }
-echo "deb [signed-by=$keys] $mirror $release main" >"$apt/sources.list"
+echo "deb ${keys:+[signed-by=$keys] }$mirror $release main" >"$apt/sources.list"
 cat >"$apt/apt.conf" <<END
 Dir::Etc::SourceList "$apt/sources.list";
 Dir::Etc::SourceParts "-";
