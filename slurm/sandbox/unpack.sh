@@ -13,7 +13,7 @@ release=${1:?usage: unpack.sh RELEASE FOLDER}
 folder=${2:?usage: unpack.sh RELEASE FOLDER}
 # label, component, address and file of each source; apt knows the label once it has the source's list
 sources() { apt-get indextargets --format '$(LABEL) $(COMPONENT) $(REPO_URI) $(SOURCESENTRY)' "Created-By: Packages"; }
-debian() { sources | awk '$1 == "Debian" && $2 == "main" { print $3, $4; exit }'; }
+debian() { sources | awk '$1 == "Debian" && $2 == "main" && !n++ { print $3, $4 }'; }
 source=$(debian)
 if [ -z "$source" ] && [ -z "${DEBIAN_MIRROR:-}" ]; then
     apt-get update -qq
