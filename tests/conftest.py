@@ -90,8 +90,8 @@ def hydra_composes_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def hears_hangups() -> Iterator[None]:
-    """SIGHUP has its effect, which `nohup bash tests/run` takes from it."""
+def default_sighup() -> Iterator[None]:
+    """Restore SIGHUP's default action: under `nohup bash tests/run` it is ignored."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)

@@ -172,8 +172,8 @@ class Outcome:
         before = [entry for entry in ledger.attempts() if entry.attempt < attempt]
         return self.stop_signal is not None and not (before and before[-1].extra.get("error_after_signal"))
 
-    def located(self, nodes: Mapping[int, str], num_nodes: int) -> Outcome:
-        """Name the nodes that the failure points at.
+    def with_suspects(self, nodes: Mapping[int, str], num_nodes: int) -> Outcome:
+        """Find the nodes that the failure points at.
 
         Args:
             nodes: of the ranks, by rank, as far as they are known; SLURM's names.
@@ -181,17 +181,15 @@ class Outcome:
         """
         if self.suspect_rank is None and not self.silent_ranks:
             return self
-        blamed = self.silent_ranks if self.suspect_rank is None else (self.suspect_rank,)
-        unknown = [rank for rank in blamed if rank not in nodes]
-        if unknown and nodes and num_nodes > 1:
-            of_ranks = numbered("rank", unknown)
-            several = f"the nodes of {of_ranks} are unknown: they ended before they recorded them"
-            one = f"the node of {of_ranks} is unknown: it ended before it recorded it"
+        ranks = self.silent_ranks if self.suspect_rank is None else (self.suspect_rank,)
+        unlocated = [rank for rank in ranks if rank not in nodes]
+        if unlocated and nodes and num_nodes > 1:
             head, line_break, rest = self.report.partition("\n")
-            return replace(self, report=f"{head}; {several if len(unknown) > 1 else one}{line_break}{rest}")
-        suspects = tuple(sorted({nodes[rank] for rank in blamed if rank in nodes}))
-        everywhere = self.suspect_rank is None and len(suspects) >= num_nodes
-        return self if unknown or everywhere else replace(self, suspects=suspects)
+            remark = f"no start record names the node of {numbered('rank', unlocated)}"
+            return replace(self, report=f"{head}; {remark}{line_break}{rest}")
+        suspects = tuple(sorted({nodes[rank] for rank in ranks if rank in nodes}))
+        on_all_nodes = self.suspect_rank is None and len(suspects) >= num_nodes
+        return self if unlocated or on_all_nodes else replace(self, suspects=suspects)
 
     def explained_by(self, termination: Termination | None) -> Outcome:
         """Replace the reason by SLURM's reason for ending the job, if it gives a different one."""

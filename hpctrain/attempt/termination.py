@@ -98,11 +98,12 @@ def diagnose(received: int | None, record: JobRecord | None, *, restarts: int, n
         # a user signal is almost always SLURM's warning before the time limit
         reason = Reason.TIME_LIMIT if received in USER_SIGNALS else None
         return Termination(reason, f"SLURM didn't answer{suffix}")
-    # of a job that still runs, the count alone means nothing: it may have differed from the variable from the start
-    counted = record.restarts is not None and record.restarts > restarts and record.state is not JobState.RUNNING
+    killing = record.state is JobState.COMPLETING or record.state.is_finished or record.state.is_pending
+    # While the job runs, a higher count is no proof of a requeue: Restarts may have differed from SLURM_RESTART_COUNT
+    # since the job began.
+    counted = killing and record.restarts is not None and record.restarts > restarts
     # a job whose batch script SLURM takes for not started is back in the queue too, without being counted or cancelled
     requeued = counted or record.state.is_pending
-    killing = record.state is JobState.COMPLETING or record.state.is_finished or record.state.is_pending
     fields = _fields(record)
     if record.preempt_time is not None or requeued:
         # once SLURM is killing the job, EndTime isn't the deadline: the kill comes KillWait seconds after the signal

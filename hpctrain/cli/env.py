@@ -53,10 +53,10 @@ def _report(variables: Mapping[str, str]) -> dict[str, Any]:
         "environment": {
             item.name: getattr(environment, item.name)
             for item in fields(environment)
-            if item.name not in {"variables", "unreadable"}
+            if item.name not in {"variables", "unparsable"}
         },
         "variables": dict(sorted({**environment.variables, **shown}.items())),
-        "unreadable": dict(environment.unreadable),
+        "unparsable": dict(environment.unparsable),
     }
 
 
@@ -69,7 +69,7 @@ def _table(report: dict[str, Any]) -> str:
     }
     rows |= {name: _text(value) for name, value in report["environment"].items()}
     derived = "\n".join(f"  {name:<18}  {value}" for name, value in rows.items())
-    notes = dict.fromkeys(report["unreadable"], "  (ignored: its form is unknown)")
+    notes = dict.fromkeys(report["unparsable"], "  (ignored: it can't be parsed)")
     lines = (f"  {name}={value}{notes.get(name, '')}" for name, value in report["variables"].items())
     variables = "\n".join(lines) or "  (none)"
     return f"derived\n{derived}\nfrom\n{variables}"

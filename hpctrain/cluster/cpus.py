@@ -5,10 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from hpctrain.cluster.environment import ClusterEnvironment, Source
-from hpctrain.cluster.variables import Variables
-
-_ALLOCATED = ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE")
+from hpctrain.cluster.environment import ClusterEnvironment
 
 
 def cpu_threads(
@@ -20,22 +17,16 @@ def cpu_threads(
     """
     if "OMP_NUM_THREADS" in variables:
         return None
-    allocated = environment.source is Source.SLURM and bool({*variables} & set(_ALLOCATED))
-    if cpus_per_process is None and not allocated and environment.local_world_size == 1:
+    if cpus_per_process is None and environment.cpus is None and environment.local_world_size == 1:
         return None
     # more threads than cores slow a rank down: they spin while they wait
-    return cpu_cores(environment, cpus_per_process, variables)
+    return cpu_cores(environment, cpus_per_process)
 
 
-def cpu_cores(environment: ClusterEnvironment, cpus_per_process: int | None, variables: Mapping[str, str]) -> int:
+def cpu_cores(environment: ClusterEnvironment, cpus_per_process: int | None) -> int:
     """Cores of one rank: the configured number, else its share of the allocated cores or of the machine's."""
     if cpus_per_process is not None:
         return cpus_per_process
-    if environment.source is Source.SLURM:
-        # a form that a newer SLURM may have given them is no reason to fail
-        per_task, on_node = map(Variables(variables).number, _ALLOCATED)
-        if per_task:
-            return per_task
-        if on_node:
-            return max(1, on_node // environment.local_world_size)
+    if environment.cpus is not None:
+        return environment.cpus
     return max(1, len(os.sched_getaffinity(0)) // environment.local_world_size)

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from hpctrain.cluster import mpi, port, slurm_step, torchrun, unknown_launcher
 from hpctrain.cluster.slurm_step import SlurmJob, in_step, own_node
-from hpctrain.cluster.variables import Place, Variables
+from hpctrain.cluster.variables import Place, Variables, ignored_message
 
 
 class Source(StrEnum):
@@ -49,10 +49,12 @@ class ClusterEnvironment(Place):
     step_id: str | None
     """Number of the srun step to which this process belongs."""
     source: Source
+    cpus: int | None
+    """Cores that SLURM allocated to this rank; None outside of a step of srun, or if it is unknown."""
     variables: Mapping[str, str] = field(compare=False)
     """The environment variables from which this was derived."""
-    unreadable: Mapping[str, str] = field(compare=False)
-    """Those among them that hold something unexpected; none of them is needed."""
+    unparsable: Mapping[str, str] = field(compare=False)
+    """Those among them that were ignored, because their values can't be parsed and aren't needed."""
 
     @classmethod
     def from_environment(cls, variables: Mapping[str, str], *, master_port: int | None = None) -> ClusterEnvironment:
@@ -78,23 +80,21 @@ class ClusterEnvironment(Place):
             **asdict(place) | {"address_candidates": place.address_candidates or (place.master_addr,)},
             master_port=ports[0],
             port_candidates=ports,
-            node_name=own_node(read),
+            node_name=_node_name(read, source, place.nodes),
             job_id=job.job_id,
             array_task=job.array_task,
             restart_count=elastic if job.job_id is None else job.restart_count,
             step_id=job.step_id,
             source=source,
+            cpus=slurm_step.task_cpus(read, place.local_world_size) if source is Source.SLURM else None,
             variables=read.seen,
-            unreadable=read.unreadable,
+            unparsable=read.unparsable,
         )
 
     @property
-    def ignored(self) -> str:
-        """What to log about `unreadable`; empty if there is none."""
-        if not self.unreadable:
-            return ""
-        values = ", ".join(f"{name}={value}" for name, value in self.unreadable.items())
-        return f"ignoring {values}: the form is unknown to hpctrain, which works without it"
+    def ignored_message(self) -> str:
+        """A line for the log about `unparsable`; empty if there is nothing to say."""
+        return ignored_message(self.unparsable)
 
     @property
     def token(self) -> str:
@@ -128,7 +128,7 @@ def _source(variables: Variables) -> Source:
     if torchrun.is_complete(variables):
         return Source.TORCHRUN
     # without these, each of several processes would train the whole run alone
-    if (variables.number("WORLD_SIZE") or 1) > 1:
+    if variables.may_exceed_one("WORLD_SIZE"):
         torchrun.refuse_partial(variables)
     unknown_launcher.refuse(variables)
     return Source.SINGLE
@@ -149,6 +149,15 @@ def _place(variables: Variables, source: Source) -> Place:
             assert launcher is not None
             torchrun.refuse_contradiction(variables, launcher.rank, launcher.size, launcher.local_rank)
             return mpi.place(variables, launcher)
+
+
+def _node_name(variables: Variables, source: Source, nodes: tuple[str, ...]) -> str | None:
+    # launchers of MPI may pass the variables of another node on
+    if source not in {Source.SLURM, Source.TORCHRUN, Source.SINGLE}:
+        return None
+    name, number = own_node(variables), variables.number("SLURM_NODEID")
+    # SLURM_NODEID counts in the order of the list, whatever the order of the ranks is
+    return nodes[number] if name is None and source is Source.SLURM and nodes and number is not None else name
 
 
 def _single(variables: Variables) -> Place:

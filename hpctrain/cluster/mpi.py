@@ -121,7 +121,7 @@ def _started(variables: Variables, launcher: Launcher) -> bool:
             return False
         return any(variables.number(name) is not None for name in (launcher.rank, launcher.local_rank))
     names = launcher.variables if launcher.needs_all else (launcher.rank,)
-    return all(variables.text(name) is not None for name in names) and variables.exceeds_one(launcher.size)
+    return all(variables.text(name) is not None for name in names) and variables.may_exceed_one(launcher.size)
 
 
 def is_complete(variables: Variables, launcher: Launcher) -> bool:

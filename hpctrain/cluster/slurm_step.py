@@ -28,7 +28,7 @@ class SlurmJob:
     array_task: int | None = None
     restart_count: int = 0
     step_id: str | None = None
-    """Of the step of srun around this process; None in a batch script or a shell."""
+    """Id of the srun step that this process is a task of; None in a batch script or a shell."""
 
     @classmethod
     def read(cls, variables: Variables) -> SlurmJob:
@@ -53,7 +53,7 @@ class SlurmJob:
 
 
 def has_step_id(variables: Variables) -> bool:
-    """Whether SLURM has numbered the step around this process, which may be the batch script or a shell."""
+    """Whether SLURM_STEP_ID is set, and a number. Batch scripts and shells may have one, too."""
     step = variables.text("SLURM_STEP_ID")
     if step is None or _STEP_ID.fullmatch(step):
         return step is not None
@@ -67,9 +67,9 @@ def in_step(variables: Variables) -> bool:
     if step is None:
         return False
     if not has_step_id(variables):
-        # a batch script has no number of tasks, and the shell of an allocation has 1
-        return variables.exceeds_one("SLURM_STEP_NUM_TASKS")
-    # SLURM 26.05 prints it as a signed number: -5 in a batch script, which was 4294967291
+        # SLURM_STEP_NUM_TASKS is unset in a batch script, and 1 in the shell of an allocation
+        return variables.may_exceed_one("SLURM_STEP_NUM_TASKS")
+    # SLURM 26.05 prints it as a signed number: -5 in a batch script, where older versions print 4294967291
     if int(step) % 2**32 >= _FIRST_SPECIAL_STEP:
         return False
     if variables.text("SLURM_PTY_PORT") is None:
@@ -77,7 +77,7 @@ def in_step(variables: Variables) -> bool:
     # A shell from `srun --pty` has SLURM_PTY_PORT, and so has every step and every job that is started from it. SLURM
     # 22.05 tells them apart by another variable, 24.11 by none. A step of one task is taken for a shell, which makes no
     # difference to its place.
-    return variables.exceeds_one("SLURM_STEP_NUM_TASKS") and not _is_shell(variables.number("SLURM_TASK_PID"))
+    return variables.may_exceed_one("SLURM_STEP_NUM_TASKS") and not _is_shell(variables.number("SLURM_TASK_PID"))
 
 
 def _is_shell(task: int | None) -> bool:
@@ -101,7 +101,7 @@ def _is_shell(task: int | None) -> bool:
 def job_nodes(variables: Variables) -> tuple[str, ...]:
     """The names of the nodes of the step, or of the job if there is no step; empty outside an allocation.
 
-    Also empty if they can't be read.
+    Also empty if they can't be parsed.
     """
     name = "SLURM_STEP_NODELIST" if in_step(variables) else "SLURM_JOB_NODELIST"
     value = variables.text(name)
@@ -112,13 +112,36 @@ def job_nodes(variables: Variables) -> tuple[str, ...]:
         return ()
 
 
+def needed_job_nodes(variables: Variables) -> tuple[str, ...]:
+    """Like `job_nodes`, for a batch script, which starts tasks on them.
+
+    Raises:
+        ClusterEnvironmentError: they can't be parsed.
+    """
+    text = variables.needed_text("SLURM_JOB_NODELIST", "SLURM_JOB_ID")
+    return tuple(nodelist.expand(text, variable="SLURM_JOB_NODELIST"))
+
+
+def task_cpus(variables: Variables, local_world_size: int) -> int | None:
+    """Cores that SLURM allocated to a task; None if it is unknown.
+
+    Args:
+        variables: of the task.
+        local_world_size: tasks of the step on this node.
+    """
+    if per_task := variables.number("SLURM_CPUS_PER_TASK"):
+        return per_task
+    on_node = variables.number("SLURM_CPUS_ON_NODE")
+    return max(1, on_node // local_world_size) if on_node else None
+
+
 def own_node(variables: Variables) -> str | None:
     """SLURM's name for this process's node, which may differ from the host name; None outside of SLURM."""
     return variables.text("SLURMD_NODENAME")
 
 
 def has_one_task_per_node(variables: Variables) -> bool:
-    """Whether the step around this process has one task on each node, or doesn't tell."""
+    """Whether each node of the step has one task, or SLURM_STEP_TASKS_PER_NODE is unset or can't be parsed."""
     counts = variables.text("SLURM_STEP_TASKS_PER_NODE")
     try:
         return counts is None or set(nodelist.tasks_per_node(counts)) == {1}
@@ -153,8 +176,9 @@ def place(variables: Variables) -> Place:
         )
     names = _names(variables, len(counts))
     _refuse_loopback(variables, len(counts))
-    # of the ranks on a node, the lowest is the first: this node has ranks 0 to `rank` if they are equal
-    addresses = _addresses(variables, names, node_rank, has_zero=rank == local_rank)
+    # local ranks follow the order of ranks: if both numbers are equal, ranks 0 to `rank` are all on this node
+    own = names[node_rank] if names and rank == local_rank else None
+    addresses = _addresses(variables, names[:1] if _follows_node_list(variables) else names, own)
     return Place(
         rank=rank,
         local_rank=local_rank,
@@ -169,27 +193,28 @@ def place(variables: Variables) -> Place:
 
 
 def _names(variables: Variables, num_nodes: int) -> tuple[str, ...]:
-    """The names of the step's nodes; empty if they can't be read, and aren't needed."""
+    """The names of the step's nodes; empty if they can't be parsed, and aren't needed."""
     try:
         text = variables.needed_text("SLURM_STEP_NODELIST", _BECAUSE)
         names = tuple(nodelist.expand(text, variable="SLURM_STEP_NODELIST"))
+        if len(names) != num_nodes:
+            raise variables.error(
+                "expected SLURM_STEP_NODELIST and SLURM_STEP_TASKS_PER_NODE to list the same number of nodes; "
+                f"{_UNSET}",
+                *("SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE"),
+            )
     except ClusterEnvironmentError:
         if num_nodes > 1 and variables.text("MASTER_ADDR") is None:
             raise
         if variables.text("SLURM_STEP_NODELIST") is not None:
             variables.ignore("SLURM_STEP_NODELIST")
         return ()
-    if len(names) != num_nodes:
-        raise variables.error(
-            f"expected SLURM_STEP_NODELIST and SLURM_STEP_TASKS_PER_NODE to list the same number of nodes; {_UNSET}",
-            *("SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE"),
-        )
     return names
 
 
 def _refuse_loopback(variables: Variables, num_nodes: int) -> None:
-    given = variables.text("MASTER_ADDR")
-    if given is not None and num_nodes > 1 and is_loopback(given):
+    master_addr = variables.text("MASTER_ADDR")
+    if master_addr is not None and num_nodes > 1 and is_loopback(master_addr):
         raise variables.error(
             "expected MASTER_ADDR to reach rank zero from every node of SLURM_STEP_NODELIST, got a loopback address; "
             "unset MASTER_ADDR",
@@ -197,26 +222,26 @@ def _refuse_loopback(variables: Variables, num_nodes: int) -> None:
         )
 
 
-def _addresses(variables: Variables, names: tuple[str, ...], node_rank: int, *, has_zero: bool) -> tuple[str, ...]:
+def _addresses(variables: Variables, names: tuple[str, ...], own: str | None) -> tuple[str, ...]:
     """The nodes on which rank zero may be, the likeliest first.
 
     Args:
         variables: of this process.
-        names: of the step's nodes.
-        node_rank: of this process's node.
-        has_zero: whether rank zero is on that node.
+        names: of the nodes that come into question.
+        own: this process's node, if rank zero is there; None if that isn't known.
     """
-    given = variables.text("MASTER_ADDR")
-    if given is not None:
-        return (given,)
-    if not names:
-        return ("127.0.0.1",)
-    if has_zero:
-        return (names[node_rank],)
-    # Cyclic and plane distribution put rank zero on the first node. So did block before SLURM 26.05, where its tasks
-    # follow the switches (_task_layout_topo in slurm_step_layout.c), and no variable names the first node.
+    if (master_addr := variables.text("MASTER_ADDR")) is not None:
+        return (master_addr,)
+    return (own,) if own is not None else names or ("127.0.0.1",)
+
+
+def _follows_node_list(variables: Variables) -> bool:
+    """Whether rank zero is certainly on the first node of the step's list."""
     distribution = variables.text("SLURM_DISTRIBUTION") or ""
-    by_switch = "." in (variables.text("SLURM_TOPOLOGY_ADDR_PATTERN") or "")
-    if distribution.startswith("arbitrary") or (by_switch and not distribution.startswith(("cyclic", "plane"))):
-        return names
-    return names[:1]
+    if distribution.startswith(("arbitrary", "cyclic", "plane")):
+        return not distribution.startswith("arbitrary")
+    # Block distribution put it there, too, before SLURM 26.05. Since then its tasks follow the switches
+    # (_task_layout_topo in slurm_step_layout.c), and no variable names the node. SLURM_TOPOLOGY_ADDR_PATTERN shows only
+    # the switches of the cluster's default topology, so versions that are about as new, with a SLUID, are in doubt too.
+    has_switches = "." in (variables.text("SLURM_TOPOLOGY_ADDR_PATTERN") or "")
+    return not has_switches and variables.text("SLURM_JOB_SLUID") is None

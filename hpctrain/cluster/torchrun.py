@@ -24,7 +24,7 @@ def is_complete(variables: Variables) -> bool:
 
 def refuse_partial(variables: Variables) -> None:
     """Raise if only some of a rank's variables are set."""
-    there = [name for name in _PLACE if variables.number(name) is not None]
+    there = [name for name in _PLACE if variables.text(name) is not None]
     if there:
         missing = [name for name in _ALL if variables.text(name) is None]
         raise variables.error(
@@ -88,7 +88,8 @@ def _local_world_size(variables: Variables, world_size: int) -> int:
     ):
         return world_size
     raise variables.error(
-        "expected LOCAL_WORLD_SIZE, the number of ranks on this node, in addition to WORLD_SIZE; set it",
+        "expected LOCAL_WORLD_SIZE to be the number of ranks on this node, in addition to WORLD_SIZE; set it",
         "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
         "MASTER_ADDR",
     )

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from hpctrain.errors import ClusterEnvironmentError
 
+_START = "start the ranks with a launcher that sets it, such as srun or torchrun"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
@@ -27,8 +29,8 @@ class Place:
     master_addr: str
     """Host name or address of rank zero's node, as the other nodes reach it."""
     address_candidates: tuple[str, ...] = ()
-    """Nodes to try in turn, `master_addr` first. Several if no variable names rank zero's: SLURM 26.05 places ranks in
-    the order of the cluster's switches. Empty stands for `master_addr` alone."""
+    """Nodes where rank zero may be, `master_addr` first; empty means `master_addr` alone. There are several if no
+    variable names rank zero's node, as on SLURM 26.05, which may place ranks in the order of the switches."""
     nodes: tuple[str, ...] = ()
     """Names of the nodes, node rank 0 first; empty if unknown."""
 
@@ -36,21 +38,21 @@ class Place:
 class Variables:
     """A mapping of environment variables that checks each value it reads.
 
-    A value that hpctrain needs raises an error if it can't be read. Any other may hold anything: newer versions of a
-    launcher write some of them differently, and a run must not end for that.
+    A value that hpctrain needs raises an error if it can't be parsed. Any other is recorded and ignored: newer
+    launchers format some of them differently, and that must not end a run.
 
     Args:
         mapping: such as `os.environ`.
 
     Attributes:
         seen: the variables that were read and set, with their values.
-        unreadable: those among them that hold something unexpected, and that hpctrain works without.
+        unparsable: those among them that were ignored, because their values can't be parsed and aren't needed.
     """
 
     def __init__(self, mapping: Mapping[str, str]) -> None:
         self._mapping = mapping
         self.seen: dict[str, str] = {}
-        self.unreadable: dict[str, str] = {}
+        self.unparsable: dict[str, str] = {}
 
     def text(self, name: str) -> str | None:
         """The value of `name`, or None if it is unset or empty."""
@@ -79,17 +81,17 @@ class Variables:
             return None
         return value
 
-    def exceeds_one(self, name: str) -> bool:
-        """Whether the number in `name` is above 1, or can't be read.
+    def may_exceed_one(self, name: str) -> bool:
+        """Whether a number of processes is above 1, or can't be parsed.
 
-        Several processes that each took themselves for the only one would train the same run; so the caller takes them
-        for ranks, whose place then raises the error about this variable.
+        In doubt there are several: if each believed that it was alone, all of them would train the run. Deriving the
+        place of such a process then raises an error about this variable.
         """
         return self.text(name) is not None and self.number(name) not in {0, 1}
 
     def ignore(self, name: str) -> None:
-        """Note that a variable holds something that can't be used, and isn't needed."""
-        self.unreadable[name] = self._mapping[name]
+        """Record that the value of a variable can't be parsed, and isn't needed."""
+        self.unparsable[name] = self._mapping[name]
 
     def needed_text(self, name: str, because: str) -> str:
         """The value of a variable that must be set.
@@ -115,7 +117,7 @@ class Variables:
         self.needed_text(name, because)
         value = self.number(name)
         if value is None:
-            raise self.error(f"expected {name} to be a whole number from 0 up; unset it or correct it", name)
+            raise self.error(f"expected {name} to be a whole number from 0 up; correct it, or {_START}", name)
         return value
 
     def needed_port(self, name: str, because: str) -> int:
@@ -123,7 +125,7 @@ class Variables:
         self.needed_text(name, because)
         value = self.port(name)
         if value is None:
-            raise self.error(f"expected {name} to be a port from 1 to 65535; unset it or correct it", name)
+            raise self.error(f"expected {name} to be a port from 1 to 65535; correct it, or {_START}", name)
         return value
 
     def require_below(self, small: str, large: str) -> None:
@@ -153,6 +155,12 @@ class Variables:
 
     def _missing(self, name: str, because: str) -> ClusterEnvironmentError:
         return self.error(f"expected {name} in addition to {because}; set {name}, or unset {because}", because)
+
+
+def ignored_message(values: Mapping[str, str]) -> str:
+    """A line for the log about variables that were ignored, with their values; empty without any."""
+    shown = ", ".join(f"{name}={value}" for name, value in values.items())
+    return f"ignoring {shown}: hpctrain can't parse this, and doesn't need it" if shown else ""
 
 
 def is_loopback(address: str) -> bool:

@@ -31,8 +31,10 @@ HANDSHAKE_S = 5.0
 """Seconds for one connection to a candidate port: another program may listen there and never answer."""
 FOLDER_POLL_S = 0.005
 """Seconds between two checks for rank zero's folder; short, because a check is cheap and waiting delays every start."""
+OTHERS_AFTER_S = 1.0
+"""Seconds after which a rank tries other nodes than the likeliest: by then, rank zero usually listens there."""
 OTHER_NODES = 8
-"""Nodes besides the likeliest to try before each pause, where no variable names rank zero's: all ranks try them."""
+"""How many nodes besides the likeliest a rank tries between two pauses: few, since every rank does so."""
 CHOSEN_PORT_SPARES = 5
 """Number of ports to try, starting with the one that the user chose."""
 FILE_S = 60.0
@@ -53,8 +55,8 @@ def meet(
     Its name follows from secret and token. Once all ranks have opened the file, rank zero removes it.
 
     On several machines, rank zero listens on the first free one of the environment's candidate ports and proves there
-    that it knows the secret. The other ranks try the candidates in turn, on each node that may be rank zero's, and stay
-    where they find the proof, so that a port in use, even by another run, costs a moment and not the run. torchrun's
+    that it knows the secret. The other ranks try the candidates in turn, on each node that may be rank zero's, and use
+    the store with the proof, so that a port in use, even by another run, costs a moment and not the run. torchrun's
     own store isn't used: after a restart it would still hold the keys of the previous ranks, and the nodes don't share
     a restart number.
 
@@ -228,13 +230,15 @@ def _listen(address: str, ports: Sequence[int], timeout_s: float) -> Store:
 def _connect(
     addresses: Sequence[str], ports: Sequence[int], handshake: Handshake, timeout_s: float
 ) -> tuple[Store, bytes]:
-    deadline = time.monotonic() + timeout_s
+    began = time.monotonic()
+    deadline = began + timeout_s
     likeliest, *others = addresses
     in_turn = itertools.cycle(others)
     problem = "nothing listens there yet"
     stranger = ""
     while time.monotonic() < deadline:
-        nodes = (likeliest, *itertools.islice(in_turn, min(len(others), OTHER_NODES)))
+        count = min(len(others), OTHER_NODES) if time.monotonic() - began > OTHERS_AFTER_S else 0
+        nodes = (likeliest, *itertools.islice(in_turn, count))
         for address, port in itertools.product(nodes, ports):
             try:
                 probe(address, port)
@@ -247,7 +251,7 @@ def _connect(
                 return found
             stranger = f"the program on port {port} of {address} is not this run's rank zero, or has a different secret"
         time.sleep(PAUSE_S)
-    where = f"any of {listed(addresses)}" if others else likeliest
+    where = f"any of the nodes {listed(addresses)}" if others else likeliest
     # the network is not to blame if it has carried an answer
     network = "if rank zero is waiting too, set cluster.network_interface to the interface that connects the nodes"
     raise RendezvousError(

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from hpctrain.cluster.slurm_step import job_nodes
+from hpctrain.cluster.slurm_step import needed_job_nodes
 from hpctrain.cluster.variables import Variables
 from hpctrain.config.resources import resources_of
 from hpctrain.config.stored import load_run
@@ -24,7 +24,7 @@ from hpctrain.errors import ERROR_PREFIX, ExitCode, HpctrainError
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.run.directory import umask_of
 from hpctrain.run.secret import discard_secret, write_secret
-from hpctrain.supervise.step import COMPLAINT, NOT_OF_INTEREST, srun_options
+from hpctrain.supervise.step import COMPLAINT, NOT_OF_INTEREST, srun_environ, srun_options
 
 NODES_S = 40.0
 NODES_S_EACH = 0.5
@@ -55,7 +55,7 @@ class JobSteps:
         self._plan = RunPlan(config, folder.as_run, resources_of(config))
         # what the image has doesn't matter to what is measured
         self._python = self._plan.slurm.node_python or sys.executable
-        self._record = JobRecord(nodes=job_nodes(Variables(environ)))
+        self._record = JobRecord(nodes=needed_job_nodes(Variables(environ)))
 
     def run(self) -> None:
         """Ask the nodes, then let ranks measure on those that work.
@@ -125,7 +125,7 @@ class JobSteps:
         complaints: list[str] = []
         with subprocess.Popen(
             command,
-            env=dict(self._environ),
+            env=srun_environ(self._plan, self._environ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

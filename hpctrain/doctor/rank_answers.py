@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,7 +44,11 @@ class RankAnswers:
         return [Pair.from_record(record) for record in self.measured.get("pairs", ())]
 
     def node_of(self, rank: int) -> str:
-        """The node of a rank, by its own record, or else by the usual distribution."""
-        if rank in self.records:
-            return str(self.records[rank]["node"])
-        return self.job.rank_nodes[rank // self.processes_per_node]
+        """The node of a rank that left a record."""
+        return str(self.records[rank]["node"])
+
+    @property
+    def incomplete_nodes(self) -> tuple[str, ...]:
+        """The nodes on which ranks left no record."""
+        recorded = Counter(map(self.node_of, self.records))
+        return tuple(node for node in self.job.rank_nodes if recorded[node] < self.processes_per_node)

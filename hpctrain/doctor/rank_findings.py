@@ -38,7 +38,7 @@ def _unstarted(answers: RankAnswers) -> Iterator[Finding]:
     missing = [rank for rank in range(answers.world_size) if rank not in answers.records]
     if not missing:
         return
-    nodes = tuple(dict.fromkeys(map(answers.node_of, missing)))
+    nodes = answers.incomplete_nodes
     said = "; ".join([*[*answers.last_lines.values()][:1], *answers.job.complaints.get("ranks", [])[:4]])
     yield Finding(
         check="ranks",

@@ -108,13 +108,13 @@ def _nodes_and_tasks(run: RunPlan) -> dict[str, Any]:
 def _additional(run: RunPlan, log: str, start: Mapping[str, str]) -> dict[str, Any]:
     cluster = run.slurm
     typed: dict[str, Any] = {name.replace("_", "-"): value for name, value in cluster.sbatch.items()}
-    requeue = typed.pop("requeue", True)  # SLURM 25.11 knows --requeue=expedite
+    requeue = typed.pop("requeue", None)  # or the text "expedite", from SLURM 25.11 on
     if typed.get("no-requeue"):
         requeue = False
     ours = {
         "output": log,
         "signal": f"{cluster.signal}@{cluster.signal_delay_s}",
-        "requeue" if requeue else "no-requeue": requeue or True,
+        "no-requeue" if requeue is False else "requeue": requeue or True,
         "reservation": cluster.reservation,
         "no-kill": True if run.outlives_a_node else None,
         **start,

@@ -38,7 +38,7 @@ from hpctrain.run.directory import RunDirectory, umask_of
 from hpctrain.run.handover import Handover
 from hpctrain.run.process import end_with_parent, process_age_s
 from hpctrain.run.reason import Reason
-from hpctrain.run.start_record import address_of_rank_zero, record_start
+from hpctrain.run.start_record import StartRecord, address_of_rank_zero
 from hpctrain.run.times import Times
 from hpctrain.run.written_files import written_files
 from hpctrain.terminal import VisibleFormatter, visible
@@ -79,6 +79,9 @@ def run_program(directory: RunDirectory) -> int:
         return ExitCode.FINISHED
     except HangError:
         return ExitCode.FAILED
+    except TimeoutError as error:  # rank zero's start record didn't come
+        log.error("%s", error)
+        rank.write_exit_record(Reason.INFRASTRUCTURE, message=str(error), blames_peer=True)
     except HpctrainError as error:
         log.error("%s", error)
         rank.write_exit_record(Reason.FAILED, message=str(error))
@@ -104,7 +107,7 @@ def _this_rank(directory: RunDirectory) -> ProgramRank:
         raise ConfigError("run", directory.path, problem, f"python -m hpctrain resume {directory.as_typed}")
     end_with_parent(handover.parent)
     environment = ClusterEnvironment.from_environment(os.environ, master_port=config.cluster.master_port)
-    record_start(directory.claim(handover.attempt), environment)
+    StartRecord.of_this_process(environment).write(directory.claim(handover.attempt))
     return ProgramRank(
         config=config,
         directory=directory,
@@ -126,16 +129,21 @@ def _deadline(variables: Mapping[str, str]) -> float | None:
 
 
 def _run(rank: ProgramRank, times: Times, signals: Signals) -> int:
-    early = [number for number in signals.read() if number != signal.SIGCHLD]
-    if early:
+    early: list[signal.Signals] = []
+
+    def is_stopped() -> bool:
+        early.extend(number for number in signals.read() if number != signal.SIGCHLD)
+        return bool(early)
+
+    address = address_of_rank_zero(rank.claim_folder, rank.environment, is_stopped)
+    if is_stopped():
         log.info("%s received before the program was started", early[-1].name)
         rank.write_exit_record(Reason.INTERRUPTED, stop_signal=early[-1])
         return ExitCode.FINISHED
-    if rank.is_rank_zero and rank.environment.ignored:
-        log.warning("%s", rank.environment.ignored)
+    if rank.is_rank_zero and rank.environment.ignored_message:
+        log.warning("%s", rank.environment.ignored_message)
     events = EventPipe(rank.session)
     records = Records(rank, times, events) if rank.is_rank_zero else None
-    address = address_of_rank_zero(rank.claim_folder, rank.environment)
     rank = replace(rank, environment=replace(rank.environment, master_addr=address))
     variables = program_variables(rank, os.environ)
     command = command_of(rank.config)

@@ -105,20 +105,22 @@ def _of_node(rank: ProgramRank, variables: dict[str, str]) -> dict[str, str]:
     for name in [name for name in variables if name in _OF_EACH_RANK or name.startswith("TORCHELASTIC_")]:
         del variables[name]
     place = rank.environment
+    # one rank per node, so this is the node's number in the order of the ranks, whose first node is MASTER_ADDR
+    node_rank = place.rank
     resources = resources_of(rank.config, variables)
     spawned = resources.spawned_per_node or 1
     found = {
-        "NODE_RANK": place.node_rank,
-        "GROUP_RANK": place.node_rank,
+        "NODE_RANK": node_rank,
+        "GROUP_RANK": node_rank,
         "GROUP_WORLD_SIZE": place.num_nodes,
         "MASTER_ADDR": place.master_addr,
         "MASTER_PORT": place.master_port,
         "PET_NNODES": place.num_nodes,
         "PET_NPROC_PER_NODE": spawned,
-        "PET_NODE_RANK": place.node_rank,
+        "PET_NODE_RANK": node_rank,
         "PET_MASTER_ADDR": place.master_addr,
         "PET_MASTER_PORT": place.master_port,
     }
     if spawned > 1 and "OMP_NUM_THREADS" not in variables:
-        found["OMP_NUM_THREADS"] = max(1, cpu_cores(place, resources.cpus_per_process, variables) // spawned)
+        found["OMP_NUM_THREADS"] = max(1, cpu_cores(place, resources.cpus_per_process) // spawned)
     return {name: str(value) for name, value in found.items()}

@@ -1,7 +1,7 @@
-"""The record that each rank of a launcher writes when it begins: only the rank knows its node for certain.
+"""The record that each rank writes when it begins, because only the rank itself knows its node for certain.
 
-SLURM 26.05 gives tasks to nodes in the order of the cluster's switches, and users may choose another distribution, so a
-node doesn't follow from the number of a rank.
+A rank's node can't be computed from its number: SLURM 26.05 places tasks in the order of the cluster's switches, and
+users may choose another distribution.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from hpctrain.files import read_json, write_json
 from hpctrain.run.record_fields import COUNT, TEXT, TIME, describe_wrong_field
 
 RANK_ZERO_S = 60.0
-"""Seconds to wait for rank zero's record: srun may start the tasks of a large step one after another."""
+"""Seconds to wait for rank zero's record: srun may take long to start the tasks of a large step."""
 _FIELD_TYPES = {"rank": COUNT, "node": TEXT, "host": TEXT, "pid": COUNT, "time": TIME}
 
 log = logging.getLogger("hpctrain.run")
@@ -27,13 +28,13 @@ log = logging.getLogger("hpctrain.run")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartRecord:
-    """The beginning of one rank.
+    """The beginning of one rank that hpctrain launched.
 
     Attributes:
         rank: its global rank.
-        node: SLURM's name for its node, as `--exclude` takes it; empty outside of SLURM.
-        host: the name of its machine, which may differ.
-        pid: its process on that machine.
+        node: SLURM's name for its node, which `sbatch --exclude` takes; empty outside of SLURM.
+        host: its host name, which may differ from `node`.
+        pid: its process id on that host.
         time: epoch seconds.
     """
 
@@ -43,14 +44,15 @@ class StartRecord:
     pid: int
     time: float
 
-    @staticmethod
-    def path(claim: Path, rank: int) -> Path:
-        """The file of a rank's record in the claim of its attempt."""
-        return claim / f"start_{rank}.json"
+    @classmethod
+    def of_this_process(cls, environment: ClusterEnvironment) -> StartRecord:
+        """The record of this process, which begins now as the rank of an environment."""
+        node, host = environment.node_name or "", socket.gethostname()
+        return cls(rank=environment.rank, node=node, host=host, pid=os.getpid(), time=time.time())
 
     @classmethod
     def read(cls, path: Path) -> StartRecord | None:
-        """Read a record; None if it is absent, or can't be read."""
+        """Read a record; None if it is absent, or can't be parsed."""
         try:
             fields = read_json(path)
             if describe_wrong_field(fields, _FIELD_TYPES, required=tuple(_FIELD_TYPES)):
@@ -59,51 +61,57 @@ class StartRecord:
         except (OSError, RunDirectoryError, TypeError):
             return None
 
+    def write(self, claim: Path) -> None:
+        """Write the record into the attempt's claim; file system errors are logged, not raised."""
+        try:
+            write_json(_path(claim, self.rank), asdict(self), durable=False)
+        except OSError as error:
+            advice = "if this rank fails, its node can't be identified"
+            log.warning("can't write the start record of rank %d on %s (%s): %s", self.rank, self.host, error, advice)
 
-def record_start(claim: Path, environment: ClusterEnvironment) -> None:
-    """Record that this process begins as a rank; an error of the file system is only logged.
+
+def nodes_by_rank(claim: Path) -> dict[int, str]:
+    """SLURM's names for the nodes of the ranks that have recorded their start.
 
     Args:
-        claim: of its attempt.
-        environment: its place.
+        claim: of the attempt.
     """
-    record = StartRecord(
-        rank=environment.rank,
-        node=environment.node_name or "",
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        time=time.time(),
-    )
-    try:
-        write_json(StartRecord.path(claim, record.rank), asdict(record), durable=False)
-    except OSError as error:
-        log.warning("the start of rank %d on %s can't be recorded: %s", record.rank, record.host, error)
-
-
-def node_of_ranks(claim: Path) -> dict[int, str]:
-    """SLURM's names for the nodes of the ranks that have begun, by rank."""
     records = filter(None, map(StartRecord.read, claim.glob("start_*.json")))
     return {record.rank: record.node for record in records if record.node}
 
 
-def address_of_rank_zero(claim: Path, environment: ClusterEnvironment, within_s: float = RANK_ZERO_S) -> str:
-    """The node of rank zero; if no variable names it, wait for rank zero's start record.
+def address_of_rank_zero(
+    claim: Path, environment: ClusterEnvironment, is_stopped: Callable[[], bool], timeout_s: float = RANK_ZERO_S
+) -> str:
+    """Rank zero's node; if no variable names it, wait for rank zero's start record.
 
     Args:
-        claim: of the attempt, in which this rank has recorded its start.
+        claim: of the attempt.
         environment: this rank's place.
-        within_s: seconds to wait; after that, the likeliest node is returned.
+        is_stopped: whether this rank is to end, which ends the wait with the likeliest node.
+        timeout_s: bound in seconds on the wait.
+
+    Raises:
+        TimeoutError: rank zero wrote no record in time.
     """
     if len(environment.address_candidates) == 1:
         return environment.master_addr
-    deadline, pause_s = time.monotonic() + within_s, 0.02
-    while (record := StartRecord.read(StartRecord.path(claim, 0))) is None or not record.node:
+    this_process = StartRecord.of_this_process(environment)
+    deadline, pause_s = time.monotonic() + timeout_s, 0.02
+    while (record := StartRecord.read(_path(claim, 0))) is None or not record.node:
+        if is_stopped():
+            return environment.master_addr
         if time.monotonic() >= deadline:
-            name = environment.master_addr
-            log.warning("rank zero recorded no start in %.0f s; see its log; MASTER_ADDR will be %s", within_s, name)
-            return name
+            raise TimeoutError(
+                f"expected rank zero's start record, which names its node, within {timeout_s:.0f} s; see rank zero's "
+                "log, and check that its node can write into the run directory"
+            )
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, 2.0)
-        # an NFS client remembers for half a minute that a file is missing, unless it changes the folder itself
-        record_start(claim, environment)
+        # An NFS client remembers for about 30 s that a file is missing, unless it changes the folder itself.
+        this_process.write(claim)
     return record.node
+
+
+def _path(claim: Path, rank: int) -> Path:
+    return claim / f"start_{rank}.json"

@@ -23,7 +23,7 @@ _PLAIN = {
     "Priority": "jobs with a higher priority come first; a shorter time limit may fit into a gap",
     "Dependency": "it waits for another job to end",
     "DependencyNeverSatisfied": "the job that it depends on ended differently, so it will never start: cancel it",
-    "BeginTime": "its earliest start time is in the future; SLURM delays a requeued job, by about two minutes by default",
+    "BeginTime": "its earliest start time is in the future; SLURM delays a requeued job, for two minutes by default",
     "JobArrayTaskLimit": "its array already runs as many tasks as cluster.max_parallel_runs allows",
     "PartitionTimeLimit": "it asks for more time than the partition allows; lower cluster.time_limit_min or change "
     "cluster.partition",

@@ -32,18 +32,17 @@ def number(value: str) -> int:
 
 
 def optional_number(value: str) -> int | None:
-    """Parse a whole number; None if it isn't one, which is logged: newer versions of SLURM may print something else."""
+    """Parse a whole number that hpctrain can do without; None if it isn't one, which is logged."""
     try:
         return number(value)
-    except SchedulerError as error:
-        log.warning("%s; hpctrain works without it", error)
+    except SchedulerError:
+        log.warning("can't parse the number %r in SLURM's answer; treating it as unknown", value)
         return None
 
 
 def moment(value: str) -> int | None:
     """Parse a time in seconds since the epoch, as `command.run` has SLURM print it; None if there is none."""
-    given = text(value)
-    return (optional_number(given) or None) if given else None
+    return (optional_number(value) or None) if text(value) else None
 
 
 def array_tasks(job_id: str) -> list[str]:

@@ -75,7 +75,7 @@ class JobState(StrEnum):
         try:
             return cls(name)
         except ValueError:
-            log.warning("SLURM shows a job in the state %s, which hpctrain doesn't know: it counts as running", name)
+            log.warning("a job is in state %s, which this hpctrain doesn't know; treating the job as running", name)
             return cls.UNKNOWN
 
 

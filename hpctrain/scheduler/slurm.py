@@ -12,7 +12,7 @@ from dataclasses import replace
 from hpctrain.errors import SchedulerError, SchedulerMissingError
 from hpctrain.scheduler import answers, fields, settings
 from hpctrain.scheduler.command import UnknownJobError, run
-from hpctrain.scheduler.job import JobRecord
+from hpctrain.scheduler.job import JobRecord, JobState
 from hpctrain.scheduler.settings import Association, Partition, Settings
 
 COMMAND_TIMEOUT_S = 20.0
@@ -232,7 +232,9 @@ class Slurm:
         except SchedulerError:
             # SLURM rejects a requeue if it has requeued the job itself, as after a preemption without grace time
             record = None if restarts is None else self.show(job_id)
-            if record is None or not (record.state.is_pending or (record.restarts or 0) > (restarts or 0)):
+            if record is None or record.state is JobState.RUNNING:
+                raise
+            if not (record.state.is_pending or (record.restarts or 0) > (restarts or 0)):
                 raise
 
     def delay(self, job_id: str, job_ids: Sequence[str], seconds: float) -> None:

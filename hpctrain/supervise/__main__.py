@@ -22,6 +22,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hpctrain.cluster.environment import ClusterEnvironment, is_rank
+from hpctrain.cluster.slurm_step import SlurmJob
+from hpctrain.cluster.variables import Variables
 from hpctrain.config.cluster import Slurm as SlurmCluster
 from hpctrain.config.program import split_command
 from hpctrain.config.resources import resources_of
@@ -34,6 +36,7 @@ from hpctrain.run.ledger import Ledger
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.search.record import sweep_is_over
 from hpctrain.supervise.allocation import allocation_overrides
+from hpctrain.supervise.requeuer import forbid_requeue
 from hpctrain.supervise.supervisor import STORAGE_ERRORS, STORAGE_S, Supervisor
 from hpctrain.terminal import guard_output
 
@@ -61,8 +64,8 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         plan = plan_run(arguments, environ)
         os.umask(umask_of(plan.config.mode))
         log_to_stdout()
-        if ignored := ClusterEnvironment.from_environment(environ).ignored:
-            log.info("%s", ignored)
+        if message := ClusterEnvironment.from_environment(environ).ignored_message:
+            log.warning("%s", message)
         if not Ledger(plan.directory).last_claim() and sweep_is_over(plan.directory, time.time()):
             log.info("the time of the sweep is over (sweep.time_limit_min), so the run isn't started")
             return ExitCode.FINISHED
@@ -71,6 +74,10 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         return supervisor.run()
     except HpctrainError as error:
         print(f"{ERROR_PREFIX}{error}", file=sys.stderr)
+        # an error of the environment may mean that the job isn't one of hpctrain's
+        job_id = SlurmJob.read(Variables(environ)).job_id
+        if job_id is not None and not isinstance(error, ClusterEnvironmentError):
+            forbid_requeue(Slurm(environ), job_id)
         return error.exit_code
 
 
@@ -89,6 +96,8 @@ def plan_run(arguments: Sequence[str], environ: Mapping[str, str]) -> RunPlan:
     options = parser.parse_intermixed_args(typed)
     words: list[str] = options.words
     environment = ClusterEnvironment.from_environment(environ)
+    if "SLURM_JOB_ID" in environment.unparsable:
+        raise Variables(environ).error("expected SLURM_JOB_ID to be a whole number in a batch script", "SLURM_JOB_ID")
     if environment.job_id is None or is_rank(environ):
         elsewhere = (
             f"{'run ' if '--' in arguments else ''}cluster=slurm KEY=VALUE ...{' -- COMMAND' * ('--' in arguments)}"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hpctrain.cluster.nodelist import tasks_per_node
-from hpctrain.cluster.variables import Variables
+from hpctrain.cluster.variables import Variables, ignored_message
 from hpctrain.errors import ClusterEnvironmentError
+
+log = logging.getLogger("hpctrain.supervise")
 
 
 @dataclass
@@ -85,4 +88,6 @@ def allocation_overrides(environ: Mapping[str, str], words: Sequence[str]) -> li
         "cluster.gpus_per_node": variables.number("SLURM_GPUS_ON_NODE"),
         "cluster.cpus_per_process": variables.number("SLURM_CPUS_PER_TASK"),
     }
+    if message := ignored_message(variables.unparsable):
+        log.warning("%s", message)
     return found + [f"{key}={value}" for key, value in values.items() if value is not None]

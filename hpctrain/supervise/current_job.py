@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import signal
 import threading
@@ -14,7 +13,8 @@ from typing import TypeVar
 
 from hpctrain.attempt.termination import Termination, diagnose
 from hpctrain.cluster.environment import ClusterEnvironment
-from hpctrain.cluster.nodelist import expand
+from hpctrain.cluster.slurm_step import needed_job_nodes
+from hpctrain.cluster.variables import Variables
 from hpctrain.errors import SchedulerError, SupersededError
 from hpctrain.retry import retry
 from hpctrain.run.directory import RunDirectory
@@ -22,7 +22,7 @@ from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.command import SchedulerSilentError
-from hpctrain.scheduler.job import JobRecord
+from hpctrain.scheduler.job import JobRecord, JobState
 from hpctrain.scheduler.slurm import SILENCE_S, Slurm
 from hpctrain.supervise.step import step_name
 
@@ -48,6 +48,8 @@ class CurrentJob:
     Attributes:
         job_id: as users type it.
         nodes: of the job.
+        restarts: how often it had been requeued when this allocation began, as its variable says.
+        slurms_restarts: the same as SLURM's record of the running job says, which changes at a requeue.
         attempt: the newest that was claimed here; 0 before the first.
         began: epoch seconds of that claim.
     """
@@ -58,24 +60,21 @@ class CurrentJob:
         self.directory = directory
         self.slurm = slurm
         self.silence_s = silence_s
-        self._environment = ClusterEnvironment.from_environment(environ)
-        assert self._environment.job_id is not None
-        self.job_id = self._environment.job_id
-        self.nodes = tuple(expand(environ.get("SLURM_JOB_NODELIST", ""), variable="SLURM_JOB_NODELIST"))
+        environment = ClusterEnvironment.from_environment(environ)
+        assert environment.job_id is not None
+        self.job_id = environment.job_id
+        self.restarts = environment.restart_count
+        self.slurms_restarts = self.restarts
+        self.nodes = needed_job_nodes(Variables(environ))
         self.attempt = 0
         self.began = time.time()
         self._ledger = Ledger(directory)
         self._claiming = threading.Lock()
 
-    @functools.cached_property
-    def restarts(self) -> int:
-        """How often the job had been requeued when this allocation began."""
-        if "SLURM_RESTART_COUNT" in self._environment.unreadable and (record := self.show()) is not None:
-            return record.restarts or 0
-        return self._environment.restart_count
-
     def claim(self, *, secret: bool = False) -> int:
         """Claim the run for a new attempt, as `Ledger.claim`."""
+        if not self.attempt:
+            self._read_restarts()
         self.began = time.time()  # before the claim: a cancel may follow it at once
         with self._claiming:
             self.attempt = self._ledger.claim(secret=secret)
@@ -115,7 +114,7 @@ class CurrentJob:
         Raises:
             SchedulerError: it can't be requeued.
         """
-        self._retry(lambda: self.slurm.requeue(self.job_id, self.restarts))
+        self._retry(lambda: self.slurm.requeue(self.job_id, self.slurms_restarts))
 
     def delay(self, job_ids: Sequence[str], seconds: float) -> None:
         """Let the job, which is back in the queue, start after the end of these jobs; without any, in some seconds.
@@ -152,6 +151,13 @@ class CurrentJob:
             while time.monotonic() < deadline and self._steps():
                 time.sleep(0.5)
 
+    def _read_restarts(self) -> None:
+        """Learn what SLURM counts while the job runs: the variable may differ, and the next count shows a requeue."""
+        with contextlib.suppress(SchedulerError):  # then the variable counts
+            record = self.slurm.show(self.job_id)
+            if record is not None and record.state is JobState.RUNNING and record.restarts is not None:
+                self.slurms_restarts = record.restarts
+
     def _steps(self) -> tuple[str, ...]:
         return self._ask(lambda: self.slurm.steps(self.job_id, step_name(self.directory))) or ()
 
@@ -159,7 +165,7 @@ class CurrentJob:
         record = self.slurm.show(self.job_id)
         if record is None:
             return None
-        found = diagnose(received, record, restarts=self.restarts, now=time.time() + within_s)
+        found = diagnose(received, record, restarts=self.slurms_restarts, now=time.time() + within_s)
         if found.reason is None:
             return None
         # the job of a dead node looks like one that was preempted without grace time

@@ -34,7 +34,7 @@ class RanksEnd:
     refusal: str = ""
     """Why the ranks can't begin in any attempt, until the user changes something; empty if they can."""
     nodes: Mapping[int, str] = field(default_factory=dict)
-    """The nodes of ranks that failed, by rank, as far as srun named them."""
+    """The node of each failed rank that srun has named."""
 
 
 class Ranks:
@@ -122,12 +122,12 @@ class Ranks:
         return unseen
 
     def _describe_unseen(self, rank: str) -> str:
-        """Say that the node of a rank can't write into the run directory; srun names the rank alone."""
+        """Report that the node of a rank can't write into the run directory; srun names only the rank."""
         nodes = self._allocation.step_nodes
         node = nodes[0] if len(nodes) == 1 else f"the node of rank {rank}"
         remedy = "put the run directory on a file system that all nodes share"
         if len(nodes) > 1:
-            remedy += f"; python -m hpctrain doctor cluster=slurm nodes={len(nodes)} finds the node"
+            remedy += f"; to find the node: python -m hpctrain doctor cluster=slurm nodes={len(nodes)}"
         return f"{node} can't write into {self._directory.path}; {remedy}"
 
     def _have_begun(self) -> bool:

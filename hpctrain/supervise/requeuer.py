@@ -16,9 +16,18 @@ from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
+from hpctrain.scheduler.slurm import Slurm
 from hpctrain.supervise.current_job import CurrentJob
 
 log = logging.getLogger("hpctrain.supervise")
+
+
+def forbid_requeue(slurm: Slurm, job_id: str) -> None:
+    """Keep SLURM from starting a job again when it ends; a refusal is only logged."""
+    try:
+        slurm.forbid_requeue(job_id)
+    except SchedulerError as error:
+        log.warning("SLURM may start job %s once more (%s); if it does: scancel %s", job_id, error, job_id)
 
 
 class Requeuer:
@@ -156,17 +165,13 @@ class Requeuer:
         SLURM is asked only once: this job may hold many nodes.
 
         Args:
-            exit_code: with which the batch script is about to end.
+            exit_code: that the batch script is about to return.
         """
-        # At a code other than 0 SLURM requeues a job where slurm.conf says so (RequeueExit), or where the job asked for
-        # --requeue=expedite, which exists since SLURM 25.11 (_set_job_requeue_exit_value in slurmctld's job_mgr.c).
+        # After a nonzero code SLURM requeues a job if slurm.conf lists that code (RequeueExit), or if it was submitted
+        # with --requeue=expedite, from 25.11 on (_set_job_requeue_exit_value in slurmctld's job_mgr.c).
         if exit_code == ExitCode.FINISHED and not self._may_be_requeued_at_its_end():
             return
-        job_id = self.job.job_id
-        try:
-            self.job.slurm.forbid_requeue(job_id)
-        except SchedulerError as error:
-            log.warning("SLURM may start job %s once more (%s); if it does: scancel %s", job_id, error, job_id)
+        forbid_requeue(self.job.slurm, self.job.job_id)
 
     def _may_be_requeued_at_its_end(self) -> bool:
         """Whether SLURM may requeue the job although its script ends with 0.

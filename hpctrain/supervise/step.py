@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hpctrain.cluster.nodelist import expand
+from hpctrain.errors import ClusterEnvironmentError
 from hpctrain.launch.containers.engines import enter_container
 from hpctrain.launch.containers.rank_container import RankContainer
 from hpctrain.launch.prepare import RunPlan
@@ -28,9 +29,9 @@ NODE_FAILED = re.compile(r"srun: error: Node failure on \S")
 NO_LOG = re.compile(r"srun: error: task (?P<rank>\d+) launch failed: Slurmd could not connect IO")
 """Printed when a node can't open the log of a rank: it doesn't see the run directory, or can't reach srun."""
 TASKS_ENDED = re.compile(r"srun: error: (?P<node>[\w.-]+): tasks? (?P<ranks>[\d,-]+): ")
-"""Printed about tasks of one node that were killed, or exited with another code than 0."""
+"""Printed about tasks of one node that were killed, or exited with a nonzero code."""
 KEPT_LINES = 8
-OWN_GPUS = re.compile(r"--gres[= ]\S*gpu")
+STEP_GPUS = re.compile(r"--gres[= ]\S*gpu")
 """Options of srun that ask for GPUs for the step."""
 EXITING_S = 15
 """Seconds until srun kills the other ranks after one of them exited in good order.
@@ -108,6 +109,9 @@ def srun_options(plan: RunPlan, nodes: Sequence[str], *, num_nodes: int, contain
     if cores is not None:
         # since SLURM 22.05, srun doesn't inherit it from sbatch
         command.append(f"--cpus-per-task={cores}")
+    if resources.processes_per_node == 1:
+        # srun's own choice, unless --mem=0 makes it forget the number of tasks; the ranks are in the order of the nodes
+        command.append("--distribution=cyclic")
     # the user's own may end with a program, such as numactl
     return [*command, *container, *plan.slurm.srun_args]
 
@@ -117,11 +121,12 @@ def srun_environ(plan: RunPlan, environ: Mapping[str, str]) -> dict[str, str]:
 
     Args:
         plan: of the run.
-        environ: the batch script's environment, with what the ranks get besides.
+        environ: the batch script's environment, and the ranks' own variables.
     """
-    # SLURM 26.05 refuses --gres=gpu together with --gpus-per-node, which the job sets by this variable
-    asks = OWN_GPUS.search(" ".join(plan.slurm.srun_args))
-    return {name: value for name, value in environ.items() if not (asks and name == "SLURM_GPUS_PER_NODE")}
+    if not STEP_GPUS.search(" ".join(plan.slurm.srun_args)):
+        return dict(environ)
+    # srun reads --gpus-per-node from this variable, and SLURM 26.05 refuses it together with --gres=gpu
+    return {name: value for name, value in environ.items() if name != "SLURM_GPUS_PER_NODE"}
 
 
 @dataclass
@@ -136,7 +141,7 @@ class Step:
     Attributes:
         code: srun's exit code once it has ended; non-zero is a hint that a rank failed, but doesn't show how.
         complaints: srun's messages about tasks that failed, or about why it started none.
-        nodes: of the ranks that failed, by rank, as far as srun names them.
+        nodes: the node of each failed rank that srun has named.
     """
 
     command: Sequence[str]
@@ -162,13 +167,20 @@ class Step:
                 # the ranks that did start would wait for the others
                 if NO_LOG.match(line) or (self.ends_with_a_node and NODE_FAILED.match(line)):
                     process.terminate()
-                if ended := TASKS_ENDED.match(line):
-                    self.nodes |= dict.fromkeys(map(int, expand(f"[{ended['ranks']}]")), ended["node"])
+                self._locate(line)
                 complaint = COMPLAINT.match(line)
                 if complaint and not NOT_OF_INTEREST.search(line) and len(self.complaints) < KEPT_LINES:
                     self.complaints.append(complaint["text"].strip())
                 yield line
         self.code = process.returncode
+
+    def _locate(self, line: str) -> None:
+        """Learn the nodes of ranks from a message of srun."""
+        match = TASKS_ENDED.match(line)
+        # srun cuts a long list off, and has no name for the nodes of a very large step
+        if match is not None and match["node"] != "Unknown":
+            with contextlib.suppress(ClusterEnvironmentError):
+                self.nodes |= dict.fromkeys(map(int, expand(f"[{match['ranks']}]")), match["node"])
 
 
 def print_error(text: str) -> None:

@@ -20,7 +20,7 @@ from hpctrain.retry import retry
 from hpctrain.run.code import CheckedCode, check_code
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
-from hpctrain.run.start_record import node_of_ranks
+from hpctrain.run.start_record import nodes_by_rank
 from hpctrain.scheduler.slurm import SILENCE_S, Slurm
 from hpctrain.supervise.allocation import Allocation
 from hpctrain.supervise.current_job import CurrentJob
@@ -193,8 +193,7 @@ class Supervisor:
         outcome = Outcome.of_attempt(self.directory, attempt, self._world_size, ended.complaints)
         if ended.refusal:  # its ranks never began
             outcome = Outcome(Reason.FAILED, outcome.step, ended.refusal)
-        nodes = {**ended.nodes, **node_of_ranks(self.directory.claim(attempt))}
-        outcome = outcome.located(nodes, self.allocation.num_nodes)
+        outcome = outcome.with_suspects(self._nodes_by_rank(attempt, ended), self.allocation.num_nodes)
         outcome = with_memory_advice(self._ask_slurm(attempt, outcome), self.plan.config)
         history = history_with(self.ledger, attempt, outcome)
         decision = decide(
@@ -213,10 +212,15 @@ class Supervisor:
         if decision.action in (Action.REQUEUE, Action.RESUBMIT):
             # queried again, since the user may have cancelled the job while its ranks saved
             decision = decision.allowed_by(
-                self.job.show(), restarts=self.job.restarts, resubmittable=self.job.resubmittable
+                self.job.show(), restarts=self.job.slurms_restarts, resubmittable=self.job.resubmittable
             )
         self.ledger.require_ownership(attempt)
         return outcome, decision
+
+    def _nodes_by_rank(self, attempt: int, ended: RanksEnd) -> dict[int, str]:
+        if self.allocation.num_nodes == 1:
+            return dict.fromkeys(range(self._world_size), self.allocation.step_nodes[0])
+        return {**ended.nodes, **nodes_by_rank(self.directory.claim(attempt))}
 
     def _ask_slurm(self, attempt: int, outcome: Outcome) -> Outcome:
         """Correct the outcome by SLURM's record: a rank that died while SLURM was ending the job couldn't see why."""
@@ -322,4 +326,6 @@ class Supervisor:
         outcome = Outcome(Reason.INFRASTRUCTURE, 0, str(error))
         self.notifier.ended(self.job.attempt, outcome, follows=self.requeuer.follows)
         self.notifier.finish(SOON_S)
+        if not requeued:
+            self._forbid_requeue(ExitCode.FAILED)
         return ExitCode.INTERRUPTED if requeued else ExitCode.FAILED

@@ -102,6 +102,7 @@ class Waiting:
         )
         log.info("the run ends before it begins: %s", reason.value)
         print_error(report)
+        self._requeuer.forbid_requeue(reason.meaning.exit_code)
         self._notifier.ended(attempt, outcome)
         self._notifier.finish()
         return reason.meaning.exit_code

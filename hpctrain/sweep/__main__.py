@@ -14,12 +14,14 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from hpctrain.cluster.environment import ClusterEnvironment
-from hpctrain.errors import ERROR_PREFIX, ClusterEnvironmentError, HpctrainError
+from hpctrain.errors import ERROR_PREFIX, ClusterEnvironmentError, ExitCode, HpctrainError
 from hpctrain.files import describe_os_error
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.run.directory import RunDirectory
+from hpctrain.scheduler.slurm import Slurm
 from hpctrain.supervise.__main__ import log_to_stdout
 from hpctrain.supervise.job_supervisor import JobSupervisor
+from hpctrain.supervise.requeuer import forbid_requeue
 from hpctrain.supervise.signals import ignore_signals
 from hpctrain.sweep.worker import TaskEnd, Worker
 from hpctrain.terminal import guard_output
@@ -49,7 +51,10 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
             end = supervisor.run(plan)
             return TaskEnd(end.exit_code, end.job_ends)
 
-        return Worker(home, job_id, train, max_new_runs=1).work()
+        code = Worker(home, job_id, train, max_new_runs=1).work()
+        if code not in (ExitCode.FINISHED, ExitCode.INTERRUPTED):
+            forbid_requeue(Slurm(environ), job_id)
+        return code
     except HpctrainError as error:
         print(f"{ERROR_PREFIX}{error}", file=sys.stderr)
         return error.exit_code

@@ -148,7 +148,7 @@ def _join(rank: Rank, store: Store | None) -> World:
         store,
         backend=backend,
         devices=devices,
-        cores=cpu_cores(place, config.cluster.cpus_per_process, os.environ),
+        cores=cpu_cores(place, config.cluster.cpus_per_process),
         timeout_s=config.health.collective_timeout_s,
         mesh_shape=mesh_shape(config.parallel, place.world_size, place.local_world_size),
         cpu_tensors=config.parallel.cpu_offload,

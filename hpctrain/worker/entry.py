@@ -20,7 +20,7 @@ from hpctrain.run.directory import RunDirectory, umask_of
 from hpctrain.run.handover import Handover
 from hpctrain.run.process import end_with_parent, handlers_restored, process_age_s
 from hpctrain.run.reason import Reason
-from hpctrain.run.start_record import record_start
+from hpctrain.run.start_record import StartRecord
 from hpctrain.run.times import Times
 from hpctrain.streams import flush_output
 from hpctrain.terminal import VisibleFormatter, can_redraw, output_unguarded, unguarded, visible
@@ -63,13 +63,13 @@ def run_rank(
             end_with_parent(handover.parent)
             environment = ClusterEnvironment.from_environment(os.environ, master_port=config.cluster.master_port)
             log_to_console(environment.rank, stamped=handover.logged)
-            if environment.rank == 0 and environment.ignored:
-                log.warning("%s", environment.ignored)
+            if environment.rank == 0 and environment.ignored_message:
+                log.warning("%s", environment.ignored_message)
             # with torch imported already, this process did something else before: its age isn't the start-up time
             times = Times(0.0 if "torch" in sys.modules or program is not None else process_age_s())
             rank = Rank(config, environment, handover, stop, times, directory, handover.attempt, program)
             if rank.claim is not None:
-                record_start(rank.claim, environment)
+                StartRecord.of_this_process(environment).write(rank.claim)
             with output_unguarded():
                 try:
                     return _run(rank, make_directory)

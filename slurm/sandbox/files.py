@@ -122,11 +122,11 @@ def slurmdbd_conf(home: Path) -> str:
 
 
 def _controller(home: Path, record: Record) -> list[str]:
-    wanted = {
+    parameters_by_name = {
         "preempt_send_user_signal": record.options.preempt_send_user_signal,
         "enable_expedited_requeue": record.options.expedite,
     }
-    parameters = ",".join(name for name, is_wanted in wanted.items() if is_wanted)
+    parameters = ",".join(name for name, is_set in parameters_by_name.items() if is_set)
     accounting = [
         "AccountingStorageType=accounting_storage/slurmdbd",
         f"AccountingStorageHost={record.address(CONTROLLER)}",  # the host knows no names

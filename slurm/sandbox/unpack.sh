@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Unpacks the SLURM of another Debian release beside the one that is installed, with the libraries that it needs.
 #
-#   bash slurm/sandbox/unpack.sh trixie /opt/slurm-trixie        # SLURM 24.11; forky has the newest
+#   bash slurm/sandbox/unpack.sh trixie /opt/slurm-trixie        # SLURM 24.11; use forky for the newest
 #   PATH=/opt/slurm-trixie/bin:$PATH python slurm/sandbox up
 #
-# The packages come from the mirror that apt is configured with, checked by its keyring. Where apt knows no mirror of
-# Debian, as on Ubuntu, DEBIAN_MIRROR names one. Nothing outside of that folder changes. Its programs have the other
-# release's loader and libraries written into them, so the folder can't be moved. munge and MariaDB remain those of this
-# machine.
+# The packages come from the mirror that apt is configured with, checked by its keyring. If apt has no source of Debian,
+# as on Ubuntu, set DEBIAN_MIRROR to a mirror's URL, and install debian-archive-keyring. Nothing outside of that folder
+# changes. Its programs have the other release's loader and libraries written into them, so the folder can't be moved.
+# munge and MariaDB remain those of this machine.
 set -euo pipefail
 release=${1:?usage: unpack.sh RELEASE FOLDER}
 folder=${2:?usage: unpack.sh RELEASE FOLDER}
@@ -19,16 +19,20 @@ if [ -z "$source" ] && [ -z "${DEBIAN_MIRROR:-}" ]; then
     apt-get update -qq
     source=$(debian)
 fi
+[ -z "${DEBIAN_MIRROR:-}" ] || source=$DEBIAN_MIRROR
 read -r mirror entry <<<"$source" || true
-mirror=${DEBIAN_MIRROR:-$mirror}
 if [ -z "$mirror" ]; then
-    echo "unpack.sh: expected a mirror of Debian among apt's sources; set DEBIAN_MIRROR to the address of one" >&2
+    echo "unpack.sh: expected a mirror of Debian among apt's sources, found none; set DEBIAN_MIRROR to its URL" >&2
     exit 1
 fi
 # a source names its keyring, or else apt trusts those of /etc/apt
 keys=$([ -z "${entry:-}" ] || sed -nE 's/^Signed-By: *([^ ]+).*/\1/p; s/^deb .*signed-by=([^] ]+).*/\1/p' "${entry%:*}" | head -n 1)
 usual=/usr/share/keyrings/debian-archive-keyring.gpg
 [ -n "$keys" ] || [ ! -r $usual ] || keys=$usual
+if [ -z "$keys" ] && [ -z "${entry:-}" ]; then
+    echo "unpack.sh: expected $usual, found nothing: apt-get install debian-archive-keyring" >&2
+    exit 1
+fi
 
 mkdir -p "$folder"
 folder=$(cd "$folder" && pwd)

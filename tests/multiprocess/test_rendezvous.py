@@ -114,7 +114,7 @@ def test_rank_zero_is_found_on_whichever_node_it_is(meeting, ports, others):
 def test_no_rank_zero_on_any_node(meeting, ports):
     nodes = ["127.0.0.1", "127.0.0.2"]
     (answer,) = meeting(2, {"timeout_s": 1.0, "addresses": nodes}, ranks=[1])
-    assert "rank zero did not answer at any of 127.0.0.1, 127.0.0.2, ports" in answer["error"]
+    assert "rank zero did not answer at any of the nodes 127.0.0.1, 127.0.0.2, ports" in answer["error"]
 
 
 def test_no_rank_zero(meeting, ports):

@@ -49,4 +49,4 @@ def test_without_a_mirror_of_debian_it_says_what_to_set(tmp_path: Path) -> None:
     (tmp_path / "apt.conf").write_text('Dir::Etc::SourceList "/dev/null";\nDir::Etc::SourceParts "-";\n')
     done = unpack("trixie", str(tmp_path / "trixie"), env={"APT_CONFIG": str(tmp_path / "apt.conf")})
     assert done.returncode == 1, done.stdout
-    assert "unpack.sh: expected a mirror of Debian among apt's sources; set DEBIAN_MIRROR" in done.stderr
+    assert "expected a mirror of Debian among apt's sources, found none; set DEBIAN_MIRROR" in done.stderr

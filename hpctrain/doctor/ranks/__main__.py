@@ -116,7 +116,7 @@ def _join(
         store,
         backend=config.parallel.backend,
         devices=devices,
-        cores=cpu_cores(environment, config.cluster.cpus_per_process, os.environ),
+        cores=cpu_cores(environment, config.cluster.cpus_per_process),
         timeout_s=COLLECTIVE_S,
     )
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from hpctrain.cluster.slurm_step import SlurmJob
+from hpctrain.cluster.variables import Variables
 from hpctrain.config.container import Mount
 from hpctrain.errors import HpctrainError
 from hpctrain.launch.prepare import RunPlan
@@ -67,13 +69,14 @@ class RankContainer:
             step: name of the run's steps: other runs may share the job.
             environ: of the batch script.
             given: the variables of the step that hpctrain sets itself, name to value.
-            nodes: of the ranks, in rank order.
+            nodes: of the ranks, in the order of the ranks if each has one.
             code: from which the ranks import; None for their working directory.
         """
         keys = plan.slurm.container
         if keys.image is None or keys.engine is None:
             return None
-        name = f"{step}_{environ['SLURM_JOB_ID']}_{environ.get('SLURM_RESTART_COUNT') or 0}"
+        job = SlurmJob.read(Variables(environ))
+        name = f"{step}_{job.number}_{job.restart_count}"
         return cls(
             engine=keys.engine,
             image=keys.image,

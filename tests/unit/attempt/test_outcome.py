@@ -229,23 +229,23 @@ NODES = {0: "n1", 1: "n1", 2: "n2", 3: "n2"}
 )
 def test_silent_ranks_point_at_the_nodes_where_they_began(silent, nodes, suspects):
     outcome = Outcome(Reason.INFRASTRUCTURE, 3, "two lines\nof a report", silent_ranks=silent)
-    located = outcome.located(nodes, num_nodes=2)
-    assert located.suspects == suspects
+    outcome_with_suspects = outcome.with_suspects(nodes, num_nodes=2)
+    assert outcome_with_suspects.suspects == suspects
     unknown = bool(nodes) and bool(set(silent) - set(nodes))
-    assert located.report == outcome.report.replace(
-        "\n", "; the node of rank 3 is unknown: it ended before it recorded it\n" if unknown else "\n"
+    assert outcome_with_suspects.report == outcome.report.replace(
+        "\n", "; no start record names the node of rank 3\n" if unknown else "\n"
     )
 
 
 def test_a_rank_that_reports_a_broken_machine_points_at_its_node():
     outcome = Outcome(Reason.INFRASTRUCTURE, 3, "ECC error", suspect_rank=0, silent_ranks=(1, 2, 3))
-    assert outcome.located({0: "n2", 1: "n1"}, num_nodes=2).suspects == ("n2",)
-    assert outcome.located({0: "n2"}, num_nodes=1).suspects == ("n2",)
+    assert outcome.with_suspects({0: "n2", 1: "n1"}, num_nodes=2).suspects == ("n2",)
+    assert outcome.with_suspects({0: "n2"}, num_nodes=1).suspects == ("n2",)
 
 
-def test_several_unknown_nodes_are_said_together():
+def test_several_unknown_nodes_are_reported_together():
     outcome = Outcome(Reason.INFRASTRUCTURE, 0, "lost", silent_ranks=(1, 2))
-    assert outcome.located({0: "n1"}, num_nodes=3).report == (
-        "lost; the nodes of ranks 1, 2 are unknown: they ended before they recorded them"
+    assert outcome.with_suspects({0: "n1"}, num_nodes=3).report == (
+        "lost; no start record names the node of ranks 1, 2"
     )
-    assert outcome.located({0: "n1"}, num_nodes=1).report == "lost"
+    assert outcome.with_suspects({0: "n1"}, num_nodes=1).report == "lost"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from launchers import BATCH, PTY, STEP, derive, place
+from launchers import BATCH, OPENMPI, PTY, STEP, derive, place
 
 from hpctrain.cluster.environment import ClusterEnvironment, Source, is_rank
 from hpctrain.cluster.port import derived
@@ -107,19 +107,32 @@ def test_a_given_address_of_rank_zero_is_the_only_one() -> None:
     assert {by_switch(*ids, MASTER_ADDR="n3-ib").address_candidates for ids in TOPOLOGY} == {("n3-ib",)}
 
 
+NEW = {"SLURM_JOB_SLUID": "s7FDM8C2BBZ100"}
+SWITCHES = {"SLURM_TOPOLOGY_ADDR_PATTERN": "block.node"}
+
+
 @pytest.mark.parametrize(
-    ("change", "candidates"),
+    ("change", "is_certain"),
     [
-        ({}, ("n1",)),
-        ({"SLURM_TOPOLOGY_ADDR_PATTERN": "node"}, ("n1",)),
-        ({"SLURM_TOPOLOGY_ADDR_PATTERN": "block.node"}, ("n1", "n2", "n3")),
-        ({"SLURM_TOPOLOGY_ADDR_PATTERN": "block.node", "SLURM_DISTRIBUTION": "block"}, ("n1", "n2", "n3")),
-        ({"SLURM_TOPOLOGY_ADDR_PATTERN": "block.node", "SLURM_DISTRIBUTION": "cyclic"}, ("n1",)),
-        ({"SLURM_TOPOLOGY_ADDR_PATTERN": "block.node", "SLURM_DISTRIBUTION": "plane"}, ("n1",)),
-        ({"SLURM_DISTRIBUTION": "cyclic"}, ("n1",)),
-        ({"SLURM_DISTRIBUTION": "arbitrary"}, ("n1", "n2", "n3")),
+        ({}, True),
+        ({"SLURM_TOPOLOGY_ADDR_PATTERN": "node"}, True),
+        (SWITCHES, False),
+        (SWITCHES | {"SLURM_DISTRIBUTION": "block"}, False),
+        (SWITCHES | NEW | {"SLURM_DISTRIBUTION": "cyclic"}, True),
+        (SWITCHES | NEW | {"SLURM_DISTRIBUTION": "plane"}, True),
+        # a partition may have a topology of its own
+        (NEW | {"SLURM_TOPOLOGY_ADDR_PATTERN": "node", "SLURM_DISTRIBUTION": "block"}, False),
+        ({"SLURM_DISTRIBUTION": "arbitrary"}, False),
     ],
 )
-def test_without_switches_rank_zero_is_on_the_first_node(change: dict[str, str], candidates: tuple[str, ...]) -> None:
+def test_rank_zero_is_on_the_first_node_unless_tasks_may_follow_switches(
+    change: dict[str, str], is_certain: bool
+) -> None:
     environment = derive(STEP | change)
-    assert (environment.master_addr, environment.address_candidates) == ("n1", candidates)
+    assert environment.address_candidates == (("n1",) if is_certain else ("n1", "n2", "n3"))
+    assert environment.master_addr == "n1"
+
+
+def test_a_node_without_slurmd_nodename_is_named_by_the_list() -> None:
+    assert derive(STEP).node_name == "n3"
+    assert derive(OPENMPI | {"SLURMD_NODENAME": "n1"}).node_name is None  # mpirun may pass on that of another node

@@ -1,4 +1,4 @@
-"""What hpctrain doesn't need may hold anything: newer versions of SLURM and of the launchers write some values anew."""
+"""What hpctrain doesn't need may hold anything: newer versions of SLURM and of the launchers use new formats."""
 
 from __future__ import annotations
 
@@ -39,6 +39,8 @@ OPTIONAL = {
     "SLURM_DISTRIBUTION": "block",
     "SLURM_JOB_NODELIST": "n[1-3]",
     "SLURM_TASK_PID": "1",
+    "SLURM_CPUS_PER_TASK": "2",
+    "SLURM_CPUS_ON_NODE": "4",
 }
 ENVIRONMENTS = {
     "slurm": STEP | OPTIONAL,
@@ -71,10 +73,10 @@ NEEDED = {
     "mvapich": {f"MV2_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")},
     "jsrun": {f"JSM_NAMESPACE_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")},
     "hydra": {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
-    # each says that this process is one of several, whatever it holds
-    "batch script": set(MARKS),
-    "shell of an allocation": set(),
-    "no launcher": set(MARKS),
+    # each says that this process may be one of several, whatever it holds
+    "batch script": {*MARKS, "RANK", "WORLD_SIZE", "LOCAL_RANK"},
+    "shell of an allocation": {"RANK", "WORLD_SIZE", "LOCAL_RANK"},
+    "no launcher": {*MARKS, "RANK", "WORLD_SIZE", "LOCAL_RANK"},
 }
 """The variables of each launcher that end a run if they can't be read: the place follows from them alone."""
 
@@ -104,19 +106,23 @@ def test_only_what_a_place_needs_ends_a_run(launcher: str) -> None:
         assert is_rank(variables | {name: GARBAGE}) is is_rank(variables), name
         # what was read as a number, a list or a port is logged
         if name in expected.variables and expected.variables[name][0].isdigit():
-            assert environment.unreadable == {name: GARBAGE}
+            assert environment.unparsable == {name: GARBAGE}
     # torchrun sets it, and any text is an id
     assert ended - {"TORCHELASTIC_RUN_ID"} == NEEDED[launcher]
+
+
+def test_processes_of_an_unknown_number_do_not_train_alone() -> None:
+    with pytest.raises(ClusterEnvironmentError, match="WORLD_SIZE"):
+        is_rank({"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "<2>"})
 
 
 def test_what_is_ignored_is_named_with_its_value() -> None:
     environment = derive(STEP | {"SLURM_STEP_ID": "step-7", "SLURM_RESTART_COUNT": "none"})
     assert (environment.step_id, environment.restart_count) == ("step-7", 0)
-    assert environment.ignored == (
-        "ignoring SLURM_STEP_ID=step-7, SLURM_RESTART_COUNT=none: the form is unknown to hpctrain, which works "
-        "without it"
+    assert environment.ignored_message == (
+        "ignoring SLURM_STEP_ID=step-7, SLURM_RESTART_COUNT=none: hpctrain can't parse this, and doesn't need it"
     )
-    assert derive(STEP).ignored == ""
+    assert derive(STEP).ignored_message == ""
 
 
 @pytest.mark.parametrize(("step", "is_one"), [("0", True), ("12", True), ("-4", False), ("-5", False), ("-6", False)])
@@ -126,7 +132,8 @@ def test_the_ids_of_steps_as_slurm_26_05_prints_them(step: str, is_one: bool) ->
     assert derive(BATCH | {"SLURM_STEP_ID": "-5", "SLURM_STEPID": "-5"}).step_id is None
 
 
-def test_a_step_of_one_node_needs_no_names() -> None:
-    alone = {"SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NODEID": "0", "SLURM_STEP_NODELIST": "n{1}"}
+@pytest.mark.parametrize("names", ["n{1}", "n[1-2]"])
+def test_a_step_of_one_node_needs_no_names(names: str) -> None:
+    alone = {"SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NODEID": "0", "SLURM_STEP_NODELIST": names}
     environment = derive(STEP | alone | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2"})
     assert (environment.nodes, environment.master_addr) == ((), "127.0.0.1")

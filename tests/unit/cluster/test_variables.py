@@ -19,7 +19,7 @@ ODD_NUMBERS = ["-1", "1.5", "two", "²", "1 2"]
 @pytest.mark.parametrize("value", ODD_NUMBERS)
 def test_a_number_of_an_unknown_form_is_none_and_remembered(value):
     variables = Variables({"COUNT": value})
-    assert (variables.number("COUNT"), variables.unreadable) == (None, {"COUNT": value})
+    assert (variables.number("COUNT"), variables.unparsable) == (None, {"COUNT": value})
 
 
 @pytest.mark.parametrize("value", ODD_NUMBERS)
@@ -40,7 +40,7 @@ def test_a_port_is_one():
 
 @pytest.mark.parametrize(("value", "several"), [("", False), ("0", False), ("1", False), ("2", True), ("1 of 2", True)])
 def test_processes_of_an_unknown_number_may_be_several(value, several):
-    assert Variables({"SIZE": value}).exceeds_one("SIZE") is several
+    assert Variables({"SIZE": value}).may_exceed_one("SIZE") is several
 
 
 @pytest.mark.parametrize("read", ["needed_text", "needed_number"])

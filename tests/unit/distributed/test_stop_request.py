@@ -10,7 +10,7 @@ from hpctrain.distributed.stop_request import STOP_SIGNALS, Stop, StopKind, Stop
 
 
 @pytest.fixture
-def request_to_stop(hears_hangups):
+def request_to_stop(default_sighup):
     before = {number: signal.getsignal(number) for number in (*STOP_SIGNALS, signal.SIGHUP)}
     made = StopRequest()
     made.install()

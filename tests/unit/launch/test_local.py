@@ -310,7 +310,7 @@ def test_under_nohup_a_closed_terminal_stops_nothing(ranks, command, then, direc
         signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.usefixtures("hears_hangups")
+@pytest.mark.usefixtures("default_sighup")
 def test_a_closed_terminal_asks_the_ranks_to_stop(ranks, command, then, directory):
     then(send(signal.SIGHUP))
     ranks.run(command("wait_for_signal(); folder.joinpath('heard_' + rank).write_text(str(heard))"))

@@ -39,11 +39,11 @@ def test_parses_what_the_commands_print(text: str, state: JobState) -> None:
 def test_an_unknown_state_is_logged_and_counts_as_running(caplog: pytest.LogCaptureFixture) -> None:
     state = JobState.parse("DREAMING")
     assert (state, state.is_running) == (JobState.UNKNOWN, True)
-    assert "the state DREAMING, which hpctrain doesn't know" in caplog.text
+    assert "state DREAMING, which this hpctrain doesn't know; treating the job as running" in caplog.text
 
 
 @pytest.mark.parametrize("text", ["", " ", "+", "running", "12"])
-def test_what_is_no_state_is_an_error_that_shows_it(text: str) -> None:
+def test_what_is_not_a_state_is_an_error_that_shows_it(text: str) -> None:
     with pytest.raises(SchedulerError) as caught:
         JobState.parse(text)
     assert repr(text) in str(caught.value)

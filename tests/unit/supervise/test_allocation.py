@@ -35,13 +35,13 @@ def test_a_job_that_dies_with_any_node_has_none_to_spare():
 @pytest.mark.parametrize(
     ("unknown", "nodes"), [({}, 4), ({"SLURM_JOB_NUM_NODES": "four"}, 4), ({"SLURM_GPUS_ON_NODE": "?"}, 4)]
 )
-def test_a_run_takes_what_it_can_read_of_the_allocation_of_a_script_of_ones_own(unknown, nodes):
+def test_a_run_takes_what_it_can_read_of_the_allocation_of_a_user_written_script(unknown, nodes):
     environ = {"SLURM_TASKS_PER_NODE": "2(x4)", "SLURM_JOB_NUM_NODES": "4", "SLURM_GPUS_ON_NODE": "2"} | unknown
     found = dict(word.split("=") for word in allocation_overrides(environ, []))
     assert (found["nodes"], found["cluster.processes_per_node"]) == ("4", "2")
     assert found.get("cluster.gpus_per_node") == (None if "SLURM_GPUS_ON_NODE" in unknown else "2")
 
 
-def test_tasks_that_can_not_be_read_end_a_script_of_ones_own():
+def test_tasks_that_can_not_be_read_end_a_user_written_script():
     with pytest.raises(ClusterEnvironmentError, match="SLURM_TASKS_PER_NODE"):
         allocation_overrides({"SLURM_TASKS_PER_NODE": "two"}, [])

@@ -25,7 +25,7 @@ def test_the_whole_line_of_pyxis(supervisor):
     here, run = Path.cwd(), one.directory.path
     first = min(here, run, key=lambda path: len(path.parts))
     mounts = ",".join(f"{path}:{path}" for path in dict.fromkeys((first, here, run)))
-    assert command[command.index("--open-mode=append") + 2 :] == [
+    assert command[command.index("--distribution=cyclic") + 1 :] == [
         "--container-image=nvcr.io#nvidia/pytorch:24.10-py3",
         f"--container-name={name}_7_0",
         f"--container-mounts={mounts}",

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from supervising import STOPS
+from supervising import RUNNING, STOPS
 
 from hpctrain.errors import SchedulerError
 from hpctrain.run.directory import RunDirectory
@@ -38,13 +38,24 @@ def test_the_environment_says_which_job_this_is(job):
     assert (task.job_id, task.restarts) == ("5_2", 3)
 
 
-def test_a_count_of_restarts_that_can_not_be_read_is_slurms_own(job, slurm):
-    slurm.job(STOPS["cancelled"].replace("Restarts=0", "Restarts=2"))
-    one = job(SLURM_RESTART_COUNT="twice")
-    assert one.restarts == 2
+@pytest.mark.parametrize("variable", ["0", "twice"])
+def test_a_count_that_differs_from_the_variable_is_no_requeue(job, slurm, variable):
+    """A requeue would revive the job, which its user has cancelled."""
+    slurm.job(RUNNING.replace("Restarts=0", "Restarts=1"))
+    one = job(SLURM_RESTART_COUNT=variable)
+    one.claim()
+    assert (one.restarts, one.slurms_restarts) == (0, 1)
+    slurm.job(STOPS["cancelled"].replace("Restarts=0", "Restarts=1"))
     assert one.termination().reason is Reason.CANCELLED
-    slurm.job("")
-    assert job(SLURM_RESTART_COUNT="twice").restarts == 0
+    slurm.job(STOPS["preempted_without_grace"].replace("Restarts=1", "Restarts=2"))
+    assert one.termination().reason is Reason.PREEMPTED
+
+
+def test_a_refused_requeue_is_an_error_though_slurm_counts_more_restarts(job, slurm):
+    slurm.refuse_requeues()
+    slurm.job(RUNNING.replace("Restarts=0", "Restarts=1"))
+    with pytest.raises(SchedulerError):
+        job().requeue()
 
 
 def test_its_attempt_is_the_newest_that_it_claimed(job):

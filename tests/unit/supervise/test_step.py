@@ -42,8 +42,8 @@ def test_the_nodes_of_failed_ranks_are_those_that_srun_names():
 @pytest.mark.parametrize(
     ("args", "dropped"), [(["--gres=gpu:1"], True), (["--gres", "tmp:1,gpu:a100:2"], True), (["--gres=tmp:1"], False)]
 )
-def test_the_number_of_gpus_of_the_job_does_not_meet_a_number_of_the_step(composer, tmp_path, args, dropped):
-    """SLURM 26.05 refuses both together, and the variable stands for the job's."""
+def test_the_number_of_gpus_of_the_job_is_dropped_if_the_step_asks_for_gpus(composer, tmp_path, args, dropped):
+    """SLURM 26.05 refuses both together, and srun reads the job's from a variable."""
     config = composer.compose(["cluster=slurm", f"cluster.srun_args={args}", f"run_dir={tmp_path}"])
     plan = RunPlan(config, RunDirectory.at(tmp_path), resources_of(config))
     environ = {"SLURM_GPUS_PER_NODE": "2", "SLURM_GPUS_ON_NODE": "2"}

@@ -131,7 +131,7 @@ def test_the_node_of_a_rank_that_never_began_is_unknown(slurm, supervisor):
     assert [entry[3] for entry in story(one)] == ["restart", "requeue"]
     for attempt in one.ledger.attempts():
         assert "suspects" not in attempt.extra
-        assert attempt.detail.endswith("; the node of rank 1 is unknown: it ended before it recorded it")
+        assert attempt.detail.endswith("; no start record names the node of rank 1")
 
 
 def test_srun_names_the_node_of_a_rank_that_was_killed_before_it_recorded_it(slurm, supervisor):
@@ -504,7 +504,12 @@ def test_a_supervisor_looks_for_no_step_of_an_attempt_before_the_requeue(slurm, 
 @pytest.mark.parametrize(
     ("word", "nodes", "node", "advice"),
     [
-        ("nodes=2", "n[1-2]", "the node of rank 1", "; python -m hpctrain doctor cluster=slurm nodes=2 finds the node"),
+        (
+            "nodes=2",
+            "n[1-2]",
+            "the node of rank 1",
+            "; to find the node: python -m hpctrain doctor cluster=slurm nodes=2",
+        ),
         ("cluster.processes_per_node=2", "n1", "n1", ""),
     ],
 )
