@@ -45,8 +45,10 @@ def test_another_release_runs_jobs(
 
 @pytest.mark.skipif(shutil.which("apt-get") is None, reason="only Debian and Ubuntu have apt-get")
 def test_without_a_mirror_of_debian_it_says_what_to_set(tmp_path: Path) -> None:
-    # apt, configured with no source at all
-    (tmp_path / "apt.conf").write_text('Dir::Etc::SourceList "/dev/null";\nDir::Etc::SourceParts "-";\n')
+    # apt, configured with no source at all; it would also delete the lists of this machine's sources
+    (tmp_path / "lists" / "partial").mkdir(parents=True)
+    lines = f'Dir::Etc::SourceList "/dev/null";\nDir::Etc::SourceParts "-";\nDir::State::Lists "{tmp_path}/lists";\n'
+    (tmp_path / "apt.conf").write_text(lines)
     done = unpack("trixie", str(tmp_path / "trixie"), env={"APT_CONFIG": str(tmp_path / "apt.conf")})
     assert done.returncode == 1, done.stdout
     assert "expected a mirror of Debian among apt's sources, found none; set DEBIAN_MIRROR" in done.stderr

@@ -49,6 +49,14 @@ def test_the_table_has_every_field_and_every_variable(
     assert [line.strip() for line in variables.splitlines()] == [f"{name}={STEP[name]}" for name in sorted(STEP)]
 
 
+def test_what_can_not_be_parsed_is_marked(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    environ.update(STEP, SLURM_RESTART_COUNT="twice")
+    assert env.main([]) == 0
+    assert "SLURM_RESTART_COUNT=twice  (ignored: it can't be parsed)\n" in capsys.readouterr().out
+    env.main(["--json"])
+    assert json.loads(capsys.readouterr().out)["unparsable"] == {"SLURM_RESTART_COUNT": "twice"}
+
+
 def test_a_plain_process(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert env.main([]) == 0
     printed = capsys.readouterr().out

@@ -196,6 +196,13 @@ def test_a_flag_that_is_switched_off_is_left_out(composer, run):
     assert "exclusive" not in script(plan(composer.compose(["cluster=slurm", "cluster.sbatch.exclusive=false"])), run)
 
 
+@pytest.mark.parametrize(("value", "line"), [("expedite", "--requeue=expedite"), ("true", "--requeue")])
+def test_a_kind_of_requeue_reaches_sbatch(composer, run, value, line):
+    text = script(plan(composer.compose(["cluster=slurm", f"+cluster.sbatch.requeue={value}"])), run)
+    assert f"#SBATCH {line}\n" in text
+    assert "no-requeue" not in text
+
+
 @pytest.mark.parametrize("word", ["+cluster.sbatch.no-requeue=true", "+cluster.sbatch.requeue=false"])
 def test_a_user_can_forbid_the_requeue(composer, run, word):
     text = script(plan(composer.compose(["cluster=slurm", word])), run)

@@ -89,6 +89,14 @@ def test_the_variables_of_torchrun():
     assert not {"HPCTRAIN_CLAIM", "HPCTRAIN_PARENT", "PET_NNODES", "NODE_RANK"} & found.keys()
 
 
+def test_the_node_of_rank_zero_is_the_first_for_a_program_that_starts_the_ranks():
+    """torchrun listens where its node rank is 0, which has to be the node of MASTER_ADDR."""
+    switched = ONE_PER_NODE | {"SLURM_PROCID": "0", "SLURM_NODEID": "1", "SLURM_DISTRIBUTION": "block"}
+    found = variables_of(switched | {"SLURM_JOB_SLUID": "s7FDM8C2BBZ100"}, processes="node")
+    assert {found[name] for name in ("NODE_RANK", "GROUP_RANK", "PET_NODE_RANK")} == {"0"}
+    assert (found["MASTER_ADDR"], found["PET_MASTER_ADDR"]) == ("n2", "n2")
+
+
 def test_a_program_that_starts_the_ranks_gets_defaults_of_torchruns_options():
     inherited = ONE_PER_NODE | {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "n1"}
     found = variables_of(inherited, Slurm(processes_per_node=4), processes="node")

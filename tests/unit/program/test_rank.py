@@ -243,3 +243,43 @@ def test_a_working_directory_that_is_missing_here(program):
     run = program("true")
     run.folder.rmdir()
     assert "its working directory" in run.run()[1].message
+
+
+# the second of two ranks, where SLURM may have given the first task to either node
+BY_SWITCH = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+    "SLURM_STEP_NODELIST": "n[1-2]",
+    "SLURM_DISTRIBUTION": "block",
+    "SLURM_JOB_SLUID": "s7FDM8C2BBZ100",
+    "SLURMD_NODENAME": "n1",
+}
+OF_TORCH = dict.fromkeys(("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"), "")
+
+
+def test_a_program_gets_the_node_that_rank_zero_has_recorded(program):
+    run = program("sh", "-c", 'echo "$RANK at $MASTER_ADDR" > shown')
+    process = run.start(rank=1, **OF_TORCH, **BY_SWITCH)
+    time.sleep(0.3)
+    zero = {"rank": 0, "node": "n2", "host": "n2.example", "pid": 1, "time": 1.0}
+    (run.directory.claim(run.attempt) / "start_0.json").write_text(json.dumps(zero))
+    assert process.wait() == 0
+    assert (run.folder / "shown").read_text() == "1 at n2\n"
+    own = json.loads((run.directory.claim(run.attempt) / "start_1.json").read_text())
+    assert (own["rank"], own["node"]) == (1, "n1")
+
+
+def test_a_signal_ends_the_wait_for_rank_zero(program):
+    run = program("sh", "-c", "touch started")
+    process = run.start(rank=1, **OF_TORCH, **BY_SWITCH)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 0
+    record = run.record(rank=1)
+    assert (record.reason, record.stop_signal) == (Reason.INTERRUPTED, signal.SIGTERM)
+    assert not (run.folder / "started").exists()

@@ -62,6 +62,23 @@ def test_scontrol_fields() -> None:
     assert record == same
 
 
+def test_scontrol_of_a_job_whose_command_line_looks_like_fields() -> None:
+    """SLURM 26.05.5, where a job that can't be preempted has no PreemptTime."""
+    (record,) = answers.scontrol(captured("scontrol-26.05.txt"))
+    assert (record.state, record.restarts, record.preempt_time) == (JobState.RUNNING, 0, None)
+
+
+def test_scontrol_with_numbers_of_an_unknown_form(caplog: pytest.LogCaptureFixture) -> None:
+    text = (
+        captured("scontrol-26.05.txt")
+        .replace("Restarts=0", "Restarts=none")
+        .replace("EndTime=1827241647", "EndTime=soon")
+    )
+    (record,) = answers.scontrol(text.replace("Requeue=1", "Requeue=maybe"))
+    assert (record.restarts, record.end_time, record.requeue) == (None, None, None)
+    assert "can't parse the number 'none'" in caplog.text
+
+
 def test_scontrol_of_an_array() -> None:
     found = by_id(answers.scontrol(captured("scontrol-array.txt")))
     assert set(found) == {"21_1", "21_2", "21_[4-6%2]"}

@@ -143,6 +143,29 @@ def test_a_stale_file_handle_is_one_line_or_tried_again_after_a_requeue(
     assert "Traceback" not in done.stderr
 
 
+def test_what_is_ignored_is_in_the_log_of_the_batch_script(slurm, supervisor, tmp_path):
+    slurm.plan(COMPLETES)
+    one = supervisor()
+    done = supervise(slurm, tmp_path, str(one.directory.path), SLURM_RESTART_COUNT="twice")
+    assert (done.returncode, story(one)[0][1]) == (0, "completed")
+    assert "ignoring SLURM_RESTART_COUNT=twice: hpctrain can't parse this, and doesn't need it" in done.stdout
+
+
+def test_a_job_number_that_can_not_be_parsed_is_named(slurm, supervisor, tmp_path):
+    done = supervise(slurm, tmp_path, str(supervisor().directory.path), SLURM_JOB_ID="job-7")
+    assert done.returncode == 2
+    expected = (
+        "hpctrain: error: expected SLURM_JOB_ID to be a whole number in a batch script (found SLURM_JOB_ID=job-7)\n"
+    )
+    assert done.stderr.endswith(expected)
+
+
+def test_a_job_that_ends_with_a_bad_configuration_is_not_started_again(slurm, tmp_path):
+    """As RequeueExit in slurm.conf, or --requeue=expedite, would have it."""
+    assert supervise(slurm, tmp_path, "trainer.max_steps=none").returncode == 2
+    assert slurm.updated == ["JobId=7 Requeue=0"]
+
+
 @pytest.mark.parametrize(
     ("words", "variables", "message"),
     [
