@@ -20,7 +20,15 @@ from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.program import ProgramConfig, command_of
 from hpctrain.config.resources import resources_of
 from hpctrain.config.stored import load_run
-from hpctrain.errors import ERROR_PREFIX, MAX_SHOWN_CHARS, ConfigError, ExitCode, HpctrainError, SupersededError
+from hpctrain.errors import (
+    ERROR_PREFIX,
+    MAX_SHOWN_CHARS,
+    ConfigError,
+    ExitCode,
+    HpctrainError,
+    RendezvousError,
+    SupersededError,
+)
 from hpctrain.files import describe_os_error
 from hpctrain.phrases import DATE_TIME, listed, on_one_line
 from hpctrain.program.child import Child
@@ -79,7 +87,7 @@ def run_program(directory: RunDirectory) -> int:
         return ExitCode.FINISHED
     except HangError:
         return ExitCode.FAILED
-    except TimeoutError as error:  # rank zero's start record didn't come
+    except RendezvousError as error:
         log.error("%s", error)
         rank.write_exit_record(Reason.INFRASTRUCTURE, message=str(error), blames_peer=True)
     except HpctrainError as error:

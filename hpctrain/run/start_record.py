@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hpctrain.cluster.environment import ClusterEnvironment
-from hpctrain.errors import RunDirectoryError
+from hpctrain.errors import RendezvousError, RunDirectoryError
 from hpctrain.files import read_json, write_json
 from hpctrain.run.record_fields import COUNT, TEXT, TIME, describe_wrong_field
 
@@ -92,7 +92,7 @@ def address_of_rank_zero(
         timeout_s: bound in seconds on the wait.
 
     Raises:
-        TimeoutError: rank zero wrote no record in time.
+        RendezvousError: rank zero wrote no record in time.
     """
     if len(environment.address_candidates) == 1:
         return environment.master_addr
@@ -102,9 +102,10 @@ def address_of_rank_zero(
         if is_stopped():
             return environment.master_addr
         if time.monotonic() >= deadline:
-            raise TimeoutError(
+            raise RendezvousError(
                 f"expected rank zero's start record, which names its node, within {timeout_s:.0f} s; see rank zero's "
-                "log, and check that its node can write into the run directory"
+                "log, and check that its node can write into the run directory",
+                waited=True,
             )
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, 2.0)

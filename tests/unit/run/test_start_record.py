@@ -8,6 +8,7 @@ import time
 import pytest
 from launchers import STEP, TORCH, derive
 
+from hpctrain.errors import RendezvousError
 from hpctrain.run.start_record import StartRecord, address_of_rank_zero, nodes_by_rank
 
 SWITCHED = STEP | {"SLURM_TOPOLOGY_ADDR_PATTERN": "switch.node", "SLURMD_NODENAME": "n3"}
@@ -64,7 +65,7 @@ def test_a_rank_waits_until_rank_zero_has_recorded_its_node(tmp_path):
 
 
 def test_a_wait_without_a_record_of_rank_zero_ends(tmp_path):
-    with pytest.raises(TimeoutError, match="expected rank zero's start record, which names its node, within 0 s"):
+    with pytest.raises(RendezvousError, match="expected rank zero's start record, which names its node, within 0 s"):
         address_of_rank_zero(tmp_path, derive(SWITCHED), never, timeout_s=0.1)
     began = time.monotonic()
     assert address_of_rank_zero(tmp_path, derive(SWITCHED), lambda: True) == "n1"
