@@ -209,15 +209,21 @@ class Storm:
         return True
 
     def _forgotten(self, run: FollowedRun) -> bool:
-        """Whether the controller was killed soon after it had taken a request of the run, which it has then forgotten.
+        """Whether the controller was killed soon after it had taken a request of the run, or had started its job.
 
-        It writes its state down some seconds later (seen on SLURM 22.05).
+        It writes its state down some seconds later (seen on SLURM 22.05). SLURM 26.05 ends a job whose start it has
+        forgotten ("Killing non-startable batch JobId"), with the state FAILED; 22.05 starts it again.
         """
         attempts = run.attempts
-        if attempts and attempts[-1].extra.get("next") not in ("requeue", "resubmit"):
+        if not attempts:
+            when = float(JobRecords(run.directory).read()[-1]["time"])
+        elif attempts[-1].open:
+            when = attempts[-1].start_time or 0.0
+        elif attempts[-1].extra.get("next") in ("requeue", "resubmit"):
+            when = attempts[-1].end_time or 0.0
+        else:
             return False
-        asked = (attempts[-1].end_time or 0.0) if attempts else float(JobRecords(run.directory).read()[-1]["time"])
-        return any(asked - EARLY_S <= crash <= asked + FORGETS_S for crash in self.striker.crashes)
+        return any(when - EARLY_S <= crash <= when + FORGETS_S for crash in self.striker.crashes)
 
     def _resume(self, struck: StruckRun) -> None:
         """What is left to a user whose job the controller has forgotten."""
