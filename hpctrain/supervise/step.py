@@ -110,7 +110,8 @@ def srun_options(plan: RunPlan, nodes: Sequence[str], *, num_nodes: int, contain
         # since SLURM 22.05, srun doesn't inherit it from sbatch
         command.append(f"--cpus-per-task={cores}")
     if resources.processes_per_node == 1:
-        # srun's own choice, unless --mem=0 makes it forget the number of tasks; the ranks are in the order of the nodes
+        # keeps the ranks in the order of the node list, whatever the switches are; srun chooses it itself, but not with
+        # --mem=0
         command.append("--distribution=cyclic")
     # the user's own may end with a program, such as numactl
     return [*command, *container, *plan.slurm.srun_args]
