@@ -34,5 +34,4 @@ for step, batch in enumerate(work.batches(), 1):
         break
     if step % work.block == 0:
         work.save(save)
-work.synchronize()
 work.report()

@@ -54,7 +54,7 @@ def words() -> list[str]:
         f"trainer.global_batch_size={kind.batch_size}",
         f"trainer.max_steps={WORK.steps}",
         "trainer.max_epochs=null",
-        f"checkpoint.every_steps={WORK.block}",
+        f"checkpoint.every_steps={WORK.block if WORK.saves else 'null'}",
         "checkpoint.every_min=null",
         f"cluster.gpus_per_node={1 if WORK.device.type == 'cuda' else 0}",
         *os.environ.get("OVERRIDES", "").split(),

@@ -1,4 +1,4 @@
-"""What both contenders train on a GPU, and the clock that both carry."""
+"""What all contenders train on a GPU, and the clock that all of them carry."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.flop_counter import FlopCounterMode
 from workload import started_s
 
 from hpctrain.models.gpt import GPT
 from hpctrain.models.resnet import ResNet
+from hpctrain.train.profiling.flops import peak_flops
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,32 +49,48 @@ class Kind:
 
 _SGD = {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-5}
 _ADAMW = {"lr": 6e-4, "weight_decay": 0.1}
-GPT2 = {"vocab_size": 50257, "context_length": 1024, "num_layers": 12, "num_heads": 12, "width": 768}
+_TOKENS = {"vocab_size": 50257, "context_length": 1024}
+GPTS = {
+    "gpt2": {"num_layers": 12, "num_heads": 12, "width": 768},
+    "gpt2-medium": {"num_layers": 24, "num_heads": 16, "width": 1024},
+    "gpt2-xl": {"num_layers": 48, "num_heads": 25, "width": 1600},
+}
+"""Of 124 million, 355 million and 1.6 billion parameters (Radford et al. 2019)."""
 SMALL_GPT = {"vocab_size": 256, "context_length": 32, "num_layers": 2, "num_heads": 2, "width": 32}
-KINDS = {
-    "resnet50": Kind(
-        model=ResNet,
-        batch_size=128,
-        sample=(3, 224, 224),
-        num_classes=1000,
-        optimizer="SGD",
-        options=_SGD,
-        channels_last=True,
-    ),
-    "gpt2": Kind(
-        model=lambda: GPT(**GPT2),
-        batch_size=16,
-        sample=(1024,),
-        num_classes=50257,
+_RESNET = Kind(
+    model=ResNet,
+    batch_size=128,
+    sample=(3, 224, 224),
+    num_classes=1000,
+    optimizer="SGD",
+    options=_SGD,
+    channels_last=True,
+)
+
+
+def _gpt(batch_size: int, **sizes: int) -> Kind:
+    context_length, vocab_size = sizes["context_length"], sizes["vocab_size"]
+    return Kind(
+        model=lambda: GPT(**sizes),
+        batch_size=batch_size,
+        sample=(context_length,),
+        num_classes=vocab_size,
         optimizer="AdamW",
         options=_ADAMW,
-    ),
+    )
+
+
+KINDS = {
+    "resnet50": _RESNET,
+    "gpt2": _gpt(16, **_TOKENS, **GPTS["gpt2"]),
+    "gpt2-medium": _gpt(8, **_TOKENS, **GPTS["gpt2-medium"]),
+    "gpt2-xl": _gpt(4, **_TOKENS, **GPTS["gpt2-xl"]),
 }
 TINY = {
     "resnet50": replace(
-        KINDS["resnet50"], model=lambda: ResNet(18, num_classes=10), batch_size=4, sample=(3, 32, 32), num_classes=10
+        _RESNET, model=lambda: ResNet(18, num_classes=10), batch_size=4, sample=(3, 32, 32), num_classes=10
     ),
-    "gpt2": replace(KINDS["gpt2"], model=lambda: GPT(**SMALL_GPT), batch_size=4, sample=(32,), num_classes=256),
+    **{name: _gpt(4, **SMALL_GPT) for name in GPTS},
 }
 """For a try on a CPU: a toy of each kind."""
 
@@ -81,13 +100,13 @@ def kind_of(name: str, *, tiny: bool) -> Kind:
 
 
 class GpuWorkload:
-    """A model, its samples and its loss; `loss` reads the clock, and `save` the time for which training waits.
+    """A model, its samples and its loss, and a clock that each update by an optimizer reads.
 
-    Environment: MODEL is `resnet50` or `gpt2`; TINY=1 is a toy of it; COMPILED=1 compiles; DEVICE is `cuda` or `cpu`;
+    Environment: MODEL is a name in `KINDS`; TINY=1 is a toy of it; COMPILED=1 compiles; DEVICE is `cuda` or `cpu`;
     STEPS is how many steps are done; BLOCK is after how many a save follows; REPORT is where the readings go.
 
     The readings of a block begin after the save that precedes it, and end before its own: a save isn't part of a step.
-    Each reading waits for the GPU.
+    Each reading waits for the GPU. With a single block nothing is saved, and the last update ends the process.
     """
 
     def __init__(self) -> None:
@@ -97,11 +116,22 @@ class GpuWorkload:
         self.steps = int(os.environ["STEPS"])
         self.block = int(os.environ["BLOCK"])
         self.num_samples = 8 * self.kind.batch_size
-        self.calls = 0
+        self.done = 0
         self.first_step_s = 0.0
         self.step_s: list[float] = []
         self.saves_s: list[float] = []
-        self._began_s = 0.0
+        self.held_bytes = 0
+        # the first block, or the first half of a single one, warms up
+        firsts = range(self.block, self.steps, self.block)
+        self._begins = {first + 1 for first in firsts} if self.saves else {self.steps // 2}
+        self._ends = {first + self.block for first in firsts} if self.saves else {self.steps}
+        self._began_s, self._began_at = 0.0, 0
+        register_optimizer_step_post_hook(self._tick)
+
+    @property
+    def saves(self) -> bool:
+        """Whether anything is saved."""
+        return self.block < self.steps
 
     def model(self) -> nn.Module:
         torch.manual_seed(0)
@@ -128,7 +158,6 @@ class GpuWorkload:
                 yield tuple(map(Tensor.pin_memory, batch)) if self.device.type == "cuda" else batch
 
     def loss(self, model: Callable[[Tensor], Tensor], features: Tensor, labels: Tensor) -> Tensor:
-        self._tick()
         given = features.float() / 255 if features.dtype == torch.uint8 else features
         return cross_entropy(model(given).flatten(0, -2), labels.flatten())
 
@@ -143,30 +172,55 @@ class GpuWorkload:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
-    def _tick(self) -> None:
-        call, self.calls = self.calls, self.calls + 1
-        within = call % self.block
-        if call != 1 and within not in (0, self.block - 1):
+    def _tick(self, *_: object) -> None:
+        self.done += 1
+        begins, ends = self.done in self._begins, self.done in self._ends
+        if not begins and not ends and self.done != 1:
             return
         self.synchronize()
-        if call == 1:
+        if self.done == 1:
             self.first_step_s = time.clock_gettime(time.CLOCK_BOOTTIME) - started_s()
-        elif within == 0:
-            self._began_s = time.perf_counter()
-        elif call >= self.block:  # the first block warms up
-            self.step_s.append((time.perf_counter() - self._began_s) / (self.block - 1))
+        if ends:
+            self.step_s.append((time.perf_counter() - self._began_s) / (self.done - self._began_at))
+            if self.device.type == "cuda":
+                # weights, gradients and the optimizer's state: the activations are freed by now
+                self.held_bytes = torch.cuda.memory_allocated()
+        if not self.saves and self.done == self.steps:
+            self.report()
+            os._exit(0)  # before a save at the end, of perhaps 19 GB
+        if begins:
+            self._began_s, self._began_at = time.perf_counter(), self.done
 
     def report(self) -> None:
         """Write the readings."""
         on_gpu = self.device.type == "cuda"
+        name = torch.cuda.get_device_name() if on_gpu else "CPU"
         resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        first, *later = self.saves_s
+        step_s, flops, peak = statistics.median(self.step_s), self.flops_per_step(), peak_flops(name, "bf16")
+        units = self.kind.batch_size * (self.kind.sample[0] if len(self.kind.sample) == 1 else 1)
+        with torch.device("meta"):
+            num_parameters = sum(parameter.numel() for parameter in self.kind.model().parameters())
         record = {
-            "device": torch.cuda.get_device_name() if on_gpu else "CPU",
-            "step_ms": statistics.median(self.step_s) * 1e3,
+            "device": name,
+            "step_ms": step_s * 1e3,
+            "per_s": units / step_s,
+            "flops": flops,
+            "mfu": None if peak is None else flops / step_s / peak,
             "first_step_s": self.first_step_s,
             "peak_gb": (torch.cuda.max_memory_allocated() if on_gpu else resident) / 1e9,
-            "first_save_s": first,
-            "save_s": statistics.median(later),
+            "bytes_per_parameter": self.held_bytes / num_parameters,
+            "first_save_s": self.saves_s[0] if self.saves_s else None,
+            "save_s": statistics.median(self.saves_s[1:]) if self.saves_s[1:] else None,
         }
         Path(os.environ["REPORT"]).write_text(json.dumps(record))
+
+    def flops_per_step(self) -> float:
+        """FLOPs of a forward and backward pass over a batch, as `torch.utils.flop_counter` counts them."""
+        with torch.device("meta"), FlopCounterMode(display=False) as count:
+            model = self.kind.model()
+            if len(self.kind.sample) == 1:
+                features = labels = torch.zeros(2, *self.kind.sample, dtype=torch.int64)
+            else:
+                features, labels = torch.zeros(2, *self.kind.sample), torch.zeros(2, dtype=torch.int64)
+            cross_entropy(model(features).flatten(0, -2), labels.flatten()).backward()
+        return count.get_total_flops() / 2 * self.kind.batch_size
