@@ -56,7 +56,7 @@ GPTS = {
     "gpt2-xl": {"num_layers": 48, "num_heads": 25, "width": 1600},
 }
 """Of 124 million, 355 million and 1.6 billion parameters (Radford et al. 2019)."""
-SMALL_GPT = {"vocab_size": 256, "context_length": 32, "num_layers": 2, "num_heads": 2, "width": 32}
+SMALL_GPT = {"vocab_size": 256, "context_length": 32, "num_layers": 1, "num_heads": 2, "width": 32}
 _RESNET = Kind(
     model=ResNet,
     batch_size=128,
