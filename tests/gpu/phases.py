@@ -28,6 +28,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
 PROGRAMS = (REPOSITORY / "tests" / "gpu" / "programs", REPOSITORY / "tests" / "multiprocess" / "programs")
+EXACT = [REPOSITORY / "tests" / "gpu" / name for name in ("test_exact_resume.py", "test_interrupted.py")]
 CONTENDERS = REPOSITORY / "tests" / "benchmarks" / "contenders"
 MOST_LOG_BYTES = 15_000_000
 LOGGED_BYTES = 60_000
@@ -236,6 +237,7 @@ PICTURES = (
     "logger.every_steps=1",
     "checkpoint.every_steps=1",
 )
+MISLABELLED = (*PICTURES, "task._target_=gpu_tasks.Mislabelled", "+task.wrong=train")
 TWO = ("cluster.processes_per_node=2", "parallel.backend=gloo")
 PAUSED = (*TEXT, "precision=fp16", "trainer.eval_every_steps=10", "trainer.pause_at_step=10")
 SMOKE = {
@@ -243,7 +245,7 @@ SMOKE = {
     "bf16 text": Case([[*TEXT, "precision=bf16"]], metric="throughput/samples_per_s", bound=0),
     "compiled text": Case([[*TEXT, "precision=bf16", "trainer.compile=true"]], metric="train/loss", bound=0),
     "fp16 paused and resumed": Case([PAUSED, PAUSED], (INTERRUPTED, FINISHED), metric="train/loss", bound=0),
-    "label out of range": Case([PICTURES], (FAILED,), "failed", "device-side assert", act="0:3:label"),
+    "label out of range": Case([MISLABELLED], (FAILED,), "failed", "device-side assert"),
     "two ranks over gloo": Case([["trainer.max_epochs=2", *TWO]], metric="eval/accuracy", bound=0.5),
     "out of memory": Case([PICTURES], (FAILED,), "failed", "out of GPU memory", act="0:3:exhaust"),
     "a spinning kernel": Case([[*PICTURES, "health.hang_timeout_s=6"]], (FAILED,), "hang", act="0:3:spin_600"),
@@ -301,7 +303,13 @@ def _try_case(session: Session, name: str, case: Case) -> None:
     for words, code in zip(case.words, case.codes, strict=True):
         small = SMALL if session.tiny and "task=text" in words else ()
         ended = session.commands.run(
-            name, [*command, *words, *small], folder=folder, PYTHONPATH=paths, TRIAL_ACT=case.act, OMP_NUM_THREADS="1"
+            name,
+            [*command, *words, *small],
+            folder=folder,
+            PYTHONPATH=paths,
+            OMP_NUM_THREADS="1",
+            TRIAL_ACT=case.act,
+            HPCTRAIN_GPU_TESTS_DEVICE=session.device,
         )
         if ended.code != code:
             problems.append(f"exit code {ended.code} instead of {code}: {ended.last_line}")
@@ -325,16 +333,16 @@ def _try_case(session: Session, name: str, case: Case) -> None:
     )
 
 
-def _pytest(session: Session, name: str, *words: str) -> None:
+def _pytest(session: Session, name: str, selection: str, *files: str) -> None:
     folder = session.commands.new_folder()
     workers = "8" if session.on_gpu else "2"
     ended = session.commands.run(
         name,
         [
-            *(sys.executable, "-m", "pytest", REPOSITORY / "tests" / "gpu", f"--rootdir={REPOSITORY}"),
+            *(sys.executable, "-m", "pytest", *files, "-m", selection, f"--rootdir={REPOSITORY}"),
             *("-c", REPOSITORY / "pyproject.toml", "-v", "-p", "no:cacheprovider", "--color=no", "--tb=short"),
-            *(f"--numprocesses={workers}", "--dist=loadgroup", "--timeout=150", f"--basetemp={folder / 'tests'}"),
-            *words,
+            *(f"--numprocesses={workers}", "--dist=loadgroup", "--no-loadscope-reorder"),
+            *("--timeout=150", f"--basetemp={folder / 'tests'}"),
         ],
         folder=folder,
         asked_to_end=True,
@@ -361,15 +369,19 @@ def _pytest(session: Session, name: str, *words: str) -> None:
 
 
 def core(session: Session) -> None:
-    _pytest(session, "core tests", "-m", "core")
+    _pytest(session, "core tests", "core", *_test_files())
 
 
 def exactness(session: Session) -> None:
-    _pytest(session, "exactness", "-m", "exact and not core")
+    _pytest(session, "exactness", "not core", *map(str, EXACT))
 
 
 def rest(session: Session) -> None:
-    _pytest(session, "other tests", "-m", "not exact and not core")
+    _pytest(session, "other tests", "not core", *(file for file in _test_files() if Path(file) not in EXACT))
+
+
+def _test_files() -> list[str]:
+    return sorted(map(str, (REPOSITORY / "tests" / "gpu").glob("test_*.py")))
 
 
 def gpt2(session: Session) -> None:
