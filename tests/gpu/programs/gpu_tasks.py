@@ -15,7 +15,9 @@ from trial import CLASSES, Trial
 
 from hpctrain.data import TensorBatches
 
-DEVICE = "cuda"
+DEVICE = os.environ.get("HPCTRAIN_GPU_TESTS_DEVICE", "cuda")
+"""With `cpu`, faults of the device are imitated, so that the tests of them can be rehearsed without one."""
+ON_CPU = DEVICE == "cpu"
 FEW_STEPS = (
     "task=custom",
     "task._target_=gpu_tasks.Pictures",
@@ -34,16 +36,39 @@ SHARE = 0.05
 
 def spin(seconds):
     """Have the GPU compute for so long, without waiting for it."""
+    if ON_CPU:
+        time.sleep(seconds)
+        return
     torch.cuda._sleep(round(seconds * CYCLES_PER_S))
+
+
+def synchronize():
+    """Wait for the GPU."""
+    if not ON_CPU:
+        torch.cuda.synchronize()
+
+
+def page_locked(tensor):
+    """Copy a tensor into memory that the GPU can copy from without waiting."""
+    return tensor.clone() if ON_CPU else tensor.pin_memory()
 
 
 def index_out_of_range():
     """Fail on the device; the host learns of it when it next waits."""
+    if ON_CPU:
+        raise RuntimeError("CUDA error: device-side assert triggered")
     torch.zeros(4, device=DEVICE)[torch.tensor([7], device=DEVICE)]
+
+
+def is_page_locked(tensor):
+    """Whether a tensor is in page-locked memory; on the CPU, nothing has to be."""
+    return ON_CPU or tensor.is_pinned()
 
 
 def exhaust():
     """Allocate until the GPU has no more memory for this process."""
+    if ON_CPU:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 256.00 MiB.")
     torch.cuda.set_per_process_memory_fraction(SHARE)
     eaten = []
     while True:
