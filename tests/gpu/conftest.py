@@ -99,6 +99,7 @@ class Shell:
         folder.mkdir(exist_ok=True)
         self.folder = folder
         self.run = RunDirectory.at(folder / "R")
+        self.programs = PROGRAMS
         self.environ = clean_environment(*PROGRAMS) | variables
         del self.environ["PYTHONWARNINGS"]  # drivers and compilers warn too
         listed = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
@@ -108,6 +109,9 @@ class Shell:
 
     def start(self, *words, **variables):
         """Start a command, with more variables of its environment."""
+        if ON_CPU:
+            # refused without an NVIDIA GPU
+            words = [word.replace("precision=tf32", "precision=fp32") for word in words]
         return subprocess.Popen(
             [sys.executable, "-m", "hpctrain", *words],
             cwd=self.folder,
