@@ -72,6 +72,7 @@ def test_a_rank_takes_its_share_of_the_visible_gpus():
     assert len(choose_devices(environment, None, use_gpu=True)) == visible
 
 
+@pytest.mark.core
 def test_the_model_and_the_batch_are_on_the_device_and_a_step_never_waits_for_it(device, no_waits):
     model = nn.Linear(8, 3).to(device)
     task, step = step_over(model, device)
@@ -105,6 +106,7 @@ def learns(model, world, options):
     return not any(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
 
 
+@pytest.mark.core
 @pytest.mark.needs_cuda("NCCL")
 @pytest.mark.parametrize("options", [{}, {"gradient_compression": "bf16"}, {"static_graph": True}], ids=str)
 def test_nccl_with_one_rank(joined, device, options):
@@ -127,6 +129,7 @@ def test_nccl_with_a_model_on_two_devices_of_a_rank(joined):
     assert learns(Halves(devices), world, {})
 
 
+@pytest.mark.core
 def test_media_are_copied_without_waiting_and_as_they_were_at_the_call(device, no_waits):
     pixels = torch.zeros(3, 64, 64, device=device, dtype=torch.bfloat16)
     with no_waits():

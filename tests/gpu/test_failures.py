@@ -10,7 +10,7 @@ from trial import CLASSES
 
 from hpctrain.errors import ExitCode
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.apart]
 TIMES = 20
 WORDS = FEW_STEPS
 TWO = ("cluster.processes_per_node=2", "parallel.backend=gloo")
@@ -36,6 +36,7 @@ def test_a_fault_on_the_device_fails_with_an_exit_record_every_time(shells, at_o
     assert at_once(train, range(TIMES)) == [("failed", "failed", True, True)] * TIMES
 
 
+@pytest.mark.core
 def test_after_a_fault_the_run_can_be_resumed(shell):
     shell.train(*WORDS, code=ExitCode.FAILED, TRIAL_ACT="0:6:fault")
     saved = shell.last_line["saved_step"]
@@ -56,6 +57,7 @@ def test_of_two_ranks_the_one_with_the_fault_is_named(rank, shell):
     assert shell.processes == []
 
 
+@pytest.mark.core
 def test_an_illegal_memory_access_is_the_task_s_own_failure(shell):
     """Each call of CUDA fails from then on."""
     shell.train(*WORDS, code=ExitCode.FAILED, TRIAL_ACT="0:3:wild")
@@ -67,6 +69,7 @@ def test_an_illegal_memory_access_is_the_task_s_own_failure(shell):
     assert shell.inspected["step"] == 14
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(("words", "rank"), [((), 0), (TWO, 1)], ids=["one rank", "two ranks"])
 def test_broken_memory_of_a_gpu_is_a_failure_of_its_node(words, rank, shell):
     shell.train(*WORDS, *words, code=ExitCode.FAILED, TRIAL_ACT=f"{rank}:3:ecc")
@@ -98,6 +101,7 @@ def test_a_label_that_is_no_class_fails_and_is_not_tried_again(wrong, words, she
     assert NO_CLASS in shell.last_line["detail"]
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("words", [(), TWO], ids=["one rank", "two ranks"])
 def test_too_little_gpu_memory_fails_with_advice(words, shell):
     rank = 1 if words else 0

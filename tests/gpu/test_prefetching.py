@@ -68,6 +68,7 @@ def expected(samples):
     return checksums(samples)
 
 
+@pytest.mark.core
 @pytest.mark.needs_cuda("streams")
 def test_a_copy_does_not_wait_for_what_the_gpu_computes(device, transfer):
     given = torch.randn(1000, 1000).pin_memory(), {"labels": torch.arange(1000).pin_memory()}
@@ -97,6 +98,7 @@ def test_computing_waits_for_a_copy(device, transfer):
     assert torch.equal((copy + 1).cpu(), given + 1)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_batches_hold_their_samples_while_the_gpu_is_late(num_workers, batches, transfer, expected):
     """The host is many batches ahead: each is used after it was dropped here, and after its successors were copied."""

@@ -10,7 +10,7 @@ from hpctrain.errors import ExitCode
 from hpctrain.launch.local import free_port, rank_variables
 from hpctrain.phrases import numbered
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.apart]
 WORDS = ("trainer.max_steps=5", "logger.tensorboard=false", "code.snapshot=none")
 SOON_S = 60.0
 
@@ -43,6 +43,7 @@ def test_two_ranks_of_nccl_on_one_gpu_are_refused_before_they_start(shell):
     assert not shell.run.path.exists()
 
 
+@pytest.mark.core
 @pytest.mark.needs_cuda("NCCL")
 def test_two_ranks_that_a_launcher_bound_to_one_gpu_name_the_binding(shell):
     """As under an srun that binds the same GPU to both: hpctrain starts neither, and only they can find out."""

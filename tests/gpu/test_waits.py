@@ -90,6 +90,7 @@ def training(composer, device):
         built.micro_batches.close()
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("name", CASES)
 def test_no_step_waits_for_the_gpu(training, no_waits, name):
     steps = training(CASES[name])
@@ -99,6 +100,7 @@ def test_no_step_waits_for_the_gpu(training, no_waits, name):
     assert means["train/loss"] > 0
 
 
+@pytest.mark.core
 @pytest.mark.needs_cuda("NCCL")
 @pytest.mark.parametrize("name", ["fp32", "bf16, fused AdamW", "loading processes"])
 def test_no_step_waits_for_the_gpu_with_ddp_over_nccl(training, joined, device, no_waits, name):
@@ -114,6 +116,7 @@ def test_no_step_waits_for_the_gpu_with_ddp_over_nccl(training, joined, device, 
         steps.steps(STEPS)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("name", SCALED)
 def test_a_step_under_a_loss_scale_waits_at_most_once(training, counted_waits, name):
     steps = training(SCALED[name])
