@@ -203,6 +203,8 @@ def shell(tmp_path):
 def shells(tmp_path_factory):
     """Makes a folder in which commands are typed, by name; tests of a module share it."""
     made = {}
+    # threads that call mktemp first would each try to make it
+    tmp_path_factory.getbasetemp()
 
     def shell(name, **variables):
         if name not in made:

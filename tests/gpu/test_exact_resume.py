@@ -74,12 +74,13 @@ def test_a_killed_and_paused_run_is_the_straight_run(name, shells, at_once):
     words = [*WORDS, *CASES[name]]
 
     def straight():
-        shells("straight").train(*words)
-        return shells("straight")
+        shell = shells((name, "straight"))
+        shell.train(*words)
+        return shell
 
     def interrupted():
-        shell = shells("interrupted")
-        # each step calls the loss once or twice: it is killed in step 3 or 5, and paused later
+        shell = shells((name, "interrupted"))
+        # a step calls the loss once or twice, and FLOPs of a compiled model are counted by one more call
         shell.train(*words, code=-signal.SIGKILL, KILLED_IN="5")
         shell.train(*words, f"trainer.pause_at_step={PAUSE}", code=ExitCode.INTERRUPTED)
         shell.type("resume", str(shell.run.path))
@@ -89,7 +90,7 @@ def test_a_killed_and_paused_run_is_the_straight_run(name, shells, at_once):
     ends = [(str(attempt.reason), attempt.end_step) for attempt in other.attempts]
     assert [reason for reason, _ in ends] == ["infrastructure", "paused", "completed"]
     assert ends[1:] == [("paused", PAUSE), ("completed", STEPS)]
-    assert other.attempts[1].start_step in (2, 4)
+    assert 0 < other.attempts[1].start_step < 5
     assert other.digest == one.digest
     assert other.metrics == one.metrics
     found = compare_saves(other.run.checkpoint(STEPS), one.run.checkpoint(STEPS))

@@ -200,12 +200,12 @@ class Peeking(Pictures):
 
 
 class Killed:
-    """Kills its process in the loss whose number KILLED_IN names, counted from 1 in each process."""
+    """Kills its process in the training loss whose number KILLED_IN names, counted from 1 in each process."""
 
     calls = 0
 
     def loss(self, model, batch):
-        self.calls += 1
+        self.calls += model.training
         if self.calls == int(os.environ.get("KILLED_IN", "0")):
             os.kill(os.getpid(), signal.SIGKILL)
         return super().loss(model, batch)

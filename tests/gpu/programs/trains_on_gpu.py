@@ -47,11 +47,10 @@ def main(folder):
     kept = settings() == taken
     # the memory and the context of the program are as they were
     same = torch.equal(before @ before, product)
-    paused = folder / "paused"
-    config = hpctrain.compose({**WORDS, "run_dir": paused, "trainer.pause_at_step": 3})
+    config = hpctrain.compose({**WORDS, "run_dir": folder / "paused", "trainer.pause_at_step": 3})
     stopped_at = hpctrain.fit(config).status().step
     same = same and torch.equal(before @ before, product)
-    resumed = hpctrain.Run(paused).resume()
+    resumed = hpctrain.fit(config)
     model = straight.load_model().to(DEVICE)
     with torch.inference_mode():
         logits = model(torch.zeros(3, 1, 8, 8, device=DEVICE))
