@@ -1,4 +1,11 @@
-"""What the tests on a GPU share. `pytest --numprocesses=4 --dist=loadgroup tests/gpu` runs several files at a time."""
+"""Fixtures of the tests on a GPU.
+
+`pytest --numprocesses=8 --dist=loadgroup --no-loadscope-reorder tests/gpu` runs several files, or groups of tests, at a
+time, the longest first. `-m core` selects the most telling tests, which take about a minute.
+
+HPCTRAIN_GPU_TESTS_DEVICE=cpu runs the same tests on the CPU, without those marked `needs_cuda`. It tests the tests: the
+minutes on a GPU are few, and a name that has changed must not cost them.
+"""
 
 from __future__ import annotations
 
@@ -30,26 +37,54 @@ from hpctrain.train.profiling.device_syncs import MESSAGE, NOTICE
 
 TESTS = Path(__file__).parents[1]
 PROGRAMS = (TESTS / "gpu" / "programs", TESTS / "multiprocess" / "programs")
-NO_CUDA = "no CUDA on this machine: nothing of tests/gpu was run"
+DEVICE_VARIABLE = "HPCTRAIN_GPU_TESTS_DEVICE"
+ON_CPU = os.environ.get(DEVICE_VARIABLE, "cuda") == "cpu"
+NO_CUDA = f"no CUDA on this machine, and {DEVICE_VARIABLE} is not cpu: nothing of tests/gpu was run"
 LONGEST_S = 240.0
 """Seconds until a command counts as stuck."""
-AT_ONCE = 5
+AT_ONCE = min(5, os.cpu_count() or 1)
 """Commands at a time: starting one takes seconds of a core, and half a GB of the GPU."""
+LONGEST_FIRST = (
+    "test_interrupted.py",
+    "test_exact_resume.py",
+    "test_batch_sizes.py",
+    "test_failures.py",
+    "test_hangs.py",
+)
+"""Files that begin first, so that no worker begins one of them when the others end."""
 QUIET = ("logger.tensorboard=false", "code.snapshot=none")
 
 sys.path += map(str, PROGRAMS)  # tests use the programs that they start
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist's own hook reads the groups
+def pytest_collection_modifyitems(items):
+    """Put the longest files of this folder first, and on the CPU skip what needs CUDA."""
+    own = [item for item in items if item.path.parent == TESTS / "gpu"]
+    places = [place for place, item in enumerate(items) if item.path.parent == TESTS / "gpu"]
+    for place, item in zip(places, sorted(own, key=turn_of), strict=True):
+        items[place] = item
+        if item.get_closest_marker("apart"):
+            item.add_marker(pytest.mark.xdist_group(f"test {place}"))
+        # a fixture would skip too late: those of a module come first
+        if ON_CPU and (needs := item.get_closest_marker("needs_cuda")):
+            item.add_marker(pytest.mark.skip(f"needs CUDA: {needs.args[0]}"))
+
+
+def turn_of(item):
+    return LONGEST_FIRST.index(item.path.name) if item.path.name in LONGEST_FIRST else len(LONGEST_FIRST)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def cuda():
-    """Skips every test of this folder on a machine without CUDA."""
-    if not torch.cuda.is_available():
+    """Skips every test of this folder on a machine without CUDA, unless the CPU takes its place."""
+    if not ON_CPU and not torch.cuda.is_available():
         pytest.skip(NO_CUDA)
 
 
 @pytest.fixture(scope="session")
 def device():
-    return torch.device("cuda", 0)
+    return torch.device("cpu") if ON_CPU else torch.device("cuda", 0)
 
 
 class Shell:
@@ -64,13 +99,19 @@ class Shell:
         folder.mkdir(exist_ok=True)
         self.folder = folder
         self.run = RunDirectory.at(folder / "R")
+        self.programs = PROGRAMS
         self.environ = clean_environment(*PROGRAMS) | variables
         del self.environ["PYTHONWARNINGS"]  # drivers and compilers warn too
         listed = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
         self.environ.setdefault("CUDA_VISIBLE_DEVICES", listed.partition(",")[0])
+        if ON_CPU:
+            self.environ |= {"CUDA_VISIBLE_DEVICES": "", DEVICE_VARIABLE: "cpu"}
 
     def start(self, *words, **variables):
         """Start a command, with more variables of its environment."""
+        if ON_CPU:
+            # refused without an NVIDIA GPU
+            words = [word.replace("precision=tf32", "precision=fp32") for word in words]
         return subprocess.Popen(
             [sys.executable, "-m", "hpctrain", *words],
             cwd=self.folder,
@@ -144,9 +185,13 @@ class Shell:
 
     @property
     def processes(self):
-        """Command lines that name the run directory."""
-        listed = subprocess.run(["ps", "-eo", "stat,args"], capture_output=True, text=True, check=True).stdout
-        return [line for line in listed.splitlines() if str(self.run.path) in line and not line.startswith("Z")]
+        """Command lines that name the run directory; a zombie's is empty."""
+        lines = []
+        # from /proc, because a container may lack ps
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):  # it has ended meanwhile, or is another user's
+                lines.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace").strip())
+        return [line for line in lines if str(self.run.path) in line]
 
 
 @pytest.fixture
@@ -158,6 +203,8 @@ def shell(tmp_path):
 def shells(tmp_path_factory):
     """Makes a folder in which commands are typed, by name; tests of a module share it."""
     made = {}
+    # threads that call mktemp first would each try to make it
+    tmp_path_factory.getbasetemp()
 
     def shell(name, **variables):
         if name not in made:
@@ -185,6 +232,9 @@ def composer():
 
 @contextlib.contextmanager
 def sync_debug_mode(mode):
+    if ON_CPU:
+        yield []
+        return
     torch.cuda.synchronize()
     with warnings.catch_warnings(record=mode == "warn") as found:
         warnings.filterwarnings("ignore", message=NOTICE)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from gpu_tasks import page_locked, spin
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -59,10 +60,11 @@ def step_over(model, device):
 
 
 def micro_batch():
-    features, labels = torch.randn(16, 8).pin_memory(), (torch.arange(16) % 3).pin_memory()
+    features, labels = page_locked(torch.randn(16, 8)), page_locked(torch.arange(16) % 3)
     return MicroBatch((features, labels), 16, 1, True, labels.numpy())
 
 
+@pytest.mark.needs_cuda("it counts GPUs")
 def test_a_rank_takes_its_share_of_the_visible_gpus():
     environment = ClusterEnvironment.from_environment({})
     visible = torch.cuda.device_count()
@@ -70,6 +72,7 @@ def test_a_rank_takes_its_share_of_the_visible_gpus():
     assert len(choose_devices(environment, None, use_gpu=True)) == visible
 
 
+@pytest.mark.core
 def test_the_model_and_the_batch_are_on_the_device_and_a_step_never_waits_for_it(device, no_waits):
     model = nn.Linear(8, 3).to(device)
     task, step = step_over(model, device)
@@ -78,7 +81,7 @@ def test_the_model_and_the_batch_are_on_the_device_and_a_step_never_waits_for_it
     with no_waits():
         for number, batch in enumerate(batches, 1):
             step(number, iter([batch]))
-    assert task.devices == {"cuda"}
+    assert task.devices == {device.type}
     assert step.metrics.keys() == {"train/lr"}
 
 
@@ -103,6 +106,8 @@ def learns(model, world, options):
     return not any(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
 
 
+@pytest.mark.core
+@pytest.mark.needs_cuda("NCCL")
 @pytest.mark.parametrize("options", [{}, {"gradient_compression": "bf16"}, {"static_graph": True}], ids=str)
 def test_nccl_with_one_rank(joined, device, options):
     world = joined(device)
@@ -124,21 +129,23 @@ def test_nccl_with_a_model_on_two_devices_of_a_rank(joined):
     assert learns(Halves(devices), world, {})
 
 
-def test_media_are_copied_without_waiting_and_as_they_were_at_the_call(no_waits):
-    pixels = torch.zeros(3, 64, 64, device="cuda", dtype=torch.bfloat16)
+@pytest.mark.core
+def test_media_are_copied_without_waiting_and_as_they_were_at_the_call(device, no_waits):
+    pixels = torch.zeros(3, 64, 64, device=device, dtype=torch.bfloat16)
     with no_waits():
-        torch.cuda._sleep(10**8)
+        spin(0.05)
         captured = capture("T.log", "image", pixels, {})
         pixels.fill_(1.0)
     assert captured.encode() == png_of(np.zeros((3, 64, 64), np.float32))
 
 
-def test_values_per_sample_come_to_the_host_while_the_next_batch_is_computed():
-    world = World(rank=0, size=1, local_rank=0, devices=(torch.device("cuda", 0),))
+@pytest.mark.needs_cuda("on the CPU, nothing is copied later")
+def test_values_per_sample_come_to_the_host_while_the_next_batch_is_computed(device):
+    world = World(rank=0, size=1, local_rank=0, devices=(device,))
     gathering = Gathering("Mine.evaluate", world)
     for turn in range(3):
-        values = torch.full((2, 4), float(turn), device="cuda", dtype=torch.bfloat16)
-        gathering.add(turn, 2, {"values": values, "ragged": [torch.arange(turn + 1, device="cuda")] * 2})
+        values = torch.full((2, 4), float(turn), device=device, dtype=torch.bfloat16)
+        gathering.add(turn, 2, {"values": values, "ragged": [torch.arange(turn + 1, device=device)] * 2})
         # one batch is under way
         assert len(gathering._columns["values"].parts) == turn
         assert all(tensor.is_pinned() for _, tensor in gathering._pending)

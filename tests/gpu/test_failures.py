@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
-from gpu_tasks import FEW_STEPS
+from gpu_tasks import FEW_STEPS, ON_CPU
+from trial import CLASSES
 
 from hpctrain.errors import ExitCode
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.apart]
 TIMES = 20
 WORDS = FEW_STEPS
 TWO = ("cluster.processes_per_node=2", "parallel.backend=gloo")
 FAULT = "device-side assert triggered"
+NO_CLASS = f"Target {CLASSES} is out of bounds" if ON_CPU else FAULT
+"""What cross_entropy raises for a label that is too large."""
 
 
 def test_a_fault_on_the_device_fails_with_an_exit_record_every_time(shells, at_once):
@@ -31,6 +36,7 @@ def test_a_fault_on_the_device_fails_with_an_exit_record_every_time(shells, at_o
     assert at_once(train, range(TIMES)) == [("failed", "failed", True, True)] * TIMES
 
 
+@pytest.mark.core
 def test_after_a_fault_the_run_can_be_resumed(shell):
     shell.train(*WORDS, code=ExitCode.FAILED, TRIAL_ACT="0:6:fault")
     saved = shell.last_line["saved_step"]
@@ -51,6 +57,51 @@ def test_of_two_ranks_the_one_with_the_fault_is_named(rank, shell):
     assert shell.processes == []
 
 
+@pytest.mark.core
+def test_an_illegal_memory_access_is_the_task_s_own_failure(shell):
+    """Each call of CUDA fails from then on."""
+    shell.train(*WORDS, code=ExitCode.FAILED, TRIAL_ACT="0:3:wild")
+    (record,) = shell.exit_records.values()
+    assert (shell.last_line["reason"], str(record.reason)) == ("failed", "failed")
+    assert "an illegal memory access was encountered" in record.message
+    assert "an illegal memory access was encountered" in shell.last_line["detail"]
+    shell.train(*WORDS)
+    assert shell.inspected["step"] == 14
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(("words", "rank"), [((), 0), (TWO, 1)], ids=["one rank", "two ranks"])
+def test_broken_memory_of_a_gpu_is_a_failure_of_its_node(words, rank, shell):
+    shell.train(*WORDS, *words, code=ExitCode.FAILED, TRIAL_ACT=f"{rank}:3:ecc")
+    assert shell.last_line["reason"] == "infrastructure"
+    assert shell.last_line["detail"].startswith(f"rank {rank} on {socket.gethostname()}")
+    assert "uncorrectable ECC error" in shell.last_line["detail"]
+    record = shell.exit_records[rank]
+    assert (str(record.reason), record.host) == ("infrastructure", socket.gethostname())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        pytest.param("train", [], marks=pytest.mark.core),
+        ("eval", []),
+        pytest.param("eval", ["trainer.sanity_batches=0"], marks=pytest.mark.core),
+    ],
+    ids=["in training", "in the evaluation before it", "in an evaluation"],
+)
+def test_a_label_that_is_no_class_fails_and_is_not_tried_again(wrong, words, shell):
+    task = ["task=custom", "task._target_=gpu_tasks.Mislabelled", f"+task.wrong={wrong}"]
+    shell.train(*task, "trainer.max_steps=6", "trainer.eval_every_steps=3", *words, code=ExitCode.FAILED)
+    (attempt,) = shell.attempts
+    assert str(attempt.reason) == "failed"
+    assert not attempt.reason.meaning.requeued
+    (record,) = shell.exit_records.values()
+    assert str(record.reason) == "failed"
+    assert NO_CLASS in record.message
+    assert NO_CLASS in shell.last_line["detail"]
+
+
+@pytest.mark.core
 @pytest.mark.parametrize("words", [(), TWO], ids=["one rank", "two ranks"])
 def test_too_little_gpu_memory_fails_with_advice(words, shell):
     rank = 1 if words else 0

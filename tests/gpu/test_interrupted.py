@@ -1,4 +1,7 @@
-"""A run that is killed, or stopped, on a GPU ends as an uninterrupted one does, to the last bit."""
+"""A run that is killed, or stopped, on a GPU ends as an uninterrupted one does, to the last bit.
+
+Each test makes runs of its own, so that several workers share the file.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import torch
 from hpctrain.checkpoint.compare_saves import compare_saves
 from hpctrain.errors import ExitCode
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.apart]
 SEED = 20
 """Of the places and the signals of the interruptions."""
 PICTURES = ("task=custom", "task._target_=gpu_tasks.Pictures", "+task.noise=true", "+task.dropout=0.3")
@@ -41,6 +44,7 @@ CASES = {
     "fp16_master, fused": ["precision=fp16_master", "optimizer.fused=true"],
     "channels last": ["trainer.channels_last=true", "precision=tf32"],
 }
+CORE = {"bf16, fused": pytest.mark.core}
 EXACT = ("fp32", "tf32", "bf16", "fp16", "bf16_pure", "fp16_master")
 
 
@@ -55,12 +59,13 @@ def interruptions(name):
     return [(draws.randint(1, 4 * LONGEST), chosen) for chosen in signals]
 
 
-@pytest.fixture(scope="module")
-def ended(shells, at_once):
-    """The runs of each case that were interrupted, and those that were not, by name and whether they were."""
+@pytest.fixture
+def both(shells, at_once):
+    """Trains a case without interruptions, and with three of them; returns both shells."""
 
     def straight(name):
         shells((name, False)).train(*WORDS, *CASES[name])
+        return shells((name, False))
 
     def interrupted(name):
         shell, words = shells((name, True)), [*WORDS, *CASES[name]]
@@ -72,14 +77,14 @@ def ended(shells, at_once):
             else:
                 shell.train(*words, code=code, **act)
         shell.train(*words)
+        return shell
 
-    at_once(lambda job: job[0](job[1]), [(kind, name) for name in CASES for kind in (interrupted, straight)])
-    return shells
+    return lambda name: at_once(lambda train: train(name), [straight, interrupted])
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_an_interrupted_run_is_the_straight_run(ended, name):
-    run, straight = ended((name, True)), ended((name, False))
+@pytest.mark.parametrize("name", [pytest.param(name, marks=CORE.get(name, ())) for name in CASES])
+def test_an_interrupted_run_is_the_straight_run(both, name):
+    straight, run = both(name)
     reasons = [str(attempt.reason) for attempt in run.attempts]
     assert reasons.count("completed") == 1
     assert "interrupted" in reasons
@@ -94,8 +99,10 @@ def test_an_interrupted_run_is_the_straight_run(ended, name):
     assert found.equal > 20
 
 
-def test_other_seeds_would_be_noticed(ended):
-    assert len({ended((name, False)).digest for name in CASES}) > 1
+def test_another_seed_would_be_noticed(shells, at_once):
+    seeds = (0, 1)
+    at_once(lambda seed: shells(seed).train(*WORDS, f"seed={seed}"), seeds)
+    assert len({shells(seed).digest for seed in seeds}) == len(seeds)
 
 
 @pytest.mark.parametrize("precision", EXACT)

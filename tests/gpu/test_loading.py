@@ -38,6 +38,7 @@ def ended(shells, at_once):
     return dict(zip(counts, at_once(train, counts), strict=True))
 
 
+@pytest.mark.core
 def test_loading_processes_make_all_samples_of_three_epochs_and_end_with_the_run(ended):
     shell, rank, loaded_by = ended[2]
     assert len(loaded_by) == 2

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hpctrain.checkpoint.read import load
+from hpctrain.errors import ExitCode
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU"),
@@ -70,7 +71,8 @@ def test_an_interrupted_run_ends_with_the_same_bits(on_all, words):
     typed = [*FEW, *FSDP, *words, "trainer.deterministic=true"]
     straight, stopped = on_all(f"straight {words}"), on_all(f"stopped {words}")
     straight.train(*typed)
-    stopped.train(*typed, "trainer.pause_at_step=7", "trainer.eval_every_steps=7")
+    pause = ["trainer.pause_at_step=7", "trainer.eval_every_steps=7"]
+    stopped.train(*typed, *pause, code=ExitCode.INTERRUPTED)
     stopped.type("resume", str(stopped.run.path))
     assert len(stopped.attempts) > 1
     assert stopped.digest == straight.digest

@@ -52,6 +52,7 @@ def test_recomputed_activations_change_no_bit_and_take_less_memory(shells, at_on
     assert less <= peak
 
 
+@pytest.mark.core
 def test_two_ranks_share_a_gpu_over_gloo_with_synchronised_batch_norm(shell):
     words = ["cluster.processes_per_node=2", "parallel.backend=gloo", "trainer.sync_batchnorm=true"]
     shell.train(*words, "trainer.max_steps=20")

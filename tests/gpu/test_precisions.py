@@ -17,6 +17,7 @@ def trained(shells, at_once):
     return shells
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_it_learns_in_every_precision(precision, trained):
     assert trained(precision).inspected["step"] == STEPS

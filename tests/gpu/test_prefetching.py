@@ -6,13 +6,14 @@ from itertools import islice
 
 import pytest
 import torch
+from gpu_tasks import ON_CPU, spin
 
 from hpctrain.data import TensorBatches
 from hpctrain.data.loader import TrainLoader
 from hpctrain.data.micro_batch import map_tensors
 from hpctrain.data.order import ShuffledOrder
 from hpctrain.data.plan import BatchPlan
-from hpctrain.data.transfer import CopyInBackground
+from hpctrain.data.transfer import CopyInBackground, MoveOnDemand
 from hpctrain.data.workers import Workers
 
 pytestmark = pytest.mark.gpu
@@ -20,8 +21,7 @@ SAMPLES, WIDTH, MICRO = 256, 65_536, 32
 """A micro-batch has 8 MB."""
 PLAN = BatchPlan(SAMPLES, global_batch_size=2 * MICRO, micro_batch_size=MICRO, world_size=1, drop_last=True)
 BATCHES = 40
-LATE_CYCLES, LONG_CYCLES = 20_000_000, 3_000_000_000
-"""About 10 ms, and more than a second."""
+LATE_S, LONG_S = 0.01, 1.5
 MB = 1 << 20
 PIECES_MB = [30, 60, 90, 120, 150, 45, 75, 105, 135]
 """Mostly larger than what is free by then, so that the allocator has to give memory back, and to ask for more."""
@@ -29,9 +29,8 @@ PIECES_MB = [30, 60, 90, 120, 150, 45, 75, 105, 135]
 
 @pytest.fixture
 def transfer(device):
-    return CopyInBackground(
-        lambda batch, where: map_tensors(lambda one: one.to(where, non_blocking=True), batch), device
-    )
+    kind = MoveOnDemand if ON_CPU else CopyInBackground
+    return kind(lambda batch, where: map_tensors(lambda one: one.to(where, non_blocking=True), batch), device)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +45,7 @@ def batches(samples):
     opened = []
 
     def read(num_workers, transfer=None):
-        workers = Workers(num_workers, pin_memory=transfer is not None)
+        workers = Workers(num_workers, pin_memory=transfer is not None and not ON_CPU)
         loader = TrainLoader(TensorBatches(samples), ShuffledOrder(SAMPLES, 1), PLAN, rank=0, seed=1, workers=workers)
         found = loader.micro_batches(transfer)
         opened.append(found)
@@ -69,12 +68,14 @@ def expected(samples):
     return checksums(samples)
 
 
+@pytest.mark.core
+@pytest.mark.needs_cuda("streams")
 def test_a_copy_does_not_wait_for_what_the_gpu_computes(device, transfer):
     given = torch.randn(1000, 1000).pin_memory(), {"labels": torch.arange(1000).pin_memory()}
     # once before, so that the allocator has the memory: asking the driver for it may wait
     transfer.finish(transfer.begin(given))
     torch.cuda.synchronize()
-    torch.cuda._sleep(LONG_CYCLES)
+    spin(LONG_S)
     computing = torch.cuda.current_stream(device).record_event()
     begun = transfer.begin(given)
     _, copied = begun
@@ -87,27 +88,30 @@ def test_a_copy_does_not_wait_for_what_the_gpu_computes(device, transfer):
     assert computing.query()
 
 
+@pytest.mark.needs_cuda("streams")
 def test_computing_waits_for_a_copy(device, transfer):
     given = torch.arange(50 * MB, dtype=torch.int32).pin_memory()
     torch.cuda.synchronize()
     with torch.cuda.stream(transfer._copies):
-        torch.cuda._sleep(LATE_CYCLES)
+        spin(LATE_S)
     copy = transfer.finish(transfer.begin(given))
     assert torch.equal((copy + 1).cpu(), given + 1)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_batches_hold_their_samples_while_the_gpu_is_late(num_workers, batches, transfer, expected):
     """The host is many batches ahead: each is used after it was dropped here, and after its successors were copied."""
     found = []
     for batch in batches(num_workers, transfer):
-        torch.cuda._sleep(LATE_CYCLES)
+        spin(LATE_S)
         found.append(checksums(batch))
         del batch
     order = torch.cat([places_of(batch, expected) for batch in batches(0)])
     assert torch.equal(torch.cat(found).cpu(), expected[order])
 
 
+@pytest.mark.needs_cuda("the allocator of a GPU")
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_batches_hold_their_samples_while_the_allocator_is_under_pressure(
     num_workers, batches, transfer, expected, device
@@ -121,7 +125,7 @@ def test_batches_hold_their_samples_while_the_allocator_is_under_pressure(
     torch.cuda.set_per_process_memory_fraction(room / total, device)
     try:
         for number, batch in enumerate(batches(num_workers, transfer)):
-            torch.cuda._sleep(LATE_CYCLES // 10)
+            spin(LATE_S / 10)
             piece = torch.empty(PIECES_MB[number % len(PIECES_MB)] * MB, dtype=torch.uint8, device=device)
             piece.fill_(number)
             del piece

@@ -10,11 +10,12 @@ from hpctrain.errors import ExitCode
 from hpctrain.launch.local import free_port, rank_variables
 from hpctrain.phrases import numbered
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.apart]
 WORDS = ("trainer.max_steps=5", "logger.tensorboard=false", "code.snapshot=none")
 SOON_S = 60.0
 
 
+@pytest.mark.needs_cuda("a torch that is built for it")
 def test_no_visible_gpu_is_refused(shell):
     words = ["cluster.gpus_per_node=1", *WORDS]
     out, errors = shell.train(*words, code=ExitCode.BAD_CONFIGURATION, CUDA_VISIBLE_DEVICES="")
@@ -30,6 +31,7 @@ def test_a_run_that_asks_for_none_trains_on_the_cpu_of_a_machine_with_a_gpu(shel
     assert ": CPU, " in printed
 
 
+@pytest.mark.needs_cuda("NCCL")
 def test_two_ranks_of_nccl_on_one_gpu_are_refused_before_they_start(shell):
     words = ["cluster.processes_per_node=2", "parallel.backend=nccl", "cluster.gpus_per_node=1", *WORDS]
     _, errors = shell.train(*words, code=ExitCode.BAD_CONFIGURATION)
@@ -41,6 +43,8 @@ def test_two_ranks_of_nccl_on_one_gpu_are_refused_before_they_start(shell):
     assert not shell.run.path.exists()
 
 
+@pytest.mark.core
+@pytest.mark.needs_cuda("NCCL")
 def test_two_ranks_that_a_launcher_bound_to_one_gpu_name_the_binding(shell):
     """As under an srun that binds the same GPU to both: hpctrain starts neither, and only they can find out."""
     port, begin = free_port(), time.monotonic()

@@ -7,8 +7,9 @@ from itertools import islice
 
 import pytest
 import torch
+from gpu_tasks import ON_CPU, is_page_locked
 
-from hpctrain.data.transfer import CopyInBackground
+from hpctrain.data.transfer import CopyInBackground, MoveOnDemand
 from hpctrain.distributed.world import World
 from hpctrain.metrics.meter import Meter
 from hpctrain.train.parts import Parts
@@ -57,12 +58,13 @@ class Training:
         self.parts = Parts(config, world)
         self.parts.prepare(0)
         assert self.parts.ema is not None
-        self.micro_batches = self.parts.loader(0).micro_batches(CopyInBackground(self._move, world.device))
+        kind = MoveOnDemand if ON_CPU else CopyInBackground
+        self.micro_batches = self.parts.loader(0).micro_batches(kind(self._move, world.device))
         self.done = 0
         self.were_pinned = []
 
     def _move(self, batch, device):
-        self.were_pinned += [tensor.is_pinned() for tensor in batch]
+        self.were_pinned += [is_page_locked(tensor) for tensor in batch]
         return self.parts.task.to_device(batch, device)
 
     def steps(self, count):
@@ -88,6 +90,7 @@ def training(composer, device):
         built.micro_batches.close()
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("name", CASES)
 def test_no_step_waits_for_the_gpu(training, no_waits, name):
     steps = training(CASES[name])
@@ -97,6 +100,8 @@ def test_no_step_waits_for_the_gpu(training, no_waits, name):
     assert means["train/loss"] > 0
 
 
+@pytest.mark.core
+@pytest.mark.needs_cuda("NCCL")
 @pytest.mark.parametrize("name", ["fp32", "bf16, fused AdamW", "loading processes"])
 def test_no_step_waits_for_the_gpu_with_ddp_over_nccl(training, joined, device, no_waits, name):
     world = joined(device)
@@ -111,6 +116,7 @@ def test_no_step_waits_for_the_gpu_with_ddp_over_nccl(training, joined, device, 
         steps.steps(STEPS)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("name", SCALED)
 def test_a_step_under_a_loss_scale_waits_at_most_once(training, counted_waits, name):
     steps = training(SCALED[name])
@@ -121,6 +127,7 @@ def test_a_step_under_a_loss_scale_waits_at_most_once(training, counted_waits, n
     assert steps.parts.step.metrics["train/loss_scale"] > 0
 
 
+@pytest.mark.needs_cuda("nothing waits for the CPU")
 def test_a_wait_is_counted_and_refused(device, counted_waits, no_waits):
     value = torch.ones(1, device=device)
     with counted_waits() as found:
@@ -132,11 +139,11 @@ def test_a_wait_is_counted_and_refused(device, counted_waits, no_waits):
 
 
 @pytest.mark.parametrize("name", ["fp32", "loading processes"])
-def test_the_batches_of_a_training_are_on_the_gpu_and_were_page_locked(training, name):
+def test_the_batches_of_a_training_are_on_the_gpu_and_were_page_locked(training, device, name):
     steps = training(CASES[name])
     for micro_batch in islice(steps.micro_batches, 3):
         assert micro_batch.on_device
-        assert {tensor.device.type for tensor in micro_batch.batch} == {"cuda"}
+        assert {tensor.device.type for tensor in micro_batch.batch} == {device.type}
     assert len(steps.were_pinned) >= 3 * (WARM_UP * ACCUMULATION + 3)
     assert all(steps.were_pinned)
 
