@@ -61,15 +61,18 @@ CASES = {
     "CUDA graphs": (*TEXT, *CUDA_GRAPHS),
     "CUDA graphs without dropout": (*TEXT, *CUDA_GRAPHS, "model.dropout=0"),
 }
-CORE = ("text in bf16", "ResNet, channels last")
-SLOW = {name for name, words in CASES.items() if "trainer.compile=true" in words}
+MARKS = {
+    "text in bf16": [pytest.mark.core],
+    "ResNet, channels last": [pytest.mark.core],
+    # seen with torch 2.13 and oneDNN, at random: some values of one convolution's weight gradient
+    "ResNet in bf16, channels last": [pytest.mark.needs_cuda("on a CPU, gradients of bf16 convolutions may be NaN")],
+    "compiled": [pytest.mark.slow],
+    "CUDA graphs": [pytest.mark.slow],
+    "CUDA graphs without dropout": [pytest.mark.slow],
+}
 
 
-def marks(name):
-    return [mark for mark, names in ((pytest.mark.core, CORE), (pytest.mark.slow, SLOW)) if name in names]
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in CASES])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in CASES])
 def test_a_killed_and_paused_run_is_the_straight_run(name, shells, at_once):
     words = [*WORDS, *CASES[name]]
 
