@@ -7,6 +7,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -15,14 +17,60 @@ from hpctrain.phrases import scaled
 
 log = logging.getLogger("hpctrain.checkpoint")
 
+LARGEST_BLOCK_BYTES = 256 << 20
+"""Unless a single tensor needs more: the driver holds a lock while it locks a block."""
+SMALLEST_BLOCK_BYTES = 1 << 20
+ALIGNMENT = 512
+"""Bytes by which places in a block are aligned, as torch aligns tensors on a GPU."""
 
-def page_locked_bytes(count: int) -> int:
-    """Return the size of a page-locked allocation of ``count`` bytes: torch's allocator rounds up to a power of two.
 
-    ATen/core/CachingHostAllocator.h of torch 2.13, unless ``pinned_max_round_threshold_mb`` in PYTORCH_ALLOC_CONF says
-    otherwise.
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One page-locked allocation.
+
+    Attributes:
+        size: in bytes, a power of two, to which torch's allocator would round up (ATen/core/CachingHostAllocator.h of
+            torch 2.13).
+        places: bytes of each tensor in it, in the order of their addresses.
     """
-    return 1 << (count - 1).bit_length() if count else 0
+
+    size: int
+    places: tuple[int, ...]
+
+
+def plan_blocks(sizes: Iterable[int]) -> list[Block]:
+    """Choose blocks for tensors: the largest tensors first, each in the first block that has room.
+
+    The last blocks become smaller and smaller, so that little is left over.
+
+    Args:
+        sizes: bytes of each tensor, above 0.
+    """
+    # pinned_max_round_threshold_mb in PYTORCH_ALLOC_CONF would spare the rounding, but torch 2.13 then reuses freed
+    # allocations of the same power of two without comparing their sizes (CachingHostAllocator.h, get_free_block)
+    left = sorted(sizes, reverse=True)
+    blocks = []
+    while left:
+        total = min(sum(map(_aligned, left)), LARGEST_BLOCK_BYTES)
+        size = max(SMALLEST_BLOCK_BYTES, 1 << (total.bit_length() - 1), _power_of_two(left[0]))
+        places, rest, free = [], [], size
+        for count in left:
+            if _aligned(count) <= free:
+                places.append(count)
+                free -= _aligned(count)
+            else:
+                rest.append(count)
+        blocks.append(Block(size, tuple(places)))
+        left = rest
+    return blocks
+
+
+def _aligned(count: int) -> int:
+    return -(-count // ALIGNMENT) * ALIGNMENT
+
+
+def _power_of_two(count: int) -> int:
+    return 1 << (count - 1).bit_length()
 
 
 def lock(count: int) -> Tensor:
@@ -41,8 +89,9 @@ class PageLockedMemory:
     """Page-locked memory for copies from a GPU; where locking fails, callers use ordinary memory instead.
 
     Locking is slow: perhaps a second for each few GB, an estimate. `lock_ahead` starts a thread that locks while
-    training runs; what is missing then is locked in `take`, while the caller waits. One thread at a time may call the
-    methods.
+    training runs, in blocks from which it cuts the memory of many tensors; what is missing then is locked in `take`,
+    while the caller waits. Each tensor has a storage of its own, since torch.save writes whole storages. One thread at
+    a time may call the methods.
 
     Args:
         lock: allocates a number of bytes as uint8, and raises a RuntimeError if it can't.
@@ -66,47 +115,62 @@ class PageLockedMemory:
         self._clock = clock
         self._ready: dict[int, list[Tensor]] = {}
         self._requested: Counter[int] = Counter()
+        self._block_sizes: list[int] = []
         self._thread: threading.Thread | None = None
         self._caller_waits = threading.Event()
         self._stopped = False
         self._has_failed = False
 
     @property
-    def ready_bytes(self) -> int:
-        """The size of what is locked and not taken yet, as `bytes_of` counts it."""
-        return sum(self._size(count) * len(ready) for count, ready in self._ready.items())
+    def locked_bytes(self) -> int:
+        """The size of all blocks, taken or not."""
+        return sum(self._block_sizes)
 
     def serves(self, tensor: Tensor) -> bool:
         """Whether the tensor's copy is in this memory."""
         return tensor.device.type == self._device_type
 
-    def bytes_of(self, tensor: Tensor) -> int:
-        """Return the host memory that a tensor's copy takes, page-locked or not."""
-        return self._size(tensor.nbytes) if self.serves(tensor) else tensor.nbytes
+    def missing_bytes(self, sizes: Iterable[int]) -> int:
+        """Return the host memory that tensors take beyond what is locked and not taken yet, page-locked or not.
+
+        Args:
+            sizes: bytes of each tensor, above 0.
+        """
+        ready = Counter({count: len(places) for count, places in self._ready.items()})
+        missing = (Counter(sizes) - ready).elements()
+        if self._stopped or self._has_failed:
+            return sum(missing)
+        return sum(block.size for block in plan_blocks(missing))
 
     def lock_ahead(self, sizes: Iterable[int]) -> None:
         """Lock memory in a thread, after what was requested before.
 
         Args:
-            sizes: bytes of each tensor that will be copied; those that were requested before are not locked again.
+            sizes: bytes of each tensor that will be copied, above 0; those that were requested before are not locked
+                again.
         """
         missing = Counter(sizes) - self._requested
         self._requested += missing
-        if not missing or self._stopped:
+        if not missing or self._stopped or self._has_failed:
             return
         for count in missing:
             self._ready.setdefault(count, [])
         # not a daemon: the interpreter must not end while the driver is at work. It waits for one allocation at most,
         # and the pause after it.
-        arguments = list(missing.elements()), self._thread
+        arguments = plan_blocks(missing.elements()), self._thread
         self._thread = threading.Thread(target=self._lock_requested, args=arguments, name="page-locking")
         self._thread.start()
 
-    def wait_until_locked(self) -> None:
-        """Wait until all that was requested is locked, or locking has failed; after `stop`, return at once."""
+    def wait_until_locked(self, sizes: Iterable[int] = ()) -> None:
+        """Wait until all that was requested is locked, or locking has failed; after `stop`, return at once.
+
+        Args:
+            sizes: to request first, as for `lock_ahead`.
+        """
+        begin = self._clock()
+        self.lock_ahead(sizes)
         if self._thread is None or self._stopped:
             return
-        begin = self._clock()
         self._caller_waits.set()
         self._thread.join()
         self._thread = None
@@ -119,8 +183,9 @@ class PageLockedMemory:
         self._caller_waits.set()
 
     def release(self) -> None:
-        """Stop, and give back what wasn't taken; torch keeps it for other page-locked tensors."""
+        """Stop, and give back what wasn't taken; torch keeps blocks without a tensor for other page-locked tensors."""
         self.stop()
+        self._block_sizes.clear()
         for ready in self._ready.values():
             ready.clear()
 
@@ -129,31 +194,30 @@ class PageLockedMemory:
         if ready := self._ready.get(count):
             return ready.pop()
         begin = self._clock()
-        memory = self._try_allocate(count)
+        places = self._try_lock(Block(_power_of_two(count), (count,)))
         self.waited_s += self._clock() - begin
-        return memory
+        return places[0] if places else None
 
-    def _size(self, count: int) -> int:
-        return count if self._stopped or self._has_failed else page_locked_bytes(count)
-
-    def _lock_requested(self, sizes: list[int], before: threading.Thread | None) -> None:
+    def _lock_requested(self, blocks: list[Block], before: threading.Thread | None) -> None:
         # not at the niceness of the writing thread: training would wait for the driver's lock, and so for this thread
         if before is not None:
             before.join()
-        for count in sizes:
+        for block in blocks:
             begin = self._clock()
-            if not threading.main_thread().is_alive() or (memory := self._try_allocate(count)) is None:
+            if not threading.main_thread().is_alive() or not (places := self._try_lock(block)):
                 return
-            self._ready[count].append(memory)
+            for place in places:
+                self._ready[place.nbytes].append(place)
             # cudaHostAlloc holds a lock of the driver, for which other calls to CUDA may wait, also those of other
             # processes: leave them half of the time, unless training waits for this thread anyway
             self._caller_waits.wait(self._clock() - begin)
 
-    def _try_allocate(self, count: int) -> Tensor | None:
+    def _try_lock(self, block: Block) -> list[Tensor]:
+        """Lock a block, and return its places; none if that isn't possible."""
         if self._stopped or self._has_failed:
-            return None
+            return []
         try:
-            return self._lock(count)
+            memory = self._lock(block.size)
         except (RuntimeError, MemoryError) as error:
             self._has_failed = True
             # further lines of a message of CUDA are advice on debugging kernels
@@ -162,7 +226,15 @@ class PageLockedMemory:
                 "could not page-lock %s of host memory (%s): for the rest of this attempt, saves copy the remaining "
                 "GPU tensors to ordinary memory, which makes training wait longer. Give the job more memory; if your "
                 "driver respects it, raise the limit on locked memory (ulimit -l)",
-                scaled(count, "B"),
+                scaled(block.size, "B"),
                 reason,
             )
-            return None
+            return []
+        self._block_sizes.append(block.size)
+        ends = accumulate(map(_aligned, block.places), initial=0)
+        # not views, which would share the block's storage
+        whole = memory.numpy()
+        return [
+            torch.frombuffer(whole, dtype=torch.uint8, count=count, offset=offset)
+            for count, offset in zip(block.places, ends, strict=False)
+        ]

@@ -194,7 +194,7 @@ class CheckpointSaver:
         if optimizer in self._awaiting_first_step:
             self._awaiting_first_step.remove(optimizer)
             # no message if the copy doesn't fit: the first save logs it
-            if _fits(self._missing_bytes(state), self._free_bytes()):
+            if _fits(state.missing_bytes(self._page_locked), self._free_bytes()):
                 self._page_locked.lock_ahead(state.page_locked_sizes(self._page_locked))
 
     def _snapshot(self, state: LiveState) -> Snapshot:
@@ -209,7 +209,7 @@ class CheckpointSaver:
         for hook in self._hooks:
             hook.remove()
         self._page_locked.wait_until_locked()
-        needed = self._missing_bytes(state)
+        needed = state.missing_bytes(self._page_locked)
         free = self._free_bytes()
         if free is not None and not _fits(needed, free):
             log.warning(
@@ -220,13 +220,11 @@ class CheckpointSaver:
             )
             self._page_locked.release()
             return False
-        held = needed + self._page_locked.ready_bytes
+        held = needed + self._page_locked.locked_bytes
         if held >= LOGGED_FROM_BYTES:
             log.info("saving in the background takes %.1f GB of host memory", held / 1e9)
+        self._page_locked.wait_until_locked(state.page_locked_sizes(self._page_locked))
         return True
-
-    def _missing_bytes(self, state: LiveState) -> int:
-        return state.held_bytes(self._page_locked) - self._page_locked.ready_bytes
 
     def _copied(self, state: LiveState) -> Snapshot:
         waited_before_s = self._page_locked.waited_s

@@ -134,13 +134,14 @@ class LiveState:
         """All optimizers."""
         return tuple(self.optimizer.values()) if isinstance(self.optimizer, Mapping) else (self.optimizer,)
 
-    def held_bytes(self, page_locked: PageLockedMemory) -> int:
-        """Return the host memory that the tensors of a copy take, without copying. Tied weights count each time.
+    def missing_bytes(self, page_locked: PageLockedMemory) -> int:
+        """Return the host memory that the tensors of a copy take, without copying, beyond what is locked for it.
 
         Args:
             page_locked: memory for the copies from a GPU.
         """
-        return sum(map(page_locked.bytes_of, self._tensors()))
+        on_host = sum(tensor.nbytes for tensor in self._tensors() if not page_locked.serves(tensor))
+        return on_host + page_locked.missing_bytes(self.page_locked_sizes(page_locked))
 
     def page_locked_sizes(self, page_locked: PageLockedMemory) -> list[int]:
         """Return the bytes of each tensor whose copy is in page-locked memory; tied weights count once.

@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
     composer = Composer(options.config_dir)
     composer.sweeps = False
     config = composer.compose(overrides_of(options.overrides))
-    overrides = overrides_of(options.overrides, gpus=resources_of(config).gpus_per_node > 0)
+    overrides = overrides_of(options.overrides, gpus=resources_of(config).gpus_per_node != 0)
     home = drill_home(config)
     drill = TrainingDrill(
         home=home,

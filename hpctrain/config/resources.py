@@ -22,14 +22,14 @@ class Resources:
     Attributes:
         num_nodes: without spare nodes.
         processes_per_node: that hpctrain starts.
-        gpus_per_node: of each node.
+        gpus_per_node: of each node; None if this machine's can't be counted: each rank asks torch, which then decides.
         cpus_per_process: CPU cores for each process; None for the scheduler's default.
         spawned_per_node: processes that a program with run.processes=node is to start on each node; None for others.
     """
 
     num_nodes: int
     processes_per_node: int
-    gpus_per_node: int
+    gpus_per_node: int | None
     cpus_per_process: int | None
     spawned_per_node: int | None = None
 
@@ -76,7 +76,7 @@ def resources_of(config: RunConfig, environ: Mapping[str, str] = os.environ) -> 
     build = "any" if isinstance(config, ProgramConfig) else None
     here = 0 if isinstance(cluster, Slurm) else visible_gpus(environ, build=build)
     gpus = here if cluster.gpus_per_node is None else cluster.gpus_per_node
-    if not isinstance(cluster, Slurm) and gpus > here:
+    if not isinstance(cluster, Slurm) and gpus is not None and here is not None and gpus > here:
         if here:
             problem, remedy = f"this machine has only {counted(here, 'visible GPU')}", f"set it to {here} or less"
         else:
@@ -88,6 +88,8 @@ def resources_of(config: RunConfig, environ: Mapping[str, str] = os.environ) -> 
         processes = 1
     elif cluster.processes_per_node is not None:
         processes = cluster.processes_per_node
+    elif gpus is None:
+        processes = 1
     elif gpus % cluster.gpus_per_process:
         problem = f"doesn't divide the {counted(gpus, 'GPU')} of a node"
         remedy = "choose a divisor of cluster.gpus_per_node"

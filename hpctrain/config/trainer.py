@@ -59,6 +59,9 @@ class Trainer(require.Checked):
     deterministic: bool = False
     """Use deterministic algorithms only, for bit-identical runs on CUDA too; slower. With three or more GPUs, runs are
     identical on the same node layout only."""
+    cudnn_benchmark: bool = False
+    """Let cuDNN time its algorithms for each new shape of a convolution, and use the fastest; CUDA only. Helps if all
+    batches have the same shape. Not with deterministic: a resumed run may get other algorithms."""
     compile: bool = False
     """Compile the model with torch.compile, before DDP; the first steps take long."""
     compile_mode: Annotated[str, require.one_of("default", "reduce-overhead", "max-autotune")] = "default"
@@ -76,8 +79,11 @@ class Trainer(require.Checked):
     more compute. * and ? match within one part of the name, between dots."""
 
     def __post_init__(self) -> None:
-        """Also refuse a compile mode without `compile`."""
+        """Also refuse a compile mode without `compile`, and a choice of algorithms by timing in a deterministic run."""
         require.Checked.__post_init__(self)
+        if self.cudnn_benchmark and self.deterministic:
+            problem = "chooses algorithms by timing them, which trainer.deterministic=true rules out"
+            raise ConfigError("trainer.cudnn_benchmark", True, problem, "set one of the two to false")
         if self.compile_mode != "default" and not self.compile:
             remedy = "add trainer.compile=true"
             raise ConfigError("trainer.compile_mode", self.compile_mode, "compiles nothing", remedy)

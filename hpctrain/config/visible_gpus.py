@@ -5,41 +5,80 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
+import shutil
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-# a folder per GPU, from the driver: nvidia-smi needs seconds if no process holds a GPU
-NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
-# a folder per CPU and GPU, from AMD's driver
-AMD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
+NVIDIA_GPUS = "proc/driver/nvidia/gpus"
+"""A folder per GPU, from NVIDIA's driver."""
+AMD_NODES = "sys/class/kfd/kfd/topology/nodes"
+"""A folder per CPU and GPU, from AMD's driver."""
+WSL_DEVICE = "dev/dxg"
+"""Of WSL 2, for the GPUs of any maker, however many there are."""
+SMI_TIMEOUT_S = 10.0
 VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 """Variables that hide GPUs from a process; the last two count for AMD's only."""
 _BUILT_FOR = re.compile(r"^(cuda|hip|rocm)\b[^=\n]*= *['\"]", re.MULTILINE)
 
 
-def visible_gpus(
-    environ: Mapping[str, str], nvidia: Path = NVIDIA_GPUS, amd: Path = AMD_NODES, *, build: str | None = None
-) -> int:
+def visible_gpus(environ: Mapping[str, str], root: Path = Path("/"), *, build: str | None = None) -> int | None:
     """Count the GPUs that a process may use here, without importing torch; ranks ask torch, which knows others too.
 
     Args:
         environ: the process's environment.
-        nvidia: the folder in which NVIDIA's driver lists its GPUs.
-        amd: the folder in which AMD's driver lists its GPUs.
+        root: of the file system in which the drivers show their GPUs.
         build: `cuda`, `rocm` or `cpu`: the GPUs for which torch is built; `any` for a program that may not use it; None
             for the torch that is installed.
+
+    Returns:
+        The count; None if there may be GPUs, but it isn't known how many.
     """
     if build == "any":
-        return max(visible_gpus(environ, nvidia, amd, build=each) for each in ("cuda", "rocm"))
+        counts = [visible_gpus(environ, root, build=each) for each in ("cuda", "rocm")]
+        return max(filter(None, counts), default=None if None in counts else 0)
     # many AMD processors have an integrated GPU: it must not count for a torch that can't use it
     build = installed_build() if build is None else build
     if build == "cpu":
         return 0
     if build == "rocm":
-        return len(_visible_amd_gpus(environ, amd))
-    listed = environ.get("CUDA_VISIBLE_DEVICES")
-    present = len(list(nvidia.iterdir())) if nvidia.is_dir() else 0
-    return present if listed is None else min(present, count_devices(listed))
+        hidden = listed_gpus(environ) == 0
+        return len(_visible_amd_gpus(environ, root / AMD_NODES)) or (0 if hidden else _none_or_unknown(root))
+    names = environ.get("CUDA_VISIBLE_DEVICES")
+    most = None if names is None else count_devices(names)
+    if most == 0:
+        return 0
+    present = _nvidia_gpus(environ, root)
+    return present if present is None or most is None else min(present, most)
+
+
+def _nvidia_gpus(environ: Mapping[str, str], root: Path) -> int | None:
+    if (gpus := root / NVIDIA_GPUS).is_dir():
+        return len(list(gpus.iterdir()))
+    # gVisor and LXD pass the devices on, but not the folder
+    if devices := [path for path in (root / "dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]:
+        return len(devices)
+    # last, since it needs seconds if no process holds a GPU; under WSL 2 nothing else counts them
+    program = shutil.which("nvidia-smi", path=environ.get("PATH", ""))
+    count = _count_by_smi(program) if program else 0
+    return _none_or_unknown(root) if count == 0 else count
+
+
+def _none_or_unknown(root: Path) -> int | None:
+    return None if (root / WSL_DEVICE).exists() else 0
+
+
+@functools.cache
+def _count_by_smi(program: str) -> int | None:
+    """Count the GPUs that nvidia-smi lists; None if it doesn't answer in time."""
+    try:
+        done = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=SMI_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return None
+    except OSError:
+        return 0
+    # it fails on a node without a driver; the lines of MIG devices are indented
+    return 0 if done.returncode else sum(line.startswith("GPU ") for line in done.stdout.splitlines())
 
 
 @functools.cache

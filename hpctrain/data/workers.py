@@ -20,11 +20,12 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
+from torch.utils.data._utils import pin_memory as torch_pinning
 from torch.utils.data._utils import worker as torch_worker
 
 from hpctrain.data.dataset import BatchDataset
 from hpctrain.data.fetch import BatchFetcher, Request, without_subsets
-from hpctrain.data.micro_batch import map_tensors
+from hpctrain.data.micro_batch import iterate_tensors, map_tensors
 from hpctrain.data.stream import is_stream
 from hpctrain.run.process import signals_blocked
 
@@ -104,7 +105,7 @@ def fetch_batches(fetcher: BatchFetcher, requests: Iterable[Request], workers: W
         num_workers=workers.num_workers,
         prefetch_factor=workers.prefetch_factor,
         pin_memory=pin_memory,
-        collate_fn=_unchanged,
+        collate_fn=_Unpinned if pin_memory else _unchanged,
         worker_init_fn=init_worker,
         generator=torch.Generator(),
         multiprocessing_context=_Fork() if multiprocessing.get_start_method() == "fork" else None,
@@ -116,7 +117,25 @@ def fetch_batches(fetcher: BatchFetcher, requests: Iterable[Request], workers: W
 def _fetch_here(fetcher: BatchFetcher, requests: Iterable[Request], *, pin_memory: bool) -> Iterator[Any]:
     for request in requests:
         batch = fetcher[request]
-        yield map_tensors(torch.Tensor.pin_memory, batch) if pin_memory else batch
+        yield _Unpinned(batch).pin_memory() if pin_memory else batch
+
+
+@dataclass(frozen=True, slots=True)
+class _Unpinned:
+    """A batch on its way to DataLoader's pinning thread, which calls `pin_memory` where an object has it.
+
+    Left to itself, the thread doesn't descend into dataclasses (torch/utils/data/_utils/pin_memory.py of torch 2.13).
+    """
+
+    batch: Any
+
+    def pin_memory(self) -> Any:
+        """Return the batch, unwrapped, with its tensors in page-locked memory."""
+        # torch first: it also pins objects of other classes that have a `pin_memory`, wherever it finds them
+        batch = torch_pinning.pin_memory(self.batch)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        if all(tensor.is_pinned() for tensor in iterate_tensors(batch)):
+            return batch
+        return map_tensors(torch.Tensor.pin_memory, batch)
 
 
 class _Worker(multiprocessing.context.ForkProcess):

@@ -20,7 +20,7 @@ GOLDEN = 0x9E3779B97F4A7C15
 """2^64 over the golden ratio: spreads consecutive ranks (SplitMix64, Steele et al. 2014)."""
 
 
-def set_determinism(on: bool, environ: MutableMapping[str, str] = os.environ) -> None:
+def set_determinism(on: bool, environ: MutableMapping[str, str] = os.environ, *, cudnn_benchmark: bool = False) -> None:
     """Allow only deterministic algorithms, or restore torch's default; process-wide, before CUDA is initialised.
 
     An operation without a deterministic algorithm then raises an error that names it. Sets the `DETERMINISM_VARIABLES`
@@ -29,12 +29,14 @@ def set_determinism(on: bool, environ: MutableMapping[str, str] = os.environ) ->
     Args:
         on: `trainer.deterministic`.
         environ: of this process.
+        cudnn_benchmark: `trainer.cudnn_benchmark`; not with ``on``.
     """
     if on:
         for name, value in DETERMINISM_VARIABLES.items():
             # a value that the user exported stays
             environ.setdefault(name, value)
-        torch.backends.cudnn.benchmark = False
+    # also if false: an earlier run of this process may have set it
+    torch.backends.cudnn.benchmark = cudnn_benchmark
     # called only if needed: it imports torch's compiler
     if on or torch.are_deterministic_algorithms_enabled():
         torch.use_deterministic_algorithms(on)

@@ -189,7 +189,7 @@ class Examination:
             records=records,
             measured=read_json_or_empty(folder.measured),
             processes_per_node=resources.processes_per_node,
-            gpus_per_node=resources.gpus_per_node,
+            gpus_per_node=config.cluster.gpus_per_node or 0,
             interface=config.cluster.network_interface,
             last_lines={rank: line for rank in silent if (line := _last_line(folder, rank))},
         )

@@ -97,7 +97,7 @@ def overrides_of(typed: Sequence[str], config: ProgramConfig | None = None) -> l
     """
     if config is None:
         return [*typed, *FORCED]
-    gpus = ON_GPUS if resources_of(config).gpus_per_node else ()
+    gpus = ON_GPUS if resources_of(config).gpus_per_node != 0 else ()
     # in a folder inside of the code, the second run would copy what the drill wrote of the first
     names = ",".join(_quoted(pattern) for pattern in (*config.code.exclude, *LOGS))
     return [*gpus, *typed, *FORCED, f"code.exclude=[{names}]"]

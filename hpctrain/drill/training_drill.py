@@ -33,7 +33,11 @@ DEFAULTS = (
 """The overrides of every drill; the user's own come after them."""
 NO_PAUSE = ("trainer.pause_at_step=null",)
 """A run that pauses would wait for somebody to continue it."""
-ON_GPUS = ("trainer.deterministic=true", "cluster.env.CUBLAS_WORKSPACE_CONFIG=:4096:8")
+ON_GPUS = (
+    "trainer.deterministic=true",
+    "trainer.cudnn_benchmark=false",
+    "cluster.env.CUBLAS_WORKSPACE_CONFIG=:4096:8",
+)
 """cuBLAS is deterministic only with a workspace of a fixed size."""
 ONE_PROCESS_S = 0.15
 """Seconds from an interruption to the last step of an attempt, with one process."""

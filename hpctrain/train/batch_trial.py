@@ -75,7 +75,7 @@ def _trial(config: Config, size: int) -> dict[str, Any]:
     threads = cpu_threads(environment, config.cluster.cpus_per_process, os.environ)
     if threads is not None:
         torch.set_num_threads(threads)
-    set_determinism(config.trainer.deterministic)
+    set_determinism(config.trainer.deterministic, cudnn_benchmark=config.trainer.cudnn_benchmark)
     cluster = config.cluster
     each = None if config.parallel.kind == "data_parallel" else cluster.gpus_per_process
     devices = choose_devices(environment, each, use_gpu=cluster.gpus_per_node != 0)

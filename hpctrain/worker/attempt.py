@@ -44,8 +44,8 @@ ATTEMPT_KEY = "hpctrain/attempt"
 TOPIC = "run directory"
 """What rank zero may refuse: it can't make the run directory, or claim the attempt."""
 DETERMINISM_COSTS = (
-    "trainer.deterministic=true: cuDNN doesn't search for faster algorithms, some operations use slower ones, and "
-    "operations without a deterministic algorithm raise an error"
+    "trainer.deterministic=true: some operations use slower algorithms, those of cuDNN among them, and operations "
+    "without a deterministic algorithm raise an error"
 )
 
 log = logging.getLogger("hpctrain.train")
@@ -79,7 +79,7 @@ def run_attempt(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -
         log_stream: TextIO | None = directory.rank_log(0).open("a", encoding="utf-8", errors="backslashreplace")
     else:
         log_stream = None if rank.handover.logged else _log_to_file(directory, environment.rank)
-    set_determinism(config.trainer.deterministic)
+    set_determinism(config.trainer.deterministic, cudnn_benchmark=config.trainer.cudnn_benchmark)
     world = rank.world = _join(rank, store)
     return _train(rank, world, Claim(Ledger(directory), attempt), log_stream, terminal)
 

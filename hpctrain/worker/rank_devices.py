@@ -94,7 +94,7 @@ def _refuse_missing_gpus(asked: int | None, *, is_rank_zero: bool) -> None:
         if is_rank_zero and (listed := visible_gpus(os.environ, build="cuda")):
             log.warning("%s has %s, but %s: training on the CPU", host, counted(listed, "GPU"), without)
         return
-    listed, why = visible_gpus(os.environ), _driver_error()
+    listed, why = visible_gpus(os.environ) or 0, _driver_error()
     if not asked and (not listed or HIDDEN.search(why)):
         return
     promise = f"cluster.gpus_per_node={asked}" if asked else f"the driver lists {counted(listed, 'GPU')}"

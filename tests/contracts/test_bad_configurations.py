@@ -317,6 +317,11 @@ MISTAKES = {
         "trainer.compile_mode=max-autotune",
         "trainer.compile=true",
     ),
+    "cuDNN's choice by timing in a deterministic run": (
+        ["trainer.cudnn_benchmark=true", "trainer.deterministic=true"],
+        "trainer.cudnn_benchmark=True: chooses algorithms by timing them, which trainer.deterministic=true rules out",
+        "set one of the two to false",
+    ),
     "CUDA graphs that accumulate": (
         ["trainer.compile=true", "trainer.compile_mode=reduce-overhead", "trainer.micro_batch_size=16"],
         "trainer.compile_mode=reduce-overhead: uses CUDA graphs",

@@ -349,7 +349,7 @@ def _pytest(session: Session, name: str, selection: str, *files: str) -> None:
         HPCTRAIN_GPU_TESTS_DEVICE=session.device,
         COLUMNS="300",
     )
-    outcomes = re.findall(r"^\[gw\d+\] \[ *\d+%\] (\w+) (\S+)", ended.output, re.MULTILINE)
+    outcomes = re.findall(r"^\[gw\d+\] \[ *\d+%\] (\w+) (.*?) *$", ended.output, re.MULTILINE)
     counts = Counter(outcome for outcome, _ in outcomes)
     complete = ended.code in (0, 1)
     detail = ", ".join(f"{count} {outcome.lower()}" for outcome, count in counts.items() if count)
@@ -359,7 +359,7 @@ def _pytest(session: Session, name: str, selection: str, *files: str) -> None:
         detail += f"; pytest's exit code is {ended.code}: {ended.last_line}"
     passed = complete and not counts["FAILED"] and not counts["ERROR"]
     session.add(name, ended, value=counts["PASSED"], unit="passed", ok=passed, detail=detail)
-    reasons = dict(re.findall(r"^(?:FAILED|ERROR) (\S+) - (.*)$", ended.output, re.MULTILINE))
+    reasons = dict(re.findall(r"^(?:FAILED|ERROR) (.*?) - (.*)$", ended.output, re.MULTILINE))
     for outcome, test in dict.fromkeys(outcomes):
         if outcome in ("FAILED", "ERROR"):
             short = test.rpartition("tests/gpu/")[2]

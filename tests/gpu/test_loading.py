@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from hpctrain.data.fetch import BatchFetcher
+from hpctrain.data.workers import Workers, fetch_batches
 
 pytestmark = pytest.mark.gpu
 EPOCHS = 3
@@ -64,6 +71,26 @@ def test_loading_processes_die_with_a_rank_that_is_killed(shell):
     pids = [int(path.name) for path in folder.iterdir()]
     assert len(pids) == 2
     assert not any(runs(pid) for pid in pids)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_the_tensors_of_dataclasses_are_page_locked_too(num_workers):
+    fetcher = BatchFetcher(TensorDataset(torch.arange(8)), 0, Pair.of)
+    requests = [(0, np.array([index])) for index in range(3)]
+    batches = list(fetch_batches(fetcher, requests, Workers(num_workers, pin_memory=True)))
+    assert [pair.left.tolist() for _, pair in batches] == [[0], [1], [2]]
+    assert all(index.is_pinned() and pair.left.is_pinned() and pair.right.is_pinned() for index, pair in batches)
+
+
+@dataclass
+class Pair:
+    left: torch.Tensor
+    right: torch.Tensor
+
+    @classmethod
+    def of(cls, samples):
+        index = torch.stack([sample for (sample,) in samples])
+        return index, cls(index.clone(), index + 1)
 
 
 def runs(pid):

@@ -101,6 +101,7 @@ def test_each_save_in_the_background_has_what_one_has_for_which_training_waits(l
     size = sum(tensor.nbytes for tensor in copies(behind))
     assert size >= (0.1 if ON_CPU else 1) * GB
     assert all(is_page_locked(tensor) for tensor in copies(behind))
+    assert behind._page_locked.locked_bytes < 1.1 * size
 
 
 @pytest.mark.needs_cuda("it times copies to page-locked memory")

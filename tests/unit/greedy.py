@@ -35,7 +35,7 @@ class Greedy(Task):
         if len(x) >= self.dies_at:
             os.kill(os.getpid(), signal.SIGKILL)
         taken = torch.ones(len(x) * self.bytes, dtype=torch.uint8)
-        print("printed by the task")
+        print("printed by the task, with cudnn.benchmark", torch.backends.cudnn.benchmark)
         return model(x).mean() + taken[0] * 0
 
 

@@ -33,6 +33,7 @@ WORDS = {
     "trainer.global_batch_size": 8,
     "logger.every_steps": 4,
     "logger.tensorboard": False,
+    "trainer.cudnn_benchmark": True,
     "task.width": 5,
 }
 interrupts: dict[int, list[signal.Signals]] = {}
@@ -62,6 +63,7 @@ class Line(Task):
         self.calls = state["calls"]
 
     def loss(self, model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
+        assert torch.backends.cudnn.benchmark
         if model.training:
             self.calls += 1
             for number in interrupts.pop(self.calls, ()):
@@ -97,7 +99,8 @@ def process_state() -> tuple[object, ...]:
     os.umask(umask)
     logger = logging.getLogger("hpctrain")
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
-    torch_settings = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    threads, cudnn = torch.get_num_threads(), torch.backends.cudnn.benchmark
+    torch_settings = threads, cudnn, torch.are_deterministic_algorithms_enabled()
     rng = torch.get_rng_state().sum().item(), random.getstate()
     return umask, handlers, dict(os.environ), logger.handlers[:], logger.level, logger.propagate, torch_settings, rng
 

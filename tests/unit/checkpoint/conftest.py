@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import re
 import threading
+import weakref
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from hpctrain.checkpoint import page_locked
 from hpctrain.checkpoint.page_locked import PageLockedMemory
 from hpctrain.checkpoint.rng import rng_state
 from hpctrain.checkpoint.state import Head, LiveState
@@ -21,6 +24,7 @@ class Driver:
     def __init__(self):
         self.now = 0.0
         self.sizes = []
+        self.blocks = []
         self.threads = set()
         self._allowed = threading.Semaphore(0)
 
@@ -29,7 +33,9 @@ class Driver:
         self.now += 2
         self.sizes.append(count)
         self.threads.add(threading.current_thread())
-        return torch.empty(count, dtype=torch.uint8)
+        memory = np.empty(count, np.uint8)
+        self.blocks.append(weakref.ref(memory))
+        return torch.from_numpy(memory)
 
     def clock(self):
         return self.now
@@ -44,6 +50,14 @@ class Driver:
 @pytest.fixture
 def driver():
     return Driver()
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """A block has room for one small tensor only: its size."""
+    for name in ("LARGEST_BLOCK_BYTES", "SMALLEST_BLOCK_BYTES"):
+        monkeypatch.setattr(page_locked, name, page_locked.ALIGNMENT)
+    return page_locked.ALIGNMENT
 
 
 @pytest.fixture

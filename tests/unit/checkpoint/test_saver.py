@@ -17,6 +17,8 @@ from hpctrain.errors import CheckpointDamagedError, CheckpointError, SupersededE
 from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.directory import RunDirectory
 
+MIB = 1 << 20
+
 
 class Watched(LiveState):
     """Records the addresses of the weights in each snapshot."""
@@ -240,7 +242,7 @@ def test_the_writing_thread_yields_to_training(make, training):
 
 def test_a_copy_that_does_not_fit_into_memory_is_not_made(run, make, training, caplog):
     model, snapshot = training
-    needed = snapshot(1).held_bytes(PageLockedMemory())
+    needed = snapshot(1).missing_bytes(PageLockedMemory())
     weights = sum(tensor.nbytes for tensor in model.state_dict().values())
     assert 3 * weights <= needed < 3 * weights + 100
     saver = make(free_bytes=lambda: needed)
@@ -289,16 +291,19 @@ def test_memory_is_locked_before_the_first_save_and_not_in_it(make, untrained, d
     driver.allow(100)
     step(model, optimizer)
     memory.wait_until_locked()
-    expected = [tensor.nbytes for tensor in tensors_of(model.state_dict(), optimizer.state_dict())]
-    assert sorted(driver.sizes) == sorted(expected)
+    assert driver.sizes == [MIB]
     assert threading.current_thread() not in driver.threads
     saver.save(state(1), wait=False)
-    assert len(driver.sizes) == len(expected)
-    assert memory.ready_bytes == 0
+    num_tensors = len(list(tensors_of(model.state_dict(), optimizer.state_dict())))
+    assert memory.missing_bytes(state(1).page_locked_sizes(memory)) == MIB, "all of it is taken"
+    places = [tensor.data_ptr() for tensor in tensors_of(saver._buffers.model, saver._buffers.optimizer)]
+    assert len(set(places)) == num_tensors
+    assert max(places) - min(places) < MIB
     step(model, optimizer)
     saver.save(state(2), wait=False)
     saver.finish()
-    assert len(driver.sizes) == len(expected)
+    assert [tensor.data_ptr() for tensor in tensors_of(saver._buffers.model, saver._buffers.optimizer)] == places
+    assert driver.sizes == [MIB]
 
 
 @pytest.fixture
@@ -329,34 +334,37 @@ def test_a_save_that_waits_for_the_locking_does_not_count_it(make, untrained, dr
     assert (saver.takes_s, saver.stall_s) == (10, 0)
 
 
-def test_a_save_that_locks_by_itself_does_not_count_it(make, training, driver, slow_locking):
+def test_a_save_before_which_nothing_was_locked_does_not_count_the_locking(make, training, driver, slow_locking):
     _, snapshot = training
     disk, memory = slow_locking
     driver.allow(100)
     saver = make(disk.own, clock=disk, page_locked=memory)
     saver.save(snapshot(1), wait=False)
-    assert driver.threads == {threading.current_thread()}
-    assert disk.now == 1000 * len(driver.sizes) > 0
+    assert driver.sizes == [MIB], "of all tensors together"
+    assert disk.now == 1000
     disk.may_write.set()
     saver.finish()
     assert (saver.takes_s, saver.stall_s) == (10, 0)
 
 
-def test_the_save_at_the_end_of_an_attempt_takes_what_is_locked_and_locks_no_more(run, make, untrained, driver):
+def test_the_save_at_the_end_of_an_attempt_takes_what_is_locked_and_locks_no_more(
+    run, make, untrained, driver, small_blocks
+):
     model, optimizer, state = untrained
     memory = driver.memory()
     saver = make(page_locked=memory)
     saver.lock_ahead(state(0))
     step(model, optimizer)
     driver.allow(1)
-    wait_until(lambda: memory.ready_bytes)
+    wait_until(lambda: memory.locked_bytes)
     saver.save(state(1), wait=True)
-    assert (len(driver.sizes), memory.ready_bytes, memory.waited_s) == (1, 0, 0)
+    assert (driver.sizes, memory.waited_s) == ([small_blocks], 0)
     driver.allow(100)
     saved = torch.load(run.checkpoint(1) / "model.pt", weights_only=True)
     assert torch.equal(saved["weight"], model.weight)
 
 
+@pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("num_locked", [0, 2])
 def test_where_locking_fails_saves_go_on_in_ordinary_memory(run, make, untrained, caplog, num_locked):
     model, optimizer, state = untrained
@@ -389,7 +397,7 @@ def test_nothing_is_locked_ahead_if_the_copy_does_not_fit(make, untrained, drive
     saver.lock_ahead(state(0))
     step(model, optimizer)
     saver.save(state(1), wait=False)
-    assert (driver.sizes, memory.ready_bytes) == ([], 0)
+    assert (driver.sizes, memory.locked_bytes) == ([], 0)
     assert "training waits for each save" in caplog.text
 
 
@@ -398,18 +406,19 @@ def test_what_is_locked_already_need_not_be_free_any_more(make, untrained, drive
     memory = driver.memory()
     driver.allow(100)
     step(model, optimizer)
-    needed = state(1).held_bytes(memory)
+    needed = state(1).missing_bytes(memory)
     free = iter([2 * needed, 0, 0])
     saver = make(page_locked=memory, free_bytes=lambda: next(free))
     saver.lock_ahead(state(1))
     step(model, optimizer)
     memory.wait_until_locked()
-    assert memory.ready_bytes == needed
+    assert memory.locked_bytes == needed == MIB
     saver.save(state(2), wait=False)
     saver.finish()
     assert caplog.messages == []
 
 
+@pytest.mark.usefixtures("small_blocks")
 def test_each_optimizer_has_its_state_locked_after_its_own_first_step(make, driver):
     model = nn.Linear(3, 5)
     optimizers = {"w": torch.optim.AdamW([model.weight]), "b": torch.optim.AdamW([model.bias])}
@@ -436,7 +445,8 @@ def test_tied_weights_are_locked_once(make, driver):
     make(page_locked=memory).lock_ahead(state)
     step(model[0], optimizer)
     memory.wait_until_locked()
-    assert driver.sizes == [60]
+    assert memory.missing_bytes([60]) == 0
+    assert memory.missing_bytes([60, 60]) > 0
 
 
 def test_without_a_gpu_nothing_is_locked_and_optimizers_have_no_hook(make, untrained, driver):

@@ -6,7 +6,6 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from hpctrain.checkpoint.page_locked import PageLockedMemory
@@ -35,16 +34,15 @@ def test_the_three_parts_hold_what_the_format_documents(trained):
     assert [state["torch"].equal(rng[0]["torch"]) for state in snapshot.state["rng"]] == [True, True]
 
 
-def test_the_size_of_a_copy_of_gpu_memory_is_that_of_page_locked_memory():
-    """In page-locked memory, each tensor rounded up to a power of two."""
-    with FakeTensorMode():
-        model = nn.Module()
-        model.register_parameter("weight", nn.Parameter(torch.empty(5000, 7, device="cuda")))
-        model.register_buffer("mean", torch.empty(1024, device="cuda"))
-        model.register_buffer("on_the_host", torch.empty(3, 3))
-        average = {"average": [torch.empty(5, device="cuda")]}
-        state = LiveState(model, torch.optim.SGD(model.parameters()), head=HEAD, extra=average)
-        assert state.held_bytes(PageLockedMemory()) == 2**18 + 4096 + 36 + 32
+def test_the_size_of_a_copy_of_gpu_memory_is_that_of_page_locked_blocks():
+    """The meta device stands for a GPU."""
+    model = nn.Module()
+    model.register_parameter("weight", nn.Parameter(torch.empty(500_000, 7, device="meta")))
+    model.register_buffer("mean", torch.empty(1024, device="meta"))
+    model.register_buffer("on_the_host", torch.empty(3, 3))
+    average = {"average": [torch.empty(5, device="meta")]}
+    state = LiveState(model, torch.optim.SGD(model.parameters()), head=HEAD, extra=average)
+    assert state.missing_bytes(PageLockedMemory(device_type="meta")) == 2**24 + 36
 
 
 def test_training_on_changes_nothing_in_a_snapshot(trained):

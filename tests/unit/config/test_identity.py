@@ -35,6 +35,7 @@ def test_what_makes_another_run(key):
         "precision.min_loss_scale",
         "trainer.activation_checkpointing",
         "trainer.deterministic",
+        "trainer.cudnn_benchmark",
         "trainer.log_grad_norm",
         "parallel.static_graph",
         "cluster.gpus_per_process",

@@ -42,6 +42,29 @@ def test_more_gpus_than_this_machine_has(composer):
         resources_of(config, {"CUDA_VISIBLE_DEVICES": ""})
 
 
+@pytest.fixture
+def uncounted(monkeypatch):
+    """A machine whose GPUs, if it has any, only torch can count."""
+    monkeypatch.setattr("hpctrain.config.resources.visible_gpus", lambda environ, build=None: None)
+
+
+@pytest.mark.usefixtures("uncounted")
+@pytest.mark.parametrize(
+    ("words", "gpus", "processes"),
+    [
+        ([], None, 1),
+        (["precision=tf32"], None, 1),
+        (["cluster.gpus_per_process=2"], None, 1),
+        (["cluster.gpus_per_node=4"], 4, 4),
+        (["cluster.gpus_per_node=0"], 0, 1),
+        (["cluster.processes_per_node=2"], None, 2),
+    ],
+)
+def test_gpus_that_cannot_be_counted_are_left_to_the_ranks(composer, words, gpus, processes):
+    resources = resources_of(composer.compose(words), {})
+    assert (resources.gpus_per_node, resources.processes_per_node) == (gpus, processes)
+
+
 def test_the_ranks_of_a_node_are_known_if_the_configuration_says_so(composer):
     config = composer.compose(["parallel=fsdp_tp", "task=text"], world_size=8, local_world_size=4)
     with pytest.raises(ConfigError) as caught:

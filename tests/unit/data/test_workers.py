@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
@@ -139,6 +140,73 @@ def test_a_worker_that_dies_with_all_its_locks_does_not_block_its_rank() -> None
         [sys.executable, "-c", DIE_WITH_LOCKS], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == "DataLoader worker \ncontinued\n", done.stderr
+
+
+@dataclass
+class Pair:
+    left: torch.Tensor
+    right: torch.Tensor
+
+
+class Pairs(Dataset):
+    """Whose batches hold their tensors in a dataclass, in a list, and in an object that knows how to pin itself."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.full((2,), index)
+
+    @staticmethod
+    def collate(samples):
+        (sample,) = samples
+        return {"pair": Pair(sample, sample + 1), "list": [sample, "name"], "packed": Packed(sample)}
+
+
+@dataclass
+class Packed:
+    value: torch.Tensor
+
+    def pin_memory(self):
+        return Packed(self.value.pin_memory())
+
+
+@pytest.fixture
+def pinned(monkeypatch):
+    """A device that can pin, for this process: the tensors that it has pinned."""
+    tensors = []
+
+    def pin(tensor):
+        if tensor.is_pinned():
+            return tensor
+        tensors.append(tensor.clone())
+        return tensors[-1]
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for name, value in (
+        ("is_available", True),
+        ("current_accelerator", torch.device("cuda")),
+        ("current_device_index", 0),
+        ("set_device_index", None),
+    ):
+        monkeypatch.setattr(torch.accelerator, name, lambda *_, value=value: value)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: any(tensor is each for each in tensors))
+    return tensors
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_the_tensors_of_dataclasses_are_pinned_too(pinned, num_workers):
+    """torch's DataLoader leaves them out."""
+    requests = [(0, numpy.array([index])) for index in range(3)]
+    fetcher = BatchFetcher(Pairs(), 0, Pairs.collate)
+    batches = list(fetch_batches(fetcher, requests, Workers(num_workers, pin_memory=True)))
+    for index, batch in enumerate(batches):
+        tensors = [batch["pair"].left, batch["list"][0], batch["packed"].value, batch["pair"].right]
+        assert [tensor.tolist() for tensor in tensors] == [[index] * 2] * 3 + [[index + 1] * 2]
+        assert all(tensor.is_pinned() for tensor in tensors)
+        assert batch["list"][1] == "name"
+    assert len(pinned) == 4 * len(batches), "each once"
 
 
 class Plain(Dataset):

@@ -15,7 +15,10 @@ set_determinism(False)
 assert not {"CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO", "NCCL_PROTO"} & os.environ.keys()
 assert torch.utils.deterministic.fill_uninitialized_memory
 assert "torch._dynamo" not in sys.modules
+set_determinism(False, cudnn_benchmark=True)
+assert torch.backends.cudnn.benchmark
 set_determinism(True)
+assert not torch.backends.cudnn.benchmark
 assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 assert (os.environ["NCCL_ALGO"], os.environ["NCCL_PROTO"]) == ("Ring", "Simple")
 assert not torch.utils.deterministic.fill_uninitialized_memory

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from hpctrain.config.compose_program import ProgramComposer
 from hpctrain.drill.program_drill import changed_code, overrides_of
 from hpctrain.run.code import CodeSnapshot, describe_file, list_of, record_code, write_files
@@ -15,9 +17,11 @@ def test_the_logs_of_a_drill_are_not_code():
     assert config.code.exclude == ["data", "it's", "straight.log", "interrupted.log"]
 
 
-def test_a_drill_with_gpus_makes_cublas_and_nccl_deterministic():
+@pytest.mark.parametrize("typed", [["cluster=slurm", "cluster.gpus_per_node=2"], []], ids=["asked for", "uncounted"])
+def test_a_drill_with_gpus_makes_cublas_and_nccl_deterministic(monkeypatch, typed):
+    """Also where there may be some."""
+    monkeypatch.setattr("hpctrain.config.resources.visible_gpus", lambda environ, build=None: None)
     composer = ProgramComposer(["python", "train.py"])
-    typed = ["cluster=slurm", "cluster.gpus_per_node=2"]
     config = composer.compose_program(overrides_of(typed, composer.compose_program(overrides_of(typed))))
     expected = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
     assert config.cluster.env == expected

@@ -124,12 +124,13 @@ def test_memory_for_weights_average_and_optimizer_is_locked_after_the_first_step
         parameter.grad = torch.ones_like(parameter)
     update.optimizer.step()
     memory.wait_until_locked()
-    num_bytes = [parameter.nbytes for parameter in parts.module.parameters()]
-    assert [sizes.count(count) for count in num_bytes] == [4] * len(num_bytes)
+    copies = [parameter.nbytes for parameter in parts.module.parameters() for _ in range(4)]
+    (memory_of_all,) = sizes
+    assert memory.missing_bytes(copies) == 0
     checkpointing.save(7, evaluation_due=False, wait=False)
     checkpointing.save(8, evaluation_due=False, wait=True)
-    assert [sizes.count(count) for count in num_bytes] == [4] * len(num_bytes)
-    assert memory.ready_bytes == 0
+    assert sizes.count(memory_of_all) == 1, "the rest are states of generators, which are on the host in a real run"
+    assert memory.missing_bytes(copies) >= sum(copies), "all of it is taken"
 
 
 @pytest.mark.parametrize(
