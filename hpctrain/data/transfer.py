@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Protocol, TypeVar
 
 import torch
 
-from hpctrain.data.micro_batch import iterate_tensors
+from hpctrain.data.micro_batch import map_tensors
 
 Item = TypeVar("Item")
 Move = Callable[[Any, torch.device], Any]
@@ -31,11 +32,49 @@ class BatchTransfer(Protocol):
         ...
 
 
+class CopiedBatches:
+    """Keeps batches on the host until their copies are done.
+
+    torch could free them earlier, since it records an event when it frees a page-locked tensor. But it does so in a
+    destructor, which ends the process if the GPU is lost by then (`hpctrain.attempt.lost_gpu`). Here an event is asked
+    for before anything is freed, and a lost GPU raises its error.
+    """
+
+    def __init__(self) -> None:
+        self._batches: deque[tuple[Any, torch.cuda.Event]] = deque()
+
+    def add(self, batch: Any, stream: torch.cuda.Stream) -> torch.cuda.Event:
+        """Keep a batch whose copy was begun in a stream, and drop the earlier ones whose copies are done.
+
+        Args:
+            batch: on the host.
+            stream: that copies it.
+
+        Returns:
+            An event after the copy.
+
+        Raises:
+            RuntimeError: the GPU reports an error.
+        """
+        done: torch.cuda.Event = stream.record_event()
+        self._batches.append((batch, done))
+        while self._batches and self._batches[0][1].query():  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            self._batches.popleft()
+        return done
+
+
 class CopyInBackground:
     """Copies batches to the GPU while it computes the previous ones.
 
-    The copies run in a stream of their own, which waits for nothing; the computing stream waits for a batch's copy.
-    The host, which runs ahead of the GPU, waits for neither if the batch is in page-locked memory.
+    The copies run in a stream of their own, which waits for no step; the computing stream waits for a batch's copy. The
+    host, which runs ahead of the GPU, waits for neither if the batch is in page-locked memory.
+
+    The computing stream then copies the batch once more, into memory of its own. torch's allocator hands memory out
+    again in the order of the stream that it was allocated in, without waiting for others. So a task may keep a tensor
+    of a batch for as long as it likes, and the copying stream only waits for this second copy before it uses the memory
+    of the first one again: without `record_stream`, which ends the process if the GPU is lost
+    (`hpctrain.attempt.lost_gpu`). It takes the memory of one more batch, and the time to read and write it on the
+    device, a few hundredths of that of the copy from the host.
 
     Args:
         move: copies every tensor of a batch to a device without waiting, and does nothing else.
@@ -48,31 +87,34 @@ class CopyInBackground:
         self._move = move
         self._device = device
         self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._emptied: torch.cuda.Event | None = None
+        self._copied = CopiedBatches()
 
     def begin(self, batch: Any) -> tuple[Any, torch.cuda.Event]:
         """Begin to copy a batch."""
+        if self._emptied is not None:
+            self._copies.wait_event(self._emptied)
         with torch.cuda.stream(self._copies):
-            copy = self._move(batch, self._device)
+            arrived = self._move(batch, self._device)
         # an event, since the stream goes on with the next batch before this one is asked for
-        return copy, self._copies.record_event()
+        return arrived, self._copied.add(batch, self._copies)
 
     def finish(self, begun: tuple[Any, torch.cuda.Event]) -> Any:
         """Return the copy, for use in the current stream."""
-        copy, copied = begun
+        arrived, copied = begun
         computing = torch.cuda.current_stream(self._device)
         computing.wait_event(copied)
-        for tensor in iterate_tensors(copy):
-            if tensor.is_cuda:
-                # the allocator must not reuse the copying stream's memory before the computing stream has used it
-                tensor.record_stream(computing)
-        return copy
+        batch = map_tensors(lambda tensor: tensor.clone() if tensor.is_cuda else tensor, arrived)
+        # the memory of what arrived, and of all batches before it, may be written again after this event
+        self._emptied = computing.record_event()
+        return batch
 
 
 class MoveOnDemand:
     """Calls a task's own `to_device` when a batch is needed, in the stream that computes.
 
     Such a method may draw random numbers, or depend on the step, so that an early call would break the exactness of a
-    resume. It may also return tensors in objects in which `iterate_tensors` doesn't find them, and the allocator would
+    resume. It may also return tensors in objects in which `map_tensors` doesn't find them, and the allocator would
     reuse their memory too early after a copy in another stream.
 
     Args:
@@ -85,6 +127,7 @@ class MoveOnDemand:
     def __init__(self, move: Move, device: torch.device) -> None:
         self._move = move
         self._device = device
+        self._copied = CopiedBatches()
 
     def begin(self, batch: Any) -> Any:
         """Return the batch."""
@@ -92,7 +135,10 @@ class MoveOnDemand:
 
     def finish(self, begun: Any) -> Any:
         """Move the batch."""
-        return self._move(begun, self._device)
+        batch = self._move(begun, self._device)
+        if self._device.type == "cuda":
+            self._copied.add(begun, torch.cuda.current_stream(self._device))
+        return batch
 
 
 def transfer_batches(batches: Iterable[Any], transfer: BatchTransfer, *, prefetch_one: bool) -> Iterator[Any]:
@@ -105,8 +151,10 @@ def transfer_batches(batches: Iterable[Any], transfer: BatchTransfer, *, prefetc
     """
     # generators, and not map(): a StopIteration in a task's method must not end the batches
     begun = (transfer.begin(batch) for batch in batches)
-    ready = one_ahead(begun) if prefetch_one and transfer.allows_prefetch else begun
-    return (transfer.finish(each) for each in ready)
+    for started in one_ahead(begun) if prefetch_one and transfer.allows_prefetch else begun:
+        finished = [transfer.finish(started)]
+        del started  # before the next transfer begins, which can use its memory
+        yield finished.pop()
 
 
 def one_ahead(items: Iterator[Item]) -> Generator[Item, None, None]:

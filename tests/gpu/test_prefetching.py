@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from itertools import islice
 
 import pytest
@@ -112,6 +113,22 @@ def test_batches_hold_their_samples_while_the_gpu_is_late(num_workers, batches, 
 
 
 @pytest.mark.needs_cuda("the allocator of a GPU")
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_tensors_that_a_task_keeps_hold_their_samples(num_workers, batches, transfer, expected):
+    """Each is used after its successors were copied, and dropped on the host before that."""
+    found, kept = [], deque()
+    for batch in batches(num_workers, transfer):
+        kept.append(batch.view(-1))
+        del batch
+        torch.cuda._sleep(LATE_CYCLES)
+        if len(kept) > 3:
+            found.append(checksums(kept.popleft().view(MICRO, WIDTH)))
+    found += [checksums(late.view(MICRO, WIDTH)) for late in kept]
+    kept.clear()
+    order = torch.cat([places_of(batch, expected) for batch in batches(0)])
+    assert torch.equal(torch.cat(found).cpu(), expected[order])
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_batches_hold_their_samples_while_the_allocator_is_under_pressure(
     num_workers, batches, transfer, expected, device

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import multiprocessing
+import weakref
 from collections.abc import Iterator
 from itertools import count, islice
 from typing import Any
@@ -15,7 +16,7 @@ from hpctrain.data.loader import TrainLoader
 from hpctrain.data.order import ShuffledOrder
 from hpctrain.data.plan import BatchPlan
 from hpctrain.data.tensors import TensorBatches
-from hpctrain.data.transfer import MoveOnDemand, one_ahead, transfer_batches
+from hpctrain.data.transfer import CopiedBatches, MoveOnDemand, one_ahead, transfer_batches
 from hpctrain.data.workers import Workers
 from hpctrain.errors import TaskError
 
@@ -121,6 +122,75 @@ def test_a_tasks_method_that_raises_stop_iteration_does_not_end_the_batches() ->
 
     with pytest.raises(RuntimeError, match="StopIteration"):
         next(transfer_batches(range(9), MoveOnDemand(move, torch.device("cpu")), prefetch_one=False))
+
+
+class Copying:
+    """A stream: each copy is done once its event says so, and a lost GPU says nothing more."""
+
+    def __init__(self) -> None:
+        self.events: list[Copying.Event] = []
+
+    class Event:
+        def __init__(self) -> None:
+            self.is_done = False
+            self.is_lost = False
+
+        def query(self) -> bool:
+            if self.is_lost:
+                raise RuntimeError("CUDA error")
+            return self.is_done
+
+    def record_event(self) -> Any:
+        self.events.append(self.Event())
+        return self.events[-1]
+
+
+class Memory:
+    """What a batch is in."""
+
+
+def test_a_batch_is_kept_until_its_copy_is_done() -> None:
+    stream, copied = Copying(), CopiedBatches()
+    alive = weakref.WeakSet[Memory]()
+
+    def copy_one() -> None:
+        batch = Memory()
+        alive.add(batch)
+        assert copied.add(batch, stream) is stream.events[-1]  # type: ignore[arg-type]  # as far as it is needed
+
+    copy_one()
+    copy_one()
+    stream.events[1].is_done = True
+    copy_one()
+    assert len(alive) == 3
+    stream.events[0].is_done = True
+    copy_one()
+    assert len(alive) == 2
+    for event in stream.events:
+        event.is_done = event.is_lost = True
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        copy_one()
+    assert len(alive) == 3
+
+
+@pytest.mark.parametrize("prefetch_one", [True, False])
+def test_what_arrived_is_given_back_before_more_is_copied(prefetch_one: bool) -> None:
+    alive = weakref.WeakSet[Memory]()
+    before = []
+
+    class Arriving(Recorder):
+        def begin(self, batch: Any) -> Any:
+            before.append(len(alive))
+            arrived = Memory()
+            alive.add(arrived)
+            return arrived
+
+        def finish(self, begun: Any) -> Any:
+            return "finished"
+
+    for _ in transfer_batches(range(5), Arriving(), prefetch_one=prefetch_one):
+        pass
+    assert before == ([0, 1, 1, 1, 1] if prefetch_one else [0] * 5)
 
 
 class Counted(IterableDataset[int]):
