@@ -335,12 +335,12 @@ def _try_case(session: Session, name: str, case: Case) -> None:
 
 def _pytest(session: Session, name: str, selection: str, *files: str) -> None:
     folder = session.commands.new_folder()
-    workers = "8" if session.on_gpu else "2"
+    workers = "12" if session.on_gpu else "2"
     ended = session.commands.run(
         name,
         [
             *(sys.executable, "-m", "pytest", *files, "-m", selection, f"--rootdir={REPOSITORY}"),
-            *("-c", REPOSITORY / "pyproject.toml", "-v", "-p", "no:cacheprovider", "--color=no", "--tb=short"),
+            *("-c", REPOSITORY / "pyproject.toml", "-v", "-p", "no:cacheprovider", "-p", "no:benchmark", "--color=no", "--tb=short"),
             *(f"--numprocesses={workers}", "--dist=loadgroup", "--no-loadscope-reorder"),
             *("--timeout=150", f"--basetemp={folder / 'tests'}"),
         ],
@@ -511,8 +511,8 @@ class Phase:
 PHASES = {
     "machine": Phase(machine, 40),
     "smoke": Phase(smoke, 60),
-    "core": Phase(core, 70),
-    "gpt2": Phase(gpt2, 130),
+    "core": Phase(core, 80),
+    "gpt2": Phase(gpt2, 120),
     "saves": Phase(saves, 50),
     "exactness": Phase(exactness, 60),
     "models": Phase(models, 60),
