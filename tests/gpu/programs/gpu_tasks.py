@@ -119,6 +119,32 @@ class Pictures(Trial):
             super()._act(action)
 
 
+class Mislabelled(Pictures):
+    """One of the labels is out of range: the last one of `place`, `train` or `eval`."""
+
+    def __init__(self, place="train", **options):
+        super().__init__(**options)
+        self.place = place
+
+    def train_dataset(self):
+        return self._spoilt(super().train_dataset(), "train")
+
+    def eval_dataset(self):
+        return self._spoilt(super().eval_dataset(), "eval")
+
+    def _spoilt(self, dataset, place):
+        if place == self.place:
+            dataset.tensors[1][-1] = CLASSES
+        return dataset
+
+
+class MislabelledAndMoved(Mislabelled):
+    """The same, and moves its batches itself."""
+
+    def to_device(self, batch, device):
+        return super().to_device(batch, device)
+
+
 class Numerics(Pictures):
     """Logs how far the run's own fp32 operations are from those in float64, relative to their results."""
 
