@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import shlex
 import sys
@@ -54,16 +55,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:  # the streams of a program that calls this are its own
         guard_output()
     code = _run(list(sys.argv[1:] if arguments is None else arguments))
-    # after a second Ctrl-C, a thread may still be writing a checkpoint: Python would wait for it
-    if arguments is None and code == ExitCode.INTERRUPTED and _has_threads():
-        from hpctrain.worker.entry import end_process
-
-        end_process(code)
+    if arguments is None and code != ExitCode.FINISHED:
+        _end_early(code)
     return code
 
 
-def _has_threads() -> bool:
-    return any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread())
+def _end_early(code: int) -> None:
+    """End the process without Python's own exit, where that would wait too long or fail."""
+    from hpctrain.attempt.lost_gpu import has_lost_gpu
+
+    others = [each for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]
+    # after a second Ctrl-C, a thread may still be writing a checkpoint: Python would wait for it
+    is_urgent = code == ExitCode.INTERRUPTED
+    if not (has_lost_gpu() or (is_urgent and others)):
+        return
+    from hpctrain.worker.entry import end_process
+
+    with contextlib.suppress(KeyboardInterrupt):
+        for thread in () if is_urgent else others:
+            thread.join()
+    end_process(code)
 
 
 def _run(arguments: list[str]) -> int:

@@ -18,6 +18,7 @@ from types import FrameType, MappingProxyType
 from typing import IO
 
 from hpctrain.attempt.hang_report import alarm_complaint
+from hpctrain.attempt.lost_gpu import has_lost_gpu
 from hpctrain.attempt.notification import SOON_S, Notifier
 from hpctrain.attempt.out_of_memory import oom_complaint, oom_kills, with_memory_advice
 from hpctrain.attempt.outcome import Outcome, record_end, resume_advice
@@ -85,7 +86,8 @@ def _launch(run: RunPlan, program: HostProgram | None, quiet: Collection[Reason]
     if code.damage:
         return _refuse(run, attempt, code, notifier)
     kills = oom_kills()
-    if world_size == 1 and not run.is_program:
+    # a process that has lost its GPU can't train another run of its sweep
+    if world_size == 1 and not run.is_program and (program is not None or not has_lost_gpu()):
         conclude = partial(_conclude, run, attempt, kills, notifier, quiet=quiet)
         # inside an allocation, or in a shell with leftover variables, the launched rank is still the only one
         alone = environ_replaced(scrubbed(os.environ) | Handover(attempt=attempt, code=code.digest).variables())

@@ -16,7 +16,7 @@ import math
 import os
 import sys
 import time
-from contextlib import closing
+import traceback
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ import torch
 from torch import nn
 
 from hpctrain.attempt.gpu_errors import GPU_OUT_OF_MEMORY
+from hpctrain.attempt.lost_gpu import closing_unless_lost, keep_if_lost
 from hpctrain.checkpoint.host_memory import available_memory_bytes
 from hpctrain.cluster.cpus import cpu_threads
 from hpctrain.cluster.environment import ClusterEnvironment
@@ -41,8 +42,9 @@ from hpctrain.distributed.determinism import set_determinism
 from hpctrain.distributed.devices import choose_devices
 from hpctrain.distributed.local_part import local_part
 from hpctrain.distributed.world import World
-from hpctrain.errors import HpctrainError
+from hpctrain.errors import ExitCode, HpctrainError
 from hpctrain.metrics.memory import Memory
+from hpctrain.streams import flush_output
 from hpctrain.train.parts import Parts
 
 if TYPE_CHECKING:
@@ -66,6 +68,13 @@ def main(arguments: list[str]) -> int:
             found = _trial(config, int(size))
         except HpctrainError as error:
             found = {"error": str(error), "exit_code": int(error.exit_code)}
+        except Exception as error:
+            if keep_if_lost(error):
+                # Python's own exit would free what the GPU has used, and die of a signal, as if memory were short
+                traceback.print_exc()
+                flush_output()
+                os._exit(ExitCode.FAILED)
+            raise
     print(json.dumps(found), flush=True)  # noqa: T201 - to the command that started this process
     return 0
 
@@ -150,7 +159,7 @@ def _steps(config: Config, world: World, size: int) -> dict[str, Any]:
             turn.update.after_backward = partial(_make_finite, parts.module)
     samples = parts.plan.num_samples
     begin = time.perf_counter()
-    with closing(iter(parts.loader(0))) as micro_batches:
+    with closing_unless_lost(parts.loader(0).micro_batches(parts.transfer)) as micro_batches:
         for step in range(period - 1, STEPS * period, period):
             begin = time.perf_counter()
             parts.step(step, micro_batches)

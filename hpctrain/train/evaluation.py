@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from hpctrain.attempt.lost_gpu import closing_unless_lost
 from hpctrain.checkpoint.rng import restore_rng, rng_state
 from hpctrain.data.eval_loader import EvalLoader
 from hpctrain.data.workers import Workers
@@ -239,7 +240,7 @@ class Evaluation:
 
     def _try_out(self, results: EvaluationResults, agreement: Agreement, num_batches: int) -> Stop | None:
         num_rounds = self._loader.num_rounds
-        with closing(self._loader.rounds(num_batches)) as rounds:
+        with closing_unless_lost(self._loader.rounds(num_batches)) as rounds:
             # as many agreements on every rank, wherever it finds the end of a stream
             for round_index in range(num_batches if num_rounds is None else min(num_batches, num_rounds)):
                 self._take_round(results, rounds, round_index)
@@ -250,7 +251,7 @@ class Evaluation:
 
     def _evaluate(self, results: EvaluationResults, agreement: Agreement) -> Stop | None:
         num_rounds = self._loader.num_rounds
-        with closing(self._loader.rounds()) as rounds:
+        with closing_unless_lost(self._loader.rounds()) as rounds:
             # a rank without a batch in a round still has to join the collective agreement
             for round_index in itertools.count() if num_rounds is None else range(num_rounds):
                 is_over = not self._take_round(results, rounds, round_index) and num_rounds is None

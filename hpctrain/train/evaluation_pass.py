@@ -11,6 +11,7 @@ from torch import nn
 
 from hpctrain.data.eval_loader import EvalLoader
 from hpctrain.data.micro_batch import MOST_MICRO_BATCHES, map_tensors, shapes_of
+from hpctrain.data.transfer import MoveOnDemand
 from hpctrain.distributed.determinism import random_states_restored
 from hpctrain.distributed.local_part import whole
 from hpctrain.distributed.world import World
@@ -59,6 +60,7 @@ class EvaluationPass:
         self._task_log = task_log
         self._metrics = metrics
         self._pipeline = pipeline
+        self._transfer = MoveOnDemand(task.to_device, world.device)
 
     def __call__(self, batch: Any, number: int) -> Any:
         """Return what the task's `evaluate` returns for a batch, unchecked; None if `is_elsewhere`.
@@ -111,8 +113,7 @@ class EvaluationPass:
             yield
 
     def _moved(self, batch: Any) -> Any:
-        device = self._world.device
-        return batch if device.type == "cpu" else self._task.to_device(batch, device)
+        return batch if self._world.device.type == "cpu" else self._transfer.finish(batch)
 
     def join(self, loader: EvalLoader) -> None:
         """Take part in the passes of the other ranks, in a round in which this rank has no batch; leaves no trace.

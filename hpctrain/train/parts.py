@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from contextlib import closing
 from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset
 
+from hpctrain.attempt.lost_gpu import closing_unless_lost
 from hpctrain.checkpoint.best import judged_by
 from hpctrain.config.batch import micro_batch_size_of
 from hpctrain.config.mesh import keeps_gradients_whole
@@ -22,6 +22,7 @@ from hpctrain.data.loader import TrainLoader
 from hpctrain.data.order import Order, ShuffledOrder, sequential
 from hpctrain.data.plan import BatchPlan
 from hpctrain.data.stream import is_stream
+from hpctrain.data.transfer import BatchTransfer, CopyInBackground, MoveOnDemand
 from hpctrain.data.workers import Workers, default_num_workers
 from hpctrain.distributed.determinism import random_states_restored, seed_everything
 from hpctrain.distributed.replica import inner, settle_buckets
@@ -193,7 +194,10 @@ class Parts:
         self.settle(turns)
 
     def _throwaway_pass(self, turn: Turn) -> None:
-        with self.task_state.restored(), closing(iter(self.loader(0))) as micro_batches:
+        with (
+            self.task_state.restored(),
+            closing_unless_lost(self.loader(0).micro_batches(self.transfer)) as micro_batches,
+        ):
             turn.try_out(next(micro_batches))
 
     def _network(self, *, fresh: bool, resumes: bool) -> Network:
@@ -264,6 +268,15 @@ class Parts:
             workers=self.workers,
             bookmarks=bookmarks,
         )
+
+    @cached_property
+    def transfer(self) -> BatchTransfer | None:
+        """What brings the training batches to the rank's GPU; None on a CPU."""
+        device = self.world.device
+        if device.type != "cuda":
+            return None
+        is_own = getattr(self.task.to_device, "__func__", None) is not Task.to_device
+        return (MoveOnDemand if is_own else CopyInBackground)(self.task.to_device, device)
 
     def _workers(self, dataset: Dataset[Any]) -> Workers:
         data, on_gpu = self.config.data, self.world.device.type == "cuda"

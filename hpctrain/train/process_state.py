@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
+from hpctrain.attempt.lost_gpu import has_lost_gpu
 from hpctrain.checkpoint.rng import restore_rng, rng_state
 
 
@@ -29,10 +30,11 @@ def process_state_restored() -> Iterator[None]:
         with torch.inference_mode(False), torch.enable_grad():
             yield
     finally:
-        restore_rng(rng, gpus)
-        if current is not None:
+        is_lost = has_lost_gpu()  # each call of CUDA would fail
+        restore_rng(rng, [] if is_lost else gpus)
+        if current is not None and not is_lost:
             torch.cuda.set_device(current)
-        if _uses_cuda():
+        if _uses_cuda() and not is_lost:
             gc.collect()  # models and trainers refer to themselves, and hold the device's memory until then
             torch.cuda.empty_cache()
         torch.set_num_threads(threads)

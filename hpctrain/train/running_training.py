@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hpctrain.attempt.lost_gpu import closing_unless_lost
 from hpctrain.checkpoint.best import judged_by
 from hpctrain.checkpoint.state import PlainNames
 from hpctrain.data.eval_loader import EvalLoader
@@ -63,7 +64,7 @@ class RunningTraining(CallbackContext):
         if dataset is None:
             return None
         loader = EvalLoader(dataset, number, rank=0, world_size=1, collate_fn=self.task.collate_fn)
-        with buffers_and_rng_restored(self.model, self._parts.world), closing(loader.rounds(1)) as rounds:
+        with buffers_and_rng_restored(self.model, self._parts.world), closing_unless_lost(loader.rounds(1)) as rounds:
             batch = next(rounds, None)
         return None if batch is None else self.task.to_device(batch, self.device)
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Generator
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import TextIO
 
+from hpctrain.attempt.lost_gpu import closing_unless_lost
 from hpctrain.attempt.outcome import train_on_command
 from hpctrain.checkpoint.saver import CheckpointSaver
 from hpctrain.config.root import Config
 from hpctrain.data.micro_batch import MicroBatch
-from hpctrain.data.transfer import BatchTransfer, CopyInBackground, MoveOnDemand
 from hpctrain.distributed.determinism import rank_seed, seed_everything
 from hpctrain.distributed.world import World
 from hpctrain.errors import ConfigError
@@ -23,7 +23,6 @@ from hpctrain.run.config_change import keep_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Claim
 from hpctrain.run.times import Times
-from hpctrain.tasks.task import Task
 from hpctrain.train.callbacks import Callbacks
 from hpctrain.train.checkpointing import Checkpointing, Start
 from hpctrain.train.divergence import Divergence
@@ -203,7 +202,10 @@ class Trainer:
             keep_config(self._directory)
         with self._log.opened(self._directory, self._log_stream, self._bar):
             # end the loading processes first: the last write can use their cores
-            with closing(self._micro_batches()) as micro_batches, unknown_optimizers_refused(self._parts.step):
+            with (
+                closing_unless_lost(self._micro_batches()) as micro_batches,
+                unknown_optimizers_refused(self._parts.step),
+            ):
                 finished = self._loop.run(micro_batches)
             self._saver.finish()
             if self.why_ended:
@@ -243,17 +245,9 @@ class Trainer:
         )
 
     def _micro_batches(self) -> Generator[MicroBatch, None, None]:
-        micro_batches = self._loader.micro_batches(self._transfer())
+        micro_batches = self._loader.micro_batches(self._parts.transfer)
         if not self._config.logger.samples or not self._world.counts_samples:
             return micro_batches
         if self._world.is_rank_zero:
             cut_sample_logs(self._directory, range(0, self._world.size, self._world.tensor_size), self.step)
         return log_samples(micro_batches, self._directory.sample_log(self._world.rank), self.step)
-
-    def _transfer(self) -> BatchTransfer | None:
-        task, device = self._parts.task, self._world.device
-        if device.type != "cuda":
-            return None
-        if getattr(task.to_device, "__func__", None) is Task.to_device:
-            return CopyInBackground(task.to_device, device)
-        return MoveOnDemand(task.to_device, device)

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
+from hpctrain.attempt.lost_gpu import keep_if_lost
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.root import Config
 from hpctrain.distributed.stop_request import HANDLED, StopRequest
@@ -96,7 +97,7 @@ def _run(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -> int:
             reason = run_attempt(rank, make_directory)
     except SupersededError as error:
         log.warning("%s", error)
-        _hand_over(rank, error)
+        _take(rank, error)
         rank.write_exit_record(Reason.INTERRUPTED, error)
         rank.leave_world()
         return _exit_code(rank, ExitCode.INTERRUPTED)
@@ -105,7 +106,7 @@ def _run(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -> int:
             return error.exit_code  # rank zero prints the error for all
         return _fail(rank, error)
     except KeyboardInterrupt as error:
-        _hand_over(rank, error)
+        _take(rank, error)
         rank.write_exit_record(Reason.INTERRUPTED, error)
         rank.leave_world()
         rank.close_attempt(Reason.INTERRUPTED, "a second Ctrl-C")
@@ -146,16 +147,18 @@ def _imports_frozen() -> Iterator[None]:
         gc.enable()
 
 
-def _hand_over(rank: Rank, error: BaseException) -> None:
+def _take(rank: Rank, error: BaseException) -> None:
+    """Keep what a lost GPU has used, also after this function's callers return, and give the program its error."""
+    keep_if_lost(error, rank)
     if rank.program is not None:
         rank.program.error = error
 
 
 def _fail(rank: Rank, error: BaseException) -> int:
+    _take(rank, error)
     found = classify(error, rank.environment.world_size)
     sizes = rank.environment.world_size, rank.environment.local_world_size
     hint = "" if found.peer else advice(error, rank.config, *sizes)
-    _hand_over(rank, error)
     rank.write_exit_record(found.reason, error, blames_peer=found.peer, advice=hint)
     rank.leave_world()
     place = f"rank {rank.environment.rank} on {socket.gethostname()}"

@@ -46,6 +46,37 @@ def test_after_a_fault_the_run_can_be_resumed(shell):
     assert shell.inspected["step"] == 14
 
 
+LOADED = ("+task.noise=true", "data.num_workers=2")
+MISLABELLED = ("task._target_=gpu_tasks.Mislabelled", "trainer.sanity_batches=0", "trainer.eval_every_steps=3")
+CASES = {
+    "in training": (),
+    "in training, with loading processes": LOADED,
+    "in training, moved by the task": ("task._target_=gpu_tasks.MislabelledAndMoved", *LOADED),
+    "in the evaluation": ("+task.wrong=eval",),
+    "in the evaluation, with loading processes": ("+task.wrong=eval", *LOADED),
+}
+
+
+@pytest.mark.parametrize("words", [(), TWO], ids=["one rank", "two ranks"])
+def test_a_label_out_of_range_fails_with_an_exit_record(words, shells, at_once):
+    def train(name):
+        shell = shells(f"{name}{words}")
+        shell.train(*WORDS, *MISLABELLED, *CASES[name], *words, code=ExitCode.FAILED)
+        blamed = [record for record in shell.exit_records.values() if not record.blames_peer]
+        return shell.last_line["reason"], {(str(one.reason), FAULT in one.message) for one in blamed}
+
+    ends = at_once(train, CASES)
+    assert dict(zip(CASES, ends, strict=True)) == dict.fromkeys(CASES, ("failed", {("failed", True)}))
+
+
+def test_a_label_out_of_range_is_not_a_lack_of_memory(shell):
+    words = (*WORDS, "task._target_=gpu_tasks.Mislabelled", "trainer.global_batch_size=40", "--largest", "16")
+    printed, errors = shell.type("fit-batch", *words, code=ExitCode.FAILED)
+    assert "failed: see above" in errors
+    assert FAULT in errors
+    assert "too large" not in printed
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_of_two_ranks_the_one_with_the_fault_is_named(rank, shell):
     shell.train(*WORDS, *TWO, code=ExitCode.FAILED, TRIAL_ACT=f"{rank}:3:fault")

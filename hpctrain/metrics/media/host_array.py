@@ -9,6 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hpctrain.attempt.lost_gpu import keep_if_lost
+
 Array = NDArray[Any]
 
 
@@ -35,9 +37,20 @@ class HostArray:
         self.num_bytes = self._held.nbytes
 
     def values(self) -> Array:
-        """Wait for the copy, and return it."""
-        if self._event is not None:
-            self._event.synchronize()
+        """Wait for the copy, and return it.
+
+        Raises:
+            RuntimeError: the GPU reports an error.
+        """
+        if self._event is not None and isinstance(self._held, Tensor):
+            try:
+                self._event.synchronize()
+            except RuntimeError as error:
+                keep_if_lost(error, self)
+                raise
+            self._event = None
+            # free the page-locked memory at once: encoding takes long enough for the GPU to be lost meanwhile
+            self._held = self._held.clone()
         return self._held.numpy() if isinstance(self._held, Tensor) else self._held
 
     def is_floating(self) -> bool:

@@ -167,15 +167,15 @@ class Pictures(Trial):
 
 
 class Mislabelled(Pictures):
-    """Has a label that is no class.
+    """Has a label that is no class: that of the last sample.
 
     Args:
         wrong: `train` or `eval`: which data have it.
-        sizes: see `Trial`.
+        options: see `Trial`.
     """
 
-    def __init__(self, wrong, **sizes):
-        super().__init__(**sizes)
+    def __init__(self, wrong="train", **options):
+        super().__init__(**options)
         self.wrong = wrong
 
     def train_dataset(self):
@@ -186,8 +186,15 @@ class Mislabelled(Pictures):
 
     def _spoilt(self, name, data):
         if self.wrong == name:
-            data.tensors[1][:] = CLASSES
+            data.tensors[1][-1] = CLASSES
         return data
+
+
+class MislabelledAndMoved(Mislabelled):
+    """The same, and moves its batches itself."""
+
+    def to_device(self, batch, device):
+        return super().to_device(batch, device)
 
 
 class Peeking(Pictures):
