@@ -63,18 +63,38 @@ def closing_unless_lost(batches: Generator[Any, None, None]) -> Iterator[Generat
             batches.close()
 
 
+def error_of_gpu(error: BaseException) -> BaseException:
+    """Return an error that names what happened to the GPU, if this one is only the first that noticed it.
+
+    The first call that fails may be of a library with its own words for it (CUBLAS_STATUS_EXECUTION_FAILED, or cuDNN's
+    "unable to find an engine to execute this computation"), or the task may raise another error. Asked again, CUDA
+    repeats its error.
+    """
+    report = "" if _names_loss(error) else _gpu_report()
+    if not report:
+        return error
+    named = RuntimeError(f"{report}; noticed by {type(error).__name__}: {error_text(error)}")
+    named.__cause__ = error
+    return named
+
+
 def _shows_loss(error: BaseException) -> bool:
-    if isinstance(error, RuntimeError):
-        text = error_text(error)
-        if DEVICE_CODE_ERROR.search(text) or GPU_UNUSABLE.search(text):
-            return True
-    # The first call that fails may be of a library, which has its own words for it (CUBLAS_STATUS_EXECUTION_FAILED), or
-    # be that of a task that raises another error. This module is also imported where torch isn't.
+    return _names_loss(error) or bool(_gpu_report())
+
+
+def _names_loss(error: BaseException) -> bool:
+    text = error_text(error) if isinstance(error, RuntimeError) else ""
+    return bool(DEVICE_CODE_ERROR.search(text) or GPU_UNUSABLE.search(text))
+
+
+def _gpu_report() -> str:
+    """The first line of the error that CUDA reports; empty if it reports none, or isn't used."""
+    # this module is also imported where torch isn't
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
-        return False
+        return ""
     try:
         torch.cuda.current_stream().query()
-    except RuntimeError:
-        return True
-    return False
+    except RuntimeError as error:
+        return error_text(error).partition("\n")[0] or type(error).__name__
+    return ""

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
-from hpctrain.attempt.lost_gpu import keep_if_lost
+from hpctrain.attempt.lost_gpu import error_of_gpu, keep_if_lost
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.root import Config
 from hpctrain.distributed.stop_request import HANDLED, StopRequest
@@ -155,6 +155,7 @@ def _take(rank: Rank, error: BaseException) -> None:
 
 
 def _fail(rank: Rank, error: BaseException) -> int:
+    error = error_of_gpu(error)
     _take(rank, error)
     found = classify(error, rank.environment.world_size)
     sizes = rank.environment.world_size, rank.environment.local_world_size

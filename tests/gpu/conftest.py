@@ -38,6 +38,8 @@ from hpctrain.train.profiling.device_syncs import MESSAGE, NOTICE
 TESTS = Path(__file__).parents[1]
 PROGRAMS = (TESTS / "gpu" / "programs", TESTS / "multiprocess" / "programs")
 DEVICE_VARIABLE = "HPCTRAIN_GPU_TESTS_DEVICE"
+FAILURES = "HPCTRAIN_GPU_TESTS_FAILURES"
+"""Variable with a file, to which a line of JSON is added for each failure."""
 ON_CPU = os.environ.get(DEVICE_VARIABLE, "cuda") == "cpu"
 NO_CUDA = f"no CUDA on this machine, and {DEVICE_VARIABLE} is not cpu: nothing of tests/gpu was run"
 LONGEST_S = 240.0
@@ -73,6 +75,13 @@ def pytest_collection_modifyitems(items):
 
 def turn_of(item):
     return LONGEST_FIRST.index(item.path.name) if item.path.name in LONGEST_FIRST else len(LONGEST_FIRST)
+
+
+def pytest_runtest_logreport(report):
+    """Write each failure at once, if asked: the time on a GPU may be over before pytest prints it."""
+    if report.failed and FAILURES in os.environ and "PYTEST_XDIST_WORKER" not in os.environ:
+        with Path(os.environ[FAILURES]).open("a") as lines:
+            lines.write(json.dumps({"test": report.nodeid, "text": report.longreprtext}) + "\n")
 
 
 @pytest.fixture(scope="session", autouse=True)

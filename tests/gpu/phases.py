@@ -340,14 +340,24 @@ def _pytest(session: Session, name: str, selection: str, *files: str) -> None:
         name,
         [
             *(sys.executable, "-m", "pytest", *files, "-m", selection, f"--rootdir={REPOSITORY}"),
-            *("-c", REPOSITORY / "pyproject.toml", "-v", "-p", "no:cacheprovider", "-p", "no:benchmark", "--color=no", "--tb=short"),
+            *(
+                "-c",
+                REPOSITORY / "pyproject.toml",
+                "-v",
+                "-p",
+                "no:cacheprovider",
+                "-p",
+                "no:benchmark",
+                "--color=no",
+                "--tb=short",
+            ),
             *(f"--numprocesses={workers}", "--dist=loadgroup", "--no-loadscope-reorder"),
             *("--timeout=150", f"--basetemp={folder / 'tests'}"),
         ],
         folder=folder,
         asked_to_end=True,
         HPCTRAIN_GPU_TESTS_DEVICE=session.device,
-        COLUMNS="300",
+        HPCTRAIN_GPU_TESTS_FAILURES=str(folder / "failures"),
     )
     outcomes = re.findall(r"^\[gw\d+\] \[ *\d+%\] (\w+) (.*?) *$", ended.output, re.MULTILINE)
     counts = Counter(outcome for outcome, _ in outcomes)
@@ -359,12 +369,11 @@ def _pytest(session: Session, name: str, selection: str, *files: str) -> None:
         detail += f"; pytest's exit code is {ended.code}: {ended.last_line}"
     passed = complete and not counts["FAILED"] and not counts["ERROR"]
     session.add(name, ended, value=counts["PASSED"], unit="passed", ok=passed, detail=detail)
-    reasons = dict(re.findall(r"^(?:FAILED|ERROR) (.*?) - (.*)$", ended.output, re.MULTILINE))
-    for outcome, test in dict.fromkeys(outcomes):
-        if outcome in ("FAILED", "ERROR"):
-            short = test.rpartition("tests/gpu/")[2]
-            why = next((reason for known, reason in reasons.items() if known.endswith(short)), "")
-            session.add(short, ok=False, detail=f"{outcome.lower()}: {why}"[:400])
+    for failure in _json_lines_of(folder / "failures"):
+        test, text = failure["test"].rpartition("/")[2].partition("@")[0], failure["text"]
+        session.results.log(test, text.encode())
+        errors = [line.removeprefix("E").strip() for line in text.splitlines() if line.startswith("E  ")]
+        session.add(test, ok=False, detail=" | ".join(errors)[:400])
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from hpctrain.attempt import lost_gpu
-from hpctrain.attempt.lost_gpu import closing_unless_lost, has_lost_gpu, keep_if_lost
+from hpctrain.attempt.lost_gpu import closing_unless_lost, error_of_gpu, has_lost_gpu, keep_if_lost
+from hpctrain.run.reason import Reason
+from hpctrain.worker.classification import Classification, classify
 
 LOST = torch.AcceleratorError("CUDA error: device-side assert triggered\nCompile with `TORCH_USE_CUDA_DSA` to enable")
 OF_LIBRARY = RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(handle)`")
@@ -77,6 +79,20 @@ def test_after_these_errors_the_gpu_still_answers(error, device):
 def test_a_gpu_that_does_not_answer_is_lost_whatever_the_error(error, device):
     device(torch.AcceleratorError("CUDA error: the launch timed out and was terminated"))
     assert keep_if_lost(error)
+
+
+def test_what_a_library_noticed_is_named_as_cuda_names_it(device):
+    noticed = RuntimeError("GET was unable to find an engine to execute this computation")
+    device(LOST)
+    named = error_of_gpu(noticed)
+    assert str(named) == f"CUDA error: device-side assert triggered; noticed by RuntimeError: {noticed}"
+    assert named.__cause__ is noticed
+    assert classify(named, world_size=1) == Classification(Reason.FAILED)
+    device(torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered"))
+    assert classify(error_of_gpu(OF_LIBRARY), world_size=1) == Classification(Reason.INFRASTRUCTURE)
+    assert error_of_gpu(LOST) is LOST
+    device()
+    assert error_of_gpu(noticed) is noticed
 
 
 def failed(error, *, holding):
