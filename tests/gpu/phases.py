@@ -335,7 +335,7 @@ def _try_case(session: Session, name: str, case: Case) -> None:
 
 def _pytest(session: Session, name: str, selection: str, *files: str) -> None:
     folder = session.commands.new_folder()
-    workers = "12" if session.on_gpu else "2"
+    workers = "16" if session.on_gpu else "2"
     ended = session.commands.run(
         name,
         [
@@ -518,14 +518,14 @@ class Phase:
 
 
 PHASES = {
-    "machine": Phase(machine, 40),
-    "smoke": Phase(smoke, 60),
-    "core": Phase(core, 80),
+    "machine": Phase(machine, 30),
+    "smoke": Phase(smoke, 50),
+    "core": Phase(core, 90),
     "gpt2": Phase(gpt2, 120),
-    "saves": Phase(saves, 50),
-    "exactness": Phase(exactness, 60),
+    "saves": Phase(saves, 40),
+    "exactness": Phase(exactness, 70),
     "models": Phase(models, 60),
-    "rest": Phase(rest, 70),
+    "rest": Phase(rest, 80),
 }
 """In the order in which they run."""
 

@@ -112,7 +112,6 @@ def test_batches_hold_their_samples_while_the_gpu_is_late(num_workers, batches, 
     assert torch.equal(torch.cat(found).cpu(), expected[order])
 
 
-@pytest.mark.needs_cuda("the allocator of a GPU")
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_tensors_that_a_task_keeps_hold_their_samples(num_workers, batches, transfer, expected):
     """Each is used after its successors were copied, and dropped on the host before that."""
@@ -120,7 +119,7 @@ def test_tensors_that_a_task_keeps_hold_their_samples(num_workers, batches, tran
     for batch in batches(num_workers, transfer):
         kept.append(batch.view(-1))
         del batch
-        torch.cuda._sleep(LATE_CYCLES)
+        spin(LATE_S)
         if len(kept) > 3:
             found.append(checksums(kept.popleft().view(MICRO, WIDTH)))
     found += [checksums(late.view(MICRO, WIDTH)) for late in kept]
@@ -129,6 +128,7 @@ def test_tensors_that_a_task_keeps_hold_their_samples(num_workers, batches, tran
     assert torch.equal(torch.cat(found).cpu(), expected[order])
 
 
+@pytest.mark.needs_cuda("the allocator of a GPU")
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_batches_hold_their_samples_while_the_allocator_is_under_pressure(
     num_workers, batches, transfer, expected, device
