@@ -47,33 +47,36 @@ def test_after_a_fault_the_run_can_be_resumed(shell):
 
 
 LOADED = ("+task.noise=true", "data.num_workers=2")
-MISLABELLED = ("task._target_=gpu_tasks.Mislabelled", "trainer.sanity_batches=0", "trainer.eval_every_steps=3")
+MISLABELLED = ("task._target_=gpu_tasks.Mislabelled", "trainer.eval_every_steps=3")
+IN_EVALUATION = ("+task.wrong=eval", "trainer.sanity_batches=0")
 CASES = {
     "in training": (),
     "in training, with loading processes": LOADED,
     "in training, moved by the task": ("task._target_=gpu_tasks.MislabelledAndMoved", *LOADED),
-    "in the evaluation": ("+task.wrong=eval",),
-    "in the evaluation, with loading processes": ("+task.wrong=eval", *LOADED),
+    "in the evaluation before it": ("+task.wrong=eval",),
+    "in an evaluation": IN_EVALUATION,
+    "in an evaluation, with loading processes": (*IN_EVALUATION, *LOADED),
 }
+CORE = ("in training", "in an evaluation, with loading processes")
 
 
 @pytest.mark.parametrize("words", [(), TWO], ids=["one rank", "two ranks"])
-def test_a_label_out_of_range_fails_with_an_exit_record(words, shells, at_once):
-    def train(name):
-        shell = shells(f"{name}{words}")
-        shell.train(*WORDS, *MISLABELLED, *CASES[name], *words, code=ExitCode.FAILED)
-        blamed = [record for record in shell.exit_records.values() if not record.blames_peer]
-        return shell.last_line["reason"], {(str(one.reason), FAULT in one.message) for one in blamed}
-
-    ends = at_once(train, CASES)
-    assert dict(zip(CASES, ends, strict=True)) == dict.fromkeys(CASES, ("failed", {("failed", True)}))
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.core] * (name in CORE)) for name in CASES])
+def test_a_label_out_of_range_fails_and_is_not_tried_again(name, words, shell):
+    shell.train(*WORDS, *MISLABELLED, *CASES[name], *words, code=ExitCode.FAILED)
+    (attempt,) = shell.attempts
+    assert str(attempt.reason) == "failed"
+    assert not attempt.reason.meaning.requeued
+    assert NO_CLASS in shell.last_line["detail"]
+    at_fault = [record for record in shell.exit_records.values() if not record.blames_peer]
+    assert {(str(record.reason), NO_CLASS in record.message) for record in at_fault} == {("failed", True)}
 
 
 def test_a_label_out_of_range_is_not_a_lack_of_memory(shell):
     words = (*WORDS, "task._target_=gpu_tasks.Mislabelled", "trainer.global_batch_size=40", "--largest", "16")
     printed, errors = shell.type("fit-batch", *words, code=ExitCode.FAILED)
     assert "failed: see above" in errors
-    assert FAULT in errors
+    assert NO_CLASS in errors
     assert "too large" not in printed
 
 
@@ -109,27 +112,6 @@ def test_broken_memory_of_a_gpu_is_a_failure_of_its_node(words, rank, shell):
     assert "uncorrectable ECC error" in shell.last_line["detail"]
     record = shell.exit_records[rank]
     assert (str(record.reason), record.host) == ("infrastructure", socket.gethostname())
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        pytest.param("train", [], marks=pytest.mark.core),
-        ("eval", []),
-        pytest.param("eval", ["trainer.sanity_batches=0"], marks=pytest.mark.core),
-    ],
-    ids=["in training", "in the evaluation before it", "in an evaluation"],
-)
-def test_a_label_that_is_no_class_fails_and_is_not_tried_again(wrong, words, shell):
-    task = ["task=custom", "task._target_=gpu_tasks.Mislabelled", f"+task.wrong={wrong}"]
-    shell.train(*task, "trainer.max_steps=6", "trainer.eval_every_steps=3", *words, code=ExitCode.FAILED)
-    (attempt,) = shell.attempts
-    assert str(attempt.reason) == "failed"
-    assert not attempt.reason.meaning.requeued
-    (record,) = shell.exit_records.values()
-    assert str(record.reason) == "failed"
-    assert NO_CLASS in record.message
-    assert NO_CLASS in shell.last_line["detail"]
 
 
 @pytest.mark.core
