@@ -200,10 +200,14 @@ def load(source: Path | IO[bytes]) -> Any:
         Exception: of any kind, if it can't be read.
     """
     mapped = isinstance(source, Path) and zipfile.is_zipfile(source)
-    try:
-        return torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
-    except pickle.UnpicklingError:
-        # never for a TorchScript program, which torch.load would execute: with weights_only, that is another error
-        if not isinstance(source, Path):
-            source.seek(0)
-        return torch.load(source, map_location="cpu", weights_only=False, mmap=mapped, pickle_module=_PickleModule())
+    # torch 2.11 warns of unchecked sparse tensors unless this is said; nothing here uses their indices
+    with torch.sparse.check_sparse_tensor_invariants(False):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        try:
+            return torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
+        except pickle.UnpicklingError:
+            # never for a TorchScript program, which torch.load would execute: with weights_only, that is another error
+            if not isinstance(source, Path):
+                source.seek(0)
+            return torch.load(
+                source, map_location="cpu", weights_only=False, mmap=mapped, pickle_module=_PickleModule()
+            )

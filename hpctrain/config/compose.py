@@ -67,8 +67,8 @@ class Composer:
         self.config_dir = config_dir
         hydra.version.setbase("1.3")  # as `@hydra.main(version_base="1.3")` does
         schema.register()
-        search_path = create_config_search_path(str(conf_dir()))
         named, here = own_folders(config_dir, folder)
+        search_path = create_config_search_path(str(conf_dir()))
         if named is not None:
             search_path.prepend(provider="command-line", path=f"file://{named}", anchor="main")
         if here is not None:

@@ -75,9 +75,9 @@ class FlopCount(OperatorMode):  # type: ignore[no-untyped-call]  # torch leaves 
     """Count the floating-point operations of matrix products, convolutions and attention inside a ``with`` block.
 
     The formulas are those of `torch.utils.flop_counter`, a multiplication and an addition being two; attention on the
-    CPU is added, causal attention counts in full. Activation checkpointing computes twice, and is counted twice. An
-    operator without a formula isn't counted, nor is one inside of torch.cond and its like. The operators' results don't
-    change, and counting doesn't raise.
+    CPU and grouped-query attention are added, causal attention counts in full. Activation checkpointing computes twice,
+    and is counted twice. An operator without a formula isn't counted (flex_attention has none in torch 2.11), nor is
+    one inside of torch.cond and its like. The operators' results don't change, and counting doesn't raise.
 
     Attributes:
         total: FLOPs so far; None after a formula failed.
@@ -114,11 +114,15 @@ class FlopCount(OperatorMode):  # type: ignore[no-untyped-call]  # torch leaves 
 def _formulas() -> dict[Any, Formula]:
     from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+    def with_heads_of(query: Any, *keys: Any) -> Iterator[tuple[int, ...]]:
+        # torch 2.11's formulas refuse keys and values with fewer heads than the queries (GQA)
+        return ((*key.shape[:1], query.shape[1], *key.shape[2:]) for key in keys)
+
     def attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-        return int(sdpa_flop_count(query.shape, key.shape, value.shape))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return int(sdpa_flop_count(query.shape, *with_heads_of(query, key, value)))  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     def attention_backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-        shapes = gradient.shape, query.shape, key.shape, value.shape
+        shapes = gradient.shape, query.shape, *with_heads_of(query, key, value)
         return int(sdpa_backward_flop_count(*shapes))  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     aten = torch.ops.aten
@@ -126,6 +130,12 @@ def _formulas() -> dict[Any, Formula]:
         **flop_registry,
         aten._scaled_dot_product_flash_attention_for_cpu: attention,
         aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward,
+        aten._scaled_dot_product_flash_attention: attention,
+        aten._scaled_dot_product_flash_attention_backward: attention_backward,
+        aten._scaled_dot_product_efficient_attention: attention,
+        aten._scaled_dot_product_efficient_attention_backward: attention_backward,
+        aten._scaled_dot_product_cudnn_attention: attention,
+        aten._scaled_dot_product_cudnn_attention_backward: attention_backward,
     }
 
 

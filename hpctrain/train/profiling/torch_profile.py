@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -60,5 +61,9 @@ class TorchProfile:
     def _started(self) -> profile:
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._device.type == "cuda" else [])]
         profiler = profile(activities=activities, record_shapes=True)
-        profiler.start()
+        with warnings.catch_warnings():
+            # torch 2.11 warns at the first trace of a process that a second cycle would clear it; there is one cycle,
+            # and with acc_events=True, the way out that the warning names, stop() would parse every event
+            warnings.filterwarnings("ignore", "Warning: Profiler clears events")
+            profiler.start()
         return profiler

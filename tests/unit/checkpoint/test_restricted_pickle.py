@@ -153,6 +153,7 @@ def test_a_tensor_beyond_its_data_is_refused(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch 2.11's, though check_invariants is given
 def test_wrong_indices_of_a_sparse_tensor_are_not_used(tmp_path):
     wrong = torch.sparse_coo_tensor(torch.tensor([[10**12]]), torch.ones(1), (2,), check_invariants=False)
     torch.save({"w": wrong, "rows": torch.eye(2).to_sparse_csr()}, tmp_path / "a.pt")

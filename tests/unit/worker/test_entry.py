@@ -95,10 +95,11 @@ def test_what_a_rank_imports_is_left_out_of_collections_of_garbage():
         (
             "import gc, sys",
             "from hpctrain.worker.entry import _imports_frozen",
-            "assert 'torch' not in sys.modules and not gc.get_freeze_count()",
+            "at_start = gc.get_freeze_count()",  # 0, but 375 in Python 3.12.1
+            "assert 'torch' not in sys.modules and at_start < 1_000",
             "with _imports_frozen():",
             "    assert not gc.isenabled()",
-            "assert gc.isenabled() and gc.get_freeze_count()",
+            "assert gc.isenabled() and gc.get_freeze_count() > 1_000",
         )
     )
     subprocess.run([sys.executable, "-c", program], check=True)
