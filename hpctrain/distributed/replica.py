@@ -106,6 +106,8 @@ def replicate(model: nn.Module, world: World, parallel: Parallel) -> nn.Module:
         replica = DistributedDataParallel(model, **options)
         if parallel.gradient_compression != "none":
             _compress(replica, parallel.gradient_compression)
+    if world.device.type == "cuda" and world.backend == "gloo":
+        replica.register_forward_hook(_raise_errors_of_gpu)
     return replica
 
 
@@ -127,6 +129,16 @@ def _compress(replica: DistributedDataParallel, gradient_format: str) -> None:
 
     hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
     replica.register_comm_hook(None, hooks[gradient_format])
+
+
+def _raise_errors_of_gpu(*_: object) -> None:
+    """Raise the error of a fault in the forward pass, before gloo's threads meet it: they end the process.
+
+    They copy gradients to page-locked memory, and free it after an error, which CUDA refuses in a destructor
+    (`hpctrain.attempt.lost_gpu`; torch 2.13, torch/csrc/distributed/c10d/ProcessGroupGlooCuda.cpp). The wait costs
+    little: gloo's host waits for the GPU in each exchange anyway.
+    """
+    torch.cuda.current_stream().synchronize()
 
 
 @contextmanager

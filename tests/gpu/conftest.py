@@ -74,7 +74,9 @@ def pytest_collection_modifyitems(items):
 
 
 def turn_of(item):
-    return LONGEST_FIRST.index(item.path.name) if item.path.name in LONGEST_FIRST else len(LONGEST_FIRST)
+    name = item.path.name
+    file = LONGEST_FIRST.index(name) if name in LONGEST_FIRST else len(LONGEST_FIRST)
+    return item.get_closest_marker("slow") is None, file
 
 
 def pytest_runtest_logreport(report):

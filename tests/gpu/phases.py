@@ -370,7 +370,7 @@ def _pytest(session: Session, name: str, selection: str, *files: str) -> None:
     passed = complete and not counts["FAILED"] and not counts["ERROR"]
     session.add(name, ended, value=counts["PASSED"], unit="passed", ok=passed, detail=detail)
     for failure in _json_lines_of(folder / "failures"):
-        test, text = failure["test"].rpartition("/")[2].partition("@")[0], failure["text"]
+        test, text = failure["test"].partition("@")[0].rpartition("/")[2], failure["text"]
         session.results.log(test, text.encode())
         errors = [line.removeprefix("E").strip() for line in text.splitlines() if line.startswith("E  ")]
         session.add(test, ok=False, detail=" | ".join(errors)[:400])
@@ -405,18 +405,19 @@ def gpt2(session: Session) -> None:
         for name, program in contenders.items():
             if compiled and session.tiny and name not in ("by hand", "hpctrain"):
                 continue  # on a CPU each compiles for many seconds
-            found = _train(session, f"{name}{', compiled' * compiled}", program, "gpt2", compiled=compiled, base=base)
+            title = f"{name}{', compiled' * compiled}"
+            found = _train(session, title, program, "gpt2", compiled=compiled, base=base)
             base = found if base is None else base
 
 
 def models(session: Session) -> None:
-    _train(session, "GPT-2 355M", "gpu_with_hpctrain", "gpt2-medium", saves=False, expected=16)
+    _train(session, "GPT-2 355M", "gpu_with_hpctrain", "gpt2-medium", expected=16)
     no_copy = "checkpoint.asynchronous=false"  # nothing is saved, so no page-locked memory is worth its time
-    _train(session, "GPT-2 1.6B", "gpu_with_hpctrain", "gpt2-xl", saves=False, expected=16, overrides=no_copy)
+    _train(session, "GPT-2 1.6B", "gpu_with_hpctrain", "gpt2-xl", expected=16, overrides=no_copy)
     pure = f"{no_copy} precision=bf16_pure"
-    _train(session, "GPT-2 1.6B, bf16_pure", "gpu_with_hpctrain", "gpt2-xl", saves=False, expected=8, overrides=pure)
-    by_hand = _train(session, "ResNet-50, by hand", "gpu_by_hand", "resnet50", saves=False)
-    _train(session, "ResNet-50, hpctrain", "gpu_with_hpctrain", "resnet50", saves=False, base=by_hand)
+    _train(session, "GPT-2 1.6B, bf16_pure", "gpu_with_hpctrain", "gpt2-xl", expected=8, overrides=pure)
+    by_hand = _train(session, "ResNet-50, by hand", "gpu_by_hand", "resnet50")
+    _train(session, "ResNet-50, hpctrain", "gpu_with_hpctrain", "resnet50", base=by_hand)
 
 
 def _train(
@@ -426,7 +427,6 @@ def _train(
     model: str,
     *,
     compiled: bool = False,
-    saves: bool = True,
     base: Mapping[str, float] | None = None,
     expected: int | None = None,
     overrides: str = "",
@@ -439,13 +439,12 @@ def _train(
         program: the contender.
         model: as tests/benchmarks/gpu.py names it.
         compiled: whether with torch.compile.
-        saves: whether it saves between the readings.
         base: readings with which these are compared.
         expected: bytes per parameter of weights, gradients and optimizer.
         overrides: for hpctrain.
     """
     folder = session.commands.new_folder()
-    steps = (12 if saves else 6) if session.tiny else (48 if saves else 24)
+    steps = 6 if session.tiny else {"gpt2": 80, "resnet50": 60}.get(model, 24)
     report = folder / "report.json"
     ended = session.commands.run(
         title,
@@ -456,7 +455,7 @@ def _train(
         COMPILED=str(int(compiled)),
         DEVICE=session.device,
         STEPS=str(steps),
-        BLOCK=str(steps // 4 if saves else steps),
+        BLOCK=str(steps),  # no saves: they have a phase of their own
         REPORT=str(report),
         OVERRIDES=overrides,
     )
@@ -475,8 +474,6 @@ def _train(
         ok = 0 < found["mfu"] < 1
     if base is not None:
         facts.insert(0, f"{found['step_ms'] / base['step_ms']:.3f} x the step by hand")
-    if found["save_s"] is not None:
-        facts.append(f"saves {found['first_save_s']:.3f}, {found['save_s']:.3f} s")
     facts.append(f"first step {found['first_step_s']:.1f} s")
     if expected is not None and session.on_gpu:
         measured = found["bytes_per_parameter"]
@@ -520,12 +517,12 @@ class Phase:
 PHASES = {
     "machine": Phase(machine, 30),
     "smoke": Phase(smoke, 50),
-    "core": Phase(core, 90),
-    "gpt2": Phase(gpt2, 120),
-    "saves": Phase(saves, 40),
-    "exactness": Phase(exactness, 70),
+    "core": Phase(core, 85),
+    "gpt2": Phase(gpt2, 140),
+    "saves": Phase(saves, 35),
+    "exactness": Phase(exactness, 85),
     "models": Phase(models, 60),
-    "rest": Phase(rest, 80),
+    "rest": Phase(rest, 55),
 }
 """In the order in which they run."""
 

@@ -63,9 +63,9 @@ CORE = ("in training", "in an evaluation, with loading processes")
 @pytest.mark.parametrize("words", [(), TWO], ids=["one rank", "two ranks"])
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.core] * (name in CORE)) for name in CASES])
 def test_a_label_out_of_range_fails_and_is_not_tried_again(name, words, shell):
-    shell.train(*WORDS, *MISLABELLED, *CASES[name], *words, code=ExitCode.FAILED)
+    printed = shell.train(*WORDS, *MISLABELLED, *CASES[name], *words, code=ExitCode.FAILED)
     (attempt,) = shell.attempts
-    assert str(attempt.reason) == "failed"
+    assert str(attempt.reason) == "failed", printed
     assert not attempt.reason.meaning.requeued
     assert NO_CLASS in shell.last_line["detail"]
     at_fault = [record for record in shell.exit_records.values() if not record.blames_peer]
@@ -82,8 +82,8 @@ def test_a_label_out_of_range_is_not_a_lack_of_memory(shell):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_of_two_ranks_the_one_with_the_fault_is_named(rank, shell):
-    shell.train(*WORDS, *TWO, code=ExitCode.FAILED, TRIAL_ACT=f"{rank}:3:fault")
-    assert shell.last_line["reason"] == "failed"
+    printed = shell.train(*WORDS, *TWO, code=ExitCode.FAILED, TRIAL_ACT=f"{rank}:3:fault")
+    assert shell.last_line["reason"] == "failed", printed
     assert shell.last_line["detail"].startswith(f"rank {rank} on ")
     assert FAULT in shell.last_line["detail"]
     assert str(shell.exit_records[rank].reason) == "failed"

@@ -135,7 +135,8 @@ class GpuWorkload:
 
     def model(self) -> nn.Module:
         torch.manual_seed(0)
-        return self.kind.model()
+        with self.device:  # a CPU draws the weights of a large model for half a minute
+            return self.kind.model()
 
     def samples(self) -> tuple[Tensor, Tensor]:
         """Images of bytes with labels, or tokens with those that follow them."""
