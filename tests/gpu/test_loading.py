@@ -73,6 +73,7 @@ def test_loading_processes_die_with_a_rank_that_is_killed(shell):
     assert not any(runs(pid) for pid in pids)
 
 
+@pytest.mark.needs_cuda("page-locked memory")
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_the_tensors_of_dataclasses_are_page_locked_too(num_workers):
     fetcher = BatchFetcher(TensorDataset(torch.arange(8)), 0, Pair.of)
