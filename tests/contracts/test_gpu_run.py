@@ -68,7 +68,7 @@ def is_there(group):
 
 
 def test_a_phase_that_cannot_end_in_time_is_skipped(tmp_path):
-    process = start(tmp_path / "out", "--only", "machine,core", "--minutes", "1.5")
+    process = start(tmp_path / "out", "--only", "machine,core", "--minutes", "2.6")
     printed = process.communicate(timeout=120)[0]
     assert process.returncode == 0, printed
     (skipped,) = [result for result in results(tmp_path / "out") if result["detail"].startswith("skipped")]

@@ -28,8 +28,10 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
 PROGRAMS = (REPOSITORY / "tests" / "gpu" / "programs", REPOSITORY / "tests" / "multiprocess" / "programs")
+TINY_TESTS = ("test_measured.py", "test_numerics.py", "test_own_process.py", "test_refusals.py", "test_exact_resume.py")
+"""With --tiny; all of tests/gpu would take a quarter of an hour on two cores."""
 EXACT = [REPOSITORY / "tests" / "gpu" / name for name in ("test_exact_resume.py", "test_interrupted.py")]
-CONTENDERS = REPOSITORY / "tests" / "benchmarks" / "contenders"
+PROGRAMS_OF_CONTENDERS = REPOSITORY / "tests" / "benchmarks" / "contenders"
 MOST_LOG_BYTES = 15_000_000
 LOGGED_BYTES = 60_000
 """Of one command: its last output."""
@@ -333,7 +335,10 @@ def _try_case(session: Session, name: str, case: Case) -> None:
     )
 
 
-def _pytest(session: Session, name: str, selection: str, *files: str) -> None:
+def _pytest(session: Session, name: str, selection: str, files: Sequence[Path]) -> None:
+    if session.tiny:
+        files = [file for file in files if file.name in TINY_TESTS]
+        selection += " and not slow"
     folder = session.commands.new_folder()
     workers = "16" if session.on_gpu else "2"
     ended = session.commands.run(
@@ -378,36 +383,48 @@ def _pytest(session: Session, name: str, selection: str, *files: str) -> None:
 
 
 def core(session: Session) -> None:
-    _pytest(session, "core tests", "core", *_test_files())
+    _pytest(session, "core tests", "core", _test_files())
 
 
 def exactness(session: Session) -> None:
-    _pytest(session, "exactness", "not core", *map(str, EXACT))
+    _pytest(session, "exactness", "not core", EXACT)
 
 
 def rest(session: Session) -> None:
-    _pytest(session, "other tests", "not core", *(file for file in _test_files() if Path(file) not in EXACT))
+    _pytest(session, "other tests", "not core", [file for file in _test_files() if file not in EXACT])
 
 
-def _test_files() -> list[str]:
-    return sorted(map(str, (REPOSITORY / "tests" / "gpu").glob("test_*.py")))
+def _test_files() -> list[Path]:
+    return sorted((REPOSITORY / "tests" / "gpu").glob("test_*.py"))
+
+
+CONTENDERS = {
+    "by hand": "gpu_by_hand",
+    "hpctrain": "gpu_with_hpctrain",
+    "Lightning": "gpu_with_lightning",
+    "Accelerate": "gpu_with_accelerate",
+}
 
 
 def gpt2(session: Session) -> None:
-    contenders = {
-        "by hand": "gpu_by_hand",
-        "hpctrain": "gpu_with_hpctrain",
-        "Lightning": "gpu_with_lightning",
-        "Accelerate": "gpu_with_accelerate",
-    }
-    for compiled in (False, True):
-        base: dict[str, float] | None = None
-        for name, program in contenders.items():
-            if compiled and session.tiny and name not in ("by hand", "hpctrain"):
-                continue  # on a CPU each compiles for many seconds
-            title = f"{name}{', compiled' * compiled}"
-            found = _train(session, title, program, "gpt2", compiled=compiled, base=base)
-            base = found if base is None else base
+    _compare(session, compiled=False)
+    # compiling takes most of a minute: at the same time for all, before any of them is measured
+    with ThreadPoolExecutor(len(CONTENDERS)) as pool:
+        for program in _compiling(session).values():
+            pool.submit(_run_contender, session, "compiling", program, "gpt2", steps=2, compiled=True)
+    _compare(session, compiled=True)
+
+
+def _compare(session: Session, *, compiled: bool) -> None:
+    base = None
+    for name, program in (_compiling(session) if compiled else CONTENDERS).items():
+        found = _train(session, f"{name}{', compiled' * compiled}", program, "gpt2", compiled=compiled, base=base)
+        base = found if base is None else base
+
+
+def _compiling(session: Session) -> dict[str, str]:
+    """The contenders that compile: on a CPU only some, since each takes many seconds of a core."""
+    return {name: CONTENDERS[name] for name in ("by hand", "hpctrain")} if session.tiny else CONTENDERS
 
 
 def models(session: Session) -> None:
@@ -443,24 +460,8 @@ def _train(
         expected: bytes per parameter of weights, gradients and optimizer.
         overrides: for hpctrain.
     """
-    folder = session.commands.new_folder()
     steps = 6 if session.tiny else {"gpt2": 80, "resnet50": 60}.get(model, 24)
-    report = folder / "report.json"
-    ended = session.commands.run(
-        title,
-        [sys.executable, CONTENDERS / f"{program}.py"],
-        folder=folder,
-        MODEL=model,
-        TINY=str(int(session.tiny)),
-        COMPILED=str(int(compiled)),
-        DEVICE=session.device,
-        STEPS=str(steps),
-        BLOCK=str(steps),  # no saves: they have a phase of their own
-        REPORT=str(report),
-        OVERRIDES=overrides,
-    )
-    found: dict[str, float] | None = json.loads(report.read_text()) if report.is_file() else None
-    shutil.rmtree(folder, ignore_errors=True)
+    ended, found = _run_contender(session, title, program, model, steps=steps, compiled=compiled, overrides=overrides)
     if found is None:
         missing = re.search(r"No module named '(lightning|accelerate)'", ended.output)
         reason = f"skipped: {missing[1]} is not installed" if missing else f"exit code {ended.code}: {ended.last_line}"
@@ -481,6 +482,30 @@ def _train(
         ok = ok and abs(measured / expected - 1) < 0.1
     session.add(title, ended, value=found["per_s"], unit=unit, ok=ok, detail=", ".join(facts))
     return found
+
+
+def _run_contender(
+    session: Session, title: str, program: str, model: str, *, steps: int, compiled: bool, overrides: str = ""
+) -> tuple[Ended, dict[str, float] | None]:
+    """Train without saves, which have a phase of their own; return the readings, None if there are none."""
+    folder = session.commands.new_folder()
+    report = folder / "report.json"
+    ended = session.commands.run(
+        title,
+        [sys.executable, PROGRAMS_OF_CONTENDERS / f"{program}.py"],
+        folder=folder,
+        MODEL=model,
+        TINY=str(int(session.tiny)),
+        COMPILED=str(int(compiled)),
+        DEVICE=session.device,
+        STEPS=str(steps),
+        BLOCK=str(steps),
+        REPORT=str(report),
+        OVERRIDES=overrides,
+    )
+    found = json.loads(report.read_text()) if report.is_file() else None
+    shutil.rmtree(folder, ignore_errors=True)
+    return ended, found
 
 
 def saves(session: Session) -> None:
@@ -515,30 +540,32 @@ class Phase:
 
 
 PHASES = {
-    "machine": Phase(machine, 30),
-    "smoke": Phase(smoke, 50),
+    "machine": Phase(machine, 20),
+    "smoke": Phase(smoke, 55),
     "core": Phase(core, 85),
-    "gpt2": Phase(gpt2, 140),
-    "saves": Phase(saves, 35),
-    "exactness": Phase(exactness, 85),
+    "gpt2": Phase(gpt2, 150),
+    "saves": Phase(saves, 50),
+    "exactness": Phase(exactness, 70),
     "models": Phase(models, 60),
-    "rest": Phase(rest, 55),
+    "rest": Phase(rest, 50),
 }
 """In the order in which they run."""
 
 
 def run_phases(session: Session, names: Sequence[str], ends_at: float) -> None:
-    for name in names:
-        phase, begin = PHASES[name], time.monotonic()
+    """Run phases in turn; one may take longer than its limit where the later ones keep theirs."""
+    limits = {name: PHASES[name].limit_s * (1 if session.on_gpu else ON_CPU) for name in names}
+    for place, name in enumerate(names):
+        begin = time.monotonic()
+        left_s = max(ends_at - begin, 0)
         session.phase = name
-        limit_s = phase.limit_s * (1 if session.on_gpu else ON_CPU)
-        if begin + limit_s > ends_at:
-            left = max(ends_at - begin, 0)
-            session.add(name, detail=f"skipped: it may take {limit_s:.0f} s, and {left:.0f} s are left")
+        if limits[name] > left_s:
+            session.add(name, detail=f"skipped: it may take {limits[name]:.0f} s, and {left_s:.0f} s are left")
             continue
-        session.commands.ends_at = begin + limit_s
+        later_s = sum(limits[later] for later in names[place + 1 :])
+        session.commands.ends_at = begin + max(limits[name], left_s - later_s)
         try:
-            phase.run(session)
+            PHASES[name].run(session)
         except Exception as error:  # the next phases may still show something
             session.add(name, ok=False, detail=f"{type(error).__name__}: {error}")
         print(f"{name}: {time.monotonic() - begin:.1f} s", flush=True)

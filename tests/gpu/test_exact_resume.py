@@ -63,7 +63,6 @@ CASES = {
 }
 MARKS = {
     "text in bf16": [pytest.mark.core],
-    "ResNet, channels last": [pytest.mark.core],
     # seen with torch 2.13 and oneDNN, at random: some values of one convolution's weight gradient
     "ResNet in bf16, channels last": [pytest.mark.needs_cuda("on a CPU, gradients of bf16 convolutions may be NaN")],
     "compiled": [pytest.mark.slow],

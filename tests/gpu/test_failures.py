@@ -57,11 +57,12 @@ CASES = {
     "in an evaluation": IN_EVALUATION,
     "in an evaluation, with loading processes": (*IN_EVALUATION, *LOADED),
 }
-CORE = ("in training", "in an evaluation, with loading processes")
 
 
 @pytest.mark.parametrize("words", [(), TWO], ids=["one rank", "two ranks"])
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.core] * (name in CORE)) for name in CASES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.core] * (name == "in training")) for name in CASES]
+)
 def test_a_label_out_of_range_fails_and_is_not_tried_again(name, words, shell):
     printed = shell.train(*WORDS, *MISLABELLED, *CASES[name], *words, code=ExitCode.FAILED)
     (attempt,) = shell.attempts

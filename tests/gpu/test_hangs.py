@@ -40,7 +40,6 @@ def ended(shells, at_once):
     return dict(zip(CASES, at_once(train, CASES), strict=True))
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_a_hang_within_the_bound_and_no_process_is_left(ended, name):
     shell, recorded_s, gone_s = ended[name]

@@ -7,6 +7,7 @@ import os
 
 import pytest
 import torch
+from gpu_tasks import ON_CPU
 
 pytestmark = pytest.mark.gpu
 DRESSED = [
@@ -14,7 +15,7 @@ DRESSED = [
     ["trainer.channels_last=true", "precision=bf16", "trainer.compile=true"],
     ["trainer.compile=true", "precision=fp16_master"],
     ["task=text", "trainer.activation_checkpointing=[blocks.*]", "trainer.compile=true", "precision=bf16"],
-    ["parallel=data_parallel"],
+    *([] if ON_CPU else [["parallel=data_parallel"]]),
     ["data.num_workers=2", "data.pin_memory=true"],
     ["trainer.clip_grad_norm=1.0", "trainer.clip_grad_value=0.5", "trainer.ema_decay=0.9"],
 ]
@@ -53,6 +54,7 @@ def test_recomputed_activations_change_no_bit_and_take_less_memory(shells, at_on
 
 
 @pytest.mark.core
+@pytest.mark.needs_cuda("torch synchronises batch norm on GPUs only")
 def test_two_ranks_share_a_gpu_over_gloo_with_synchronised_batch_norm(shell):
     words = ["cluster.processes_per_node=2", "parallel.backend=gloo", "trainer.sync_batchnorm=true"]
     shell.train(*words, "trainer.max_steps=20")

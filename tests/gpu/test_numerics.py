@@ -31,7 +31,6 @@ def test_fp32_is_not_tf32(measured, name):
     assert 0 < measured["fp32"][name] < IN_FP32
 
 
-@pytest.mark.core
 @pytest.mark.needs_cuda("TF32")
 @pytest.mark.skipif(
     torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0), reason="a GPU without TF32"

@@ -116,7 +116,6 @@ def test_no_step_waits_for_the_gpu_with_ddp_over_nccl(training, joined, device, 
         steps.steps(STEPS)
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("name", SCALED)
 def test_a_step_under_a_loss_scale_waits_at_most_once(training, counted_waits, name):
     steps = training(SCALED[name])
