@@ -1,4 +1,4 @@
-"""A GPU that is lost for this process: what used it is never freed, and the process ends without freeing it.
+"""After a GPU error that can't be recovered: retain what the GPU has used, and end the process without freeing it.
 
 After a device-side assert, an illegal access or an ECC error, each later call of CUDA in the process fails, too. When
 torch frees a page-locked tensor that was copied without waiting, or a GPU tensor after `record_stream`, it records an
@@ -26,23 +26,23 @@ def has_lost_gpu() -> bool:
     return _is_lost
 
 
-def keep_if_lost(error: BaseException, *used: object) -> bool:
-    """Keep an error, and all that its frames hold, until the process ends, if it shows that the GPU is lost.
+def retain_if_gpu_lost(error: BaseException, *holders: object) -> bool:
+    """Retain an error, and all that its frames hold, until the process ends, if it shows that the GPU is lost.
 
     Args:
-        error: that ends a training, or a later one.
-        used: what else refers to tensors.
+        error: that ended a training, or a later one.
+        holders: other objects that refer to tensors.
 
     Returns:
         Whether the GPU is lost.
     """
-    global _is_lost  # noqa: PLW0603 - of the process, as the GPU is
+    global _is_lost  # noqa: PLW0603 - the GPU is lost for the whole process
     if not _is_lost and not _shows_loss(error):
         return False
     _is_lost = True
-    for kept in (error, *used):
+    for holder in (error, *holders):
         # a reference that is never given back: at exit, Python empties lists and modules
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(holder))
     return True
 
 
@@ -52,30 +52,30 @@ def closing_unless_lost(batches: Generator[Any, None, None]) -> Iterator[Generat
 
     Closed, it would drop the batches that it holds. Its loading processes end with this process.
     """
-    is_kept = False
+    is_retained = False
     try:
         yield batches
     except BaseException as error:
-        is_kept = keep_if_lost(error, batches)
+        is_retained = retain_if_gpu_lost(error, batches)
         raise
     finally:
-        if not is_kept:
+        if not is_retained:
             batches.close()
 
 
-def error_of_gpu(error: BaseException) -> BaseException:
-    """Return an error that names what happened to the GPU, if this one is only the first that noticed it.
+def with_cuda_message(error: BaseException) -> BaseException:
+    """Return an error with CUDA's own message, if this one is only a consequence of an earlier error on the GPU.
 
-    The first call that fails may be of a library with its own words for it (CUBLAS_STATUS_EXECUTION_FAILED, or cuDNN's
+    The first call that fails may be a library's, with its own words for it (CUBLAS_STATUS_EXECUTION_FAILED, or cuDNN's
     "unable to find an engine to execute this computation"), or the task may raise another error. Asked again, CUDA
     repeats its error.
     """
     report = "" if _names_loss(error) else _gpu_report()
     if not report:
         return error
-    named = RuntimeError(f"{report}; noticed by {type(error).__name__}: {error_text(error)}")
-    named.__cause__ = error
-    return named
+    cuda_error = RuntimeError(f"{report}; noticed by {type(error).__name__}: {error_text(error)}")
+    cuda_error.__cause__ = error
+    return cuda_error
 
 
 def _shows_loss(error: BaseException) -> bool:

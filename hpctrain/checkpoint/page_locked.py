@@ -18,7 +18,7 @@ from hpctrain.phrases import scaled
 log = logging.getLogger("hpctrain.checkpoint")
 
 LARGEST_BLOCK_BYTES = 256 << 20
-"""Unless a single tensor needs more: the driver holds a lock while it locks a block."""
+"""Largest size of a block, unless a tensor needs more; the driver holds a lock during each allocation."""
 SMALLEST_BLOCK_BYTES = 1 << 20
 ALIGNMENT = 512
 """Bytes by which places in a block are aligned, as torch aligns tensors on a GPU."""
@@ -29,13 +29,13 @@ class Block:
     """One page-locked allocation.
 
     Attributes:
-        size: in bytes, a power of two, to which torch's allocator would round up (ATen/core/CachingHostAllocator.h of
-            torch 2.13).
-        places: bytes of each tensor in it, in the order of their addresses.
+        num_bytes: its size, a power of two: torch's allocator would round up to one (ATen/core/CachingHostAllocator.h
+            of torch 2.13).
+        tensor_bytes: size of each tensor in it, in the order of their addresses.
     """
 
-    size: int
-    places: tuple[int, ...]
+    num_bytes: int
+    tensor_bytes: tuple[int, ...]
 
 
 def plan_blocks(sizes: Iterable[int]) -> list[Block]:
@@ -48,20 +48,20 @@ def plan_blocks(sizes: Iterable[int]) -> list[Block]:
     """
     # pinned_max_round_threshold_mb in PYTORCH_ALLOC_CONF would spare the rounding, but torch 2.13 then reuses freed
     # allocations of the same power of two without comparing their sizes (CachingHostAllocator.h, get_free_block)
-    left = sorted(sizes, reverse=True)
+    remaining = sorted(sizes, reverse=True)
     blocks = []
-    while left:
-        total = min(sum(map(_aligned, left)), LARGEST_BLOCK_BYTES)
-        size = max(SMALLEST_BLOCK_BYTES, 1 << (total.bit_length() - 1), _power_of_two(left[0]))
-        places, rest, free = [], [], size
-        for count in left:
-            if _aligned(count) <= free:
-                places.append(count)
-                free -= _aligned(count)
+    while remaining:
+        total = min(sum(map(_aligned, remaining)), LARGEST_BLOCK_BYTES)
+        num_bytes = max(SMALLEST_BLOCK_BYTES, 1 << (total.bit_length() - 1), _power_of_two(remaining[0]))
+        fitting, unplaced, free_bytes = [], [], num_bytes
+        for count in remaining:
+            if _aligned(count) <= free_bytes:
+                fitting.append(count)
+                free_bytes -= _aligned(count)
             else:
-                rest.append(count)
-        blocks.append(Block(size, tuple(places)))
-        left = rest
+                unplaced.append(count)
+        blocks.append(Block(num_bytes, tuple(fitting)))
+        remaining = unplaced
     return blocks
 
 
@@ -136,11 +136,11 @@ class PageLockedMemory:
         Args:
             sizes: bytes of each tensor, above 0.
         """
-        ready = Counter({count: len(places) for count, places in self._ready.items()})
+        ready = Counter({count: len(tensors) for count, tensors in self._ready.items()})
         missing = (Counter(sizes) - ready).elements()
         if self._stopped or self._has_failed:
             return sum(missing)
-        return sum(block.size for block in plan_blocks(missing))
+        return sum(block.num_bytes for block in plan_blocks(missing))
 
     def lock_ahead(self, sizes: Iterable[int]) -> None:
         """Lock memory in a thread, after what was requested before.
@@ -183,7 +183,7 @@ class PageLockedMemory:
         self._caller_waits.set()
 
     def release(self) -> None:
-        """Stop, and give back what wasn't taken; torch keeps blocks without a tensor for other page-locked tensors."""
+        """Stop, and drop the memory that wasn't taken; torch reuses a block once no tensor is in it."""
         self.stop()
         self._block_sizes.clear()
         for ready in self._ready.values():
@@ -194,9 +194,9 @@ class PageLockedMemory:
         if ready := self._ready.get(count):
             return ready.pop()
         begin = self._clock()
-        places = self._try_lock(Block(_power_of_two(count), (count,)))
+        tensors = self._try_lock(Block(_power_of_two(count), (count,)))
         self.waited_s += self._clock() - begin
-        return places[0] if places else None
+        return tensors[0] if tensors else None
 
     def _lock_requested(self, blocks: list[Block], before: threading.Thread | None) -> None:
         # not at the niceness of the writing thread: training would wait for the driver's lock, and so for this thread
@@ -204,20 +204,20 @@ class PageLockedMemory:
             before.join()
         for block in blocks:
             begin = self._clock()
-            if not threading.main_thread().is_alive() or not (places := self._try_lock(block)):
+            if not threading.main_thread().is_alive() or not (tensors := self._try_lock(block)):
                 return
-            for place in places:
-                self._ready[place.nbytes].append(place)
+            for tensor in tensors:
+                self._ready[tensor.nbytes].append(tensor)
             # cudaHostAlloc holds a lock of the driver, for which other calls to CUDA may wait, also those of other
             # processes: leave them half of the time, unless training waits for this thread anyway
             self._caller_waits.wait(self._clock() - begin)
 
     def _try_lock(self, block: Block) -> list[Tensor]:
-        """Lock a block, and return its places; none if that isn't possible."""
+        """Lock a block, and return a tensor for each of its sizes; none if locking fails."""
         if self._stopped or self._has_failed:
             return []
         try:
-            memory = self._lock(block.size)
+            memory = self._lock(block.num_bytes)
         except (RuntimeError, MemoryError) as error:
             self._has_failed = True
             # further lines of a message of CUDA are advice on debugging kernels
@@ -226,15 +226,15 @@ class PageLockedMemory:
                 "could not page-lock %s of host memory (%s): for the rest of this attempt, saves copy the remaining "
                 "GPU tensors to ordinary memory, which makes training wait longer. Give the job more memory; if your "
                 "driver respects it, raise the limit on locked memory (ulimit -l)",
-                scaled(block.size, "B"),
+                scaled(block.num_bytes, "B"),
                 reason,
             )
             return []
-        self._block_sizes.append(block.size)
-        ends = accumulate(map(_aligned, block.places), initial=0)
+        self._block_sizes.append(block.num_bytes)
+        ends = accumulate(map(_aligned, block.tensor_bytes), initial=0)
         # not views, which would share the block's storage
         whole = memory.numpy()
         return [
             torch.frombuffer(whole, dtype=torch.uint8, count=count, offset=offset)
-            for count, offset in zip(block.places, ends, strict=False)
+            for count, offset in zip(block.tensor_bytes, ends, strict=False)
         ]

@@ -200,7 +200,7 @@ def load(source: Path | IO[bytes]) -> Any:
         Exception: of any kind, if it can't be read.
     """
     mapped = isinstance(source, Path) and zipfile.is_zipfile(source)
-    # torch 2.11 warns of unchecked sparse tensors unless this is said; nothing here uses their indices
+    # torch 2.11 warns about unchecked sparse tensors unless this is set; nothing here uses their indices
     with torch.sparse.check_sparse_tensor_invariants(False):  # type: ignore[no-untyped-call]  # torch leaves it untyped
         try:
             return torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)

@@ -135,7 +135,7 @@ class LiveState:
         return tuple(self.optimizer.values()) if isinstance(self.optimizer, Mapping) else (self.optimizer,)
 
     def missing_bytes(self, page_locked: PageLockedMemory) -> int:
-        """Return the host memory that the tensors of a copy take, without copying, beyond what is locked for it.
+        """Return the host memory that a copy still needs, beyond what is page-locked already; nothing is copied.
 
         Args:
             page_locked: memory for the copies from a GPU.

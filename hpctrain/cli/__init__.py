@@ -56,23 +56,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         guard_output()
     code = _run(list(sys.argv[1:] if arguments is None else arguments))
     if arguments is None and code != ExitCode.FINISHED:
-        _end_early(code)
+        _skip_python_exit(code)
     return code
 
 
-def _end_early(code: int) -> None:
-    """End the process without Python's own exit, where that would wait too long or fail."""
+def _skip_python_exit(code: int) -> None:
+    """End the process by os._exit after a second Ctrl-C, or once its GPU is lost; otherwise do nothing."""
     from hpctrain.attempt.lost_gpu import has_lost_gpu
 
-    others = [each for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]
+    other_threads = [each for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]
     # after a second Ctrl-C, a thread may still be writing a checkpoint: Python would wait for it
     is_urgent = code == ExitCode.INTERRUPTED
-    if not (has_lost_gpu() or (is_urgent and others)):
+    if not (has_lost_gpu() or (is_urgent and other_threads)):
         return
     from hpctrain.worker.entry import end_process
 
     with contextlib.suppress(KeyboardInterrupt):
-        for thread in () if is_urgent else others:
+        for thread in () if is_urgent else other_threads:
             thread.join()
     end_process(code)
 

@@ -119,7 +119,7 @@ class Cluster(require.Checked):
     gpus_per_process: Annotated[int, require.at_least(1, at_most=MAX_CPUS)] = 1
     """GPUs per process; more than 1 for a task that splits its model over several devices."""
     processes_per_node: Annotated[int | None, require.at_least(1, at_most=MAX_CPUS)] = None
-    """Ranks per node; null: gpus_per_node / gpus_per_process, or 1 without a GPU, or where GPUs can't be counted."""
+    """Ranks per node; null: gpus_per_node / gpus_per_process; 1 if there is no GPU or their number is unknown."""
     cpus_per_process: Annotated[int | None, require.at_least(1, at_most=MAX_CPUS)] = None
     """CPU cores per process; null: the scheduler's default, or an equal share of this machine's cores."""
     network_interface: Annotated[str | None, require.single_line, require.not_empty] = None

@@ -15,7 +15,7 @@ NVIDIA_GPUS = "proc/driver/nvidia/gpus"
 AMD_NODES = "sys/class/kfd/kfd/topology/nodes"
 """A folder per CPU and GPU, from AMD's driver."""
 WSL_DEVICE = "dev/dxg"
-"""Of WSL 2, for the GPUs of any maker, however many there are."""
+"""WSL 2's device for GPUs: it shows that there are some, not how many."""
 SMI_TIMEOUT_S = 10.0
 VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 """Variables that hide GPUs from a process; the last two count for AMD's only."""

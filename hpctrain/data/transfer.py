@@ -32,8 +32,8 @@ class BatchTransfer(Protocol):
         ...
 
 
-class CopiedBatches:
-    """Keeps batches on the host until their copies are done.
+class PendingCopies:
+    """Keeps batches on the host until their copies to the GPU are done.
 
     torch could free them earlier, since it records an event when it frees a page-locked tensor. But it does so in a
     destructor, which ends the process if the GPU is lost by then (`hpctrain.attempt.lost_gpu`). Here an event is asked
@@ -71,8 +71,8 @@ class CopyInBackground:
 
     The computing stream then copies the batch once more, into memory of its own. torch's allocator hands memory out
     again in the order of the stream that it was allocated in, without waiting for others. So a task may keep a tensor
-    of a batch for as long as it likes, and the copying stream only waits for this second copy before it uses the memory
-    of the first one again: without `record_stream`, which ends the process if the GPU is lost
+    of a batch for as long as it likes, and the copying stream reuses the first copy's memory only after the second
+    copy. This replaces `record_stream`, which can end the process once the GPU is lost
     (`hpctrain.attempt.lost_gpu`). It takes the memory of one more batch, and the time to read and write it on the
     device, a few hundredths of that of the copy from the host.
 
@@ -87,26 +87,26 @@ class CopyInBackground:
         self._move = move
         self._device = device
         self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self._emptied: torch.cuda.Event | None = None
-        self._copied = CopiedBatches()
+        self._cloned: torch.cuda.Event | None = None
+        self._pending = PendingCopies()
 
     def begin(self, batch: Any) -> tuple[Any, torch.cuda.Event]:
         """Begin to copy a batch."""
-        if self._emptied is not None:
-            self._copies.wait_event(self._emptied)
+        if self._cloned is not None:
+            self._copies.wait_event(self._cloned)
         with torch.cuda.stream(self._copies):
-            arrived = self._move(batch, self._device)
+            device_batch = self._move(batch, self._device)
         # an event, since the stream goes on with the next batch before this one is asked for
-        return arrived, self._copied.add(batch, self._copies)
+        return device_batch, self._pending.add(batch, self._copies)
 
     def finish(self, begun: tuple[Any, torch.cuda.Event]) -> Any:
         """Return the copy, for use in the current stream."""
-        arrived, copied = begun
+        device_batch, copied = begun
         computing = torch.cuda.current_stream(self._device)
         computing.wait_event(copied)
-        batch = map_tensors(lambda tensor: tensor.clone() if tensor.is_cuda else tensor, arrived)
-        # the memory of what arrived, and of all batches before it, may be written again after this event
-        self._emptied = computing.record_event()
+        batch = map_tensors(lambda tensor: tensor.clone() if tensor.is_cuda else tensor, device_batch)
+        # the memory of what device_batch, and of all batches before it, may be written again after this event
+        self._cloned = computing.record_event()
         return batch
 
 
@@ -127,7 +127,7 @@ class MoveOnDemand:
     def __init__(self, move: Move, device: torch.device) -> None:
         self._move = move
         self._device = device
-        self._copied = CopiedBatches()
+        self._pending = PendingCopies()
 
     def begin(self, batch: Any) -> Any:
         """Return the batch."""
@@ -137,7 +137,7 @@ class MoveOnDemand:
         """Move the batch."""
         batch = self._move(begun, self._device)
         if self._device.type == "cuda":
-            self._copied.add(begun, torch.cuda.current_stream(self._device))
+            self._pending.add(begun, torch.cuda.current_stream(self._device))
         return batch
 
 

@@ -105,7 +105,7 @@ def fetch_batches(fetcher: BatchFetcher, requests: Iterable[Request], workers: W
         num_workers=workers.num_workers,
         prefetch_factor=workers.prefetch_factor,
         pin_memory=pin_memory,
-        collate_fn=_Unpinned if pin_memory else _unchanged,
+        collate_fn=_BatchToPin if pin_memory else _unchanged,
         worker_init_fn=init_worker,
         generator=torch.Generator(),
         multiprocessing_context=_Fork() if multiprocessing.get_start_method() == "fork" else None,
@@ -117,11 +117,11 @@ def fetch_batches(fetcher: BatchFetcher, requests: Iterable[Request], workers: W
 def _fetch_here(fetcher: BatchFetcher, requests: Iterable[Request], *, pin_memory: bool) -> Iterator[Any]:
     for request in requests:
         batch = fetcher[request]
-        yield _Unpinned(batch).pin_memory() if pin_memory else batch
+        yield _BatchToPin(batch).pin_memory() if pin_memory else batch
 
 
 @dataclass(frozen=True, slots=True)
-class _Unpinned:
+class _BatchToPin:
     """A batch on its way to DataLoader's pinning thread, which calls `pin_memory` where an object has it.
 
     Left to itself, the thread doesn't descend into dataclasses (torch/utils/data/_utils/pin_memory.py of torch 2.13).

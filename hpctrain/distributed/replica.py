@@ -107,7 +107,7 @@ def replicate(model: nn.Module, world: World, parallel: Parallel) -> nn.Module:
         if parallel.gradient_compression != "none":
             _compress(replica, parallel.gradient_compression)
     if world.device.type == "cuda" and world.backend == "gloo":
-        replica.register_forward_hook(_raise_errors_of_gpu)
+        replica.register_forward_hook(_wait_for_forward_pass)
     return replica
 
 
@@ -131,12 +131,12 @@ def _compress(replica: DistributedDataParallel, gradient_format: str) -> None:
     replica.register_comm_hook(None, hooks[gradient_format])
 
 
-def _raise_errors_of_gpu(*_: object) -> None:
-    """Raise the error of a fault in the forward pass, before gloo's threads meet it: they end the process.
+def _wait_for_forward_pass(*_: object) -> None:
+    """Wait for the forward pass, so that its errors are raised here and not in gloo's threads.
 
-    They copy gradients to page-locked memory, and free it after an error, which CUDA refuses in a destructor
-    (`hpctrain.attempt.lost_gpu`; torch 2.13, torch/csrc/distributed/c10d/ProcessGroupGlooCuda.cpp). The wait costs
-    little: gloo's host waits for the GPU in each exchange anyway.
+    gloo's threads copy gradients to page-locked memory. After a GPU error they free it in a destructor, which ends the
+    process (`hpctrain.attempt.lost_gpu`; torch 2.13, torch/csrc/distributed/c10d/ProcessGroupGlooCuda.cpp). The wait
+    costs little, because gloo waits for the GPU in each exchange anyway.
     """
     torch.cuda.current_stream().synchronize()
 

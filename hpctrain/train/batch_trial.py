@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from hpctrain.attempt.gpu_errors import GPU_OUT_OF_MEMORY
-from hpctrain.attempt.lost_gpu import closing_unless_lost, error_of_gpu, keep_if_lost
+from hpctrain.attempt.lost_gpu import closing_unless_lost, retain_if_gpu_lost, with_cuda_message
 from hpctrain.checkpoint.host_memory import available_memory_bytes
 from hpctrain.cluster.cpus import cpu_threads
 from hpctrain.cluster.environment import ClusterEnvironment
@@ -69,9 +69,9 @@ def main(arguments: list[str]) -> int:
         except HpctrainError as error:
             found = {"error": str(error), "exit_code": int(error.exit_code)}
         except Exception as error:
-            if keep_if_lost(error):
+            if retain_if_gpu_lost(error):
                 # Python's own exit would free what the GPU has used, and die of a signal, as if memory were short
-                traceback.print_exception(error_of_gpu(error))
+                traceback.print_exception(with_cuda_message(error))
                 flush_output()
                 os._exit(ExitCode.FAILED)
             raise

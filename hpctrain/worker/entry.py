@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
-from hpctrain.attempt.lost_gpu import error_of_gpu, keep_if_lost
+from hpctrain.attempt.lost_gpu import retain_if_gpu_lost, with_cuda_message
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.root import Config
 from hpctrain.distributed.stop_request import HANDLED, StopRequest
@@ -97,7 +97,7 @@ def _run(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -> int:
             reason = run_attempt(rank, make_directory)
     except SupersededError as error:
         log.warning("%s", error)
-        _take(rank, error)
+        _hand_to_program(rank, error)
         rank.write_exit_record(Reason.INTERRUPTED, error)
         rank.leave_world()
         return _exit_code(rank, ExitCode.INTERRUPTED)
@@ -106,7 +106,7 @@ def _run(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -> int:
             return error.exit_code  # rank zero prints the error for all
         return _fail(rank, error)
     except KeyboardInterrupt as error:
-        _take(rank, error)
+        _hand_to_program(rank, error)
         rank.write_exit_record(Reason.INTERRUPTED, error)
         rank.leave_world()
         rank.close_attempt(Reason.INTERRUPTED, "a second Ctrl-C")
@@ -147,16 +147,16 @@ def _imports_frozen() -> Iterator[None]:
         gc.enable()
 
 
-def _take(rank: Rank, error: BaseException) -> None:
-    """Keep what a lost GPU has used, also after this function's callers return, and give the program its error."""
-    keep_if_lost(error, rank)
+def _hand_to_program(rank: Rank, error: BaseException) -> None:
+    """Pass the error to the user's program, and retain what the GPU has used if it is lost."""
+    retain_if_gpu_lost(error, rank)
     if rank.program is not None:
         rank.program.error = error
 
 
 def _fail(rank: Rank, error: BaseException) -> int:
-    error = error_of_gpu(error)
-    _take(rank, error)
+    error = with_cuda_message(error)
+    _hand_to_program(rank, error)
     found = classify(error, rank.environment.world_size)
     sizes = rank.environment.world_size, rank.environment.local_world_size
     hint = "" if found.peer else advice(error, rank.config, *sizes)

@@ -9,8 +9,8 @@ is this machine's noise. hpctrain runs with its defaults, so it also logs, measu
 logs as often, and takes part if it is installed; so does Accelerate.
 
 Times are medians over rounds with the span in brackets. A step is read over blocks between two saves, without the first
-block. `first step` is from the process's start. The processes share the compiler's cache, which a process fills that
-isn't measured. `peak` is what torch allocated on the GPU; on a CPU, the resident memory. A save by hand is torch.save,
+block. `first step` is from the process's start. An unmeasured process fills the compiler's cache first, and all share
+it. `peak` is what torch allocated on the GPU; on a CPU, the resident memory. A save by hand is torch.save,
 without fsync; that of hpctrain is the time for which training waits, while the rest is written in the background, which
 isn't part of a step here either. hpctrain's first save may also wait for page-locked memory. `x` is the median of each
 round's ratio to `by hand`. MFU is of the GPU's dense peak in bf16, `-` if that isn't known.

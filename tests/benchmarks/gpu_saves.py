@@ -3,11 +3,10 @@
     python tests/benchmarks/gpu_saves.py [--model gpt2] [--steps 20] [--folder FOLDER] [--json]
     python tests/benchmarks/gpu_saves.py --device cpu --tiny          # tries the program itself, with a toy
 
-With AdamW, a save of gpt2 has 1.5 GB and one of gpt2-medium has 4.3 GB. `copy` is the shortest of some copies of as
-many bytes into one page-locked block. `stall` is the time for which training waits in a save, by
-save; the first one also waits for memory that isn't page-locked yet. `locked` is how long page-locking took in the
-background after the first step. `step, writing` is a step while the checkpoint is being written. torch.save is timed
-with training waiting for it, without fsync. `memory` is the page-locked memory per byte of the copies.
+With AdamW, a save of gpt2 has 1.5 GB and one of gpt2-medium has 4.3 GB. `copy` is the shortest time to copy as many
+bytes into one page-locked block. `stall` is how long training waits in each save, without page-locking. `page-locked
+in` is how long the caller waits for page-locking after the first step. `writing` is a step while a checkpoint is being
+written. `memory` is the page-locked memory divided by the bytes copied. `torch.save` is timed without fsync.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ SAVES = 3
 GB = 1e9
 
 
-class Saved:
+class SaveTrial:
     """A model with an optimizer, on a device, and its saver."""
 
     def __init__(self, model: str, options: argparse.Namespace, folder: Path) -> None:
@@ -65,7 +64,7 @@ class Saved:
         devices = [self.device] if self.device.type == "cuda" else []
         return LiveState(self.model, self.optimizer, head=head, rng=[rng_state(devices)])
 
-    def step_s(self) -> float:
+    def time_step(self) -> float:
         """Train a step, and wait for the GPU."""
         begin = time.perf_counter()
         with torch.autocast(self.device.type, dtype=torch.bfloat16):
@@ -80,7 +79,7 @@ class Saved:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
-    def copy_s(self, size: int) -> float:
+    def time_copy(self, size: int) -> float:
         """The shortest time of a copy of so many bytes into page-locked memory."""
         on_gpu = self.device.type == "cuda"
         source = torch.zeros(size, dtype=torch.uint8, device=self.device)
@@ -94,7 +93,7 @@ class Saved:
             times.append(time.perf_counter() - begin)
         return min(times)
 
-    def torch_save_s(self) -> float:
+    def time_torch_save(self) -> float:
         begin = time.perf_counter()
         states = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         torch.save(states, self.folder / "saved.pt")
@@ -104,32 +103,32 @@ class Saved:
 
 
 def measure(model: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    saved = Saved(model, options, folder)
-    saver = saved.saver
-    saver.lock_ahead(saved.state(0))
-    saved.step_s()
+    trial = SaveTrial(model, options, folder)
+    saver = trial.saver
+    saver.lock_ahead(trial.state(0))
+    trial.time_step()
     begin = time.perf_counter()
     saver._page_locked.wait_until_locked()
     locked_s = time.perf_counter() - begin
     # before anything else takes page-locked memory from torch's allocator, which keeps what it has had
     reserved = torch.cuda.host_memory_stats().get("allocated_bytes.current", 0) if options.device == "cuda" else 0
-    alone = [saved.step_s() for _ in range(options.steps)]
+    alone = [trial.time_step() for _ in range(options.steps)]
     stalls, writing, written = [], [], []
     for step in range(1, SAVES + 1):
-        saved.synchronize()
+        trial.synchronize()
         begin = time.perf_counter()
-        saver.save(saved.state(step), wait=False)
+        saver.save(trial.state(step), wait=False)
         stalls.append(saver.stall_s)
         while saver.busy and len(writing) < 200:
-            writing.append(saved.step_s())
+            writing.append(trial.time_step())
         saver.finish()
         written.append(time.perf_counter() - begin)
-        shutil.rmtree(saved.run.checkpoint(step))
+        shutil.rmtree(trial.run.checkpoint(step))
     buffers = saver._buffers
     tensors = [tensor for tensor in iterate_tensors((buffers.model, buffers.optimizer)) if tensor.numel() > 1]
     size = sum(tensor.nbytes for tensor in tensors)
-    saving = saved.torch_save_s()
-    copy_s = saved.copy_s(size)
+    saving = trial.time_torch_save()
+    copy_s = trial.time_copy(size)
     return {
         "gb": size / GB,
         "tensors": len(tensors),
@@ -153,7 +152,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--tiny", action="store_true", help="a toy in place of the model")
     parser.add_argument("--folder", type=Path, help="for saves, on the file system to measure")
-    parser.add_argument("--json", action="store_true", help="print a line of JSON per model")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         found = measure(options.model, options, Path(folder))

@@ -36,6 +36,7 @@ def test_it_says_what_its_arguments_are(tmp_path):
     done = subprocess.run(["bash", TESTS / "gpu" / "run"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "bash tests/gpu/run OUT [--device cuda|cpu] [--minutes 9] [--only PHASE,...] [--tiny]" in done.stderr
+    assert "expected the folder OUT as the first argument, got ''; type: bash tests/gpu/run OUT" in done.stderr
     process = start(tmp_path / "out", "--only", "smokes")
     assert "there is no phase smokes; the phases are machine, smoke, " in process.communicate(timeout=60)[0]
     assert process.returncode == 2
@@ -44,6 +45,7 @@ def test_it_says_what_its_arguments_are(tmp_path):
 def test_ended_in_its_middle_it_prints_a_table_and_leaves_no_process(tmp_path):
     process = start(tmp_path / "out", "--only", "core,machine,smoke", "--minutes", "2.6")
     next(line for line in process.stdout if line.startswith("machine: "))
+    time.sleep(0.5)  # the next phase begins
     os.kill(process.pid, signal.SIGTERM)
     printed = process.communicate(timeout=60)[0]
     assert process.returncode == 128 + signal.SIGTERM

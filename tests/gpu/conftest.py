@@ -38,7 +38,7 @@ from hpctrain.train.profiling.device_syncs import MESSAGE, NOTICE
 TESTS = Path(__file__).parents[1]
 PROGRAMS = (TESTS / "gpu" / "programs", TESTS / "multiprocess" / "programs")
 DEVICE_VARIABLE = "HPCTRAIN_GPU_TESTS_DEVICE"
-FAILURES = "HPCTRAIN_GPU_TESTS_FAILURES"
+FAILURES_VARIABLE = "HPCTRAIN_GPU_TESTS_FAILURES"
 """Variable with a file, to which a line of JSON is added for each failure."""
 ON_CPU = os.environ.get(DEVICE_VARIABLE, "cuda") == "cpu"
 NO_CUDA = f"no CUDA on this machine, and {DEVICE_VARIABLE} is not cpu: nothing of tests/gpu was run"
@@ -64,7 +64,7 @@ def pytest_collection_modifyitems(items):
     """Put the longest files of this folder first, and on the CPU skip what needs CUDA."""
     own = [item for item in items if item.path.parent == TESTS / "gpu"]
     places = [place for place, item in enumerate(items) if item.path.parent == TESTS / "gpu"]
-    for place, item in zip(places, sorted(own, key=turn_of), strict=True):
+    for place, item in zip(places, sorted(own, key=run_order), strict=True):
         items[place] = item
         if item.get_closest_marker("apart"):
             item.add_marker(pytest.mark.xdist_group(f"test {place}"))
@@ -73,7 +73,7 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(f"needs CUDA: {needs.args[0]}"))
 
 
-def turn_of(item):
+def run_order(item):
     name = item.path.name
     file = LONGEST_FIRST.index(name) if name in LONGEST_FIRST else len(LONGEST_FIRST)
     return item.get_closest_marker("slow") is None, file
@@ -81,8 +81,8 @@ def turn_of(item):
 
 def pytest_runtest_logreport(report):
     """Write each failure at once, if asked: the time on a GPU may be over before pytest prints it."""
-    if report.failed and FAILURES in os.environ and "PYTEST_XDIST_WORKER" not in os.environ:
-        with Path(os.environ[FAILURES]).open("a") as lines:
+    if report.failed and FAILURES_VARIABLE in os.environ and "PYTEST_XDIST_WORKER" not in os.environ:
+        with Path(os.environ[FAILURES_VARIABLE]).open("a") as lines:
             lines.write(json.dumps({"test": report.nodeid, "text": report.longreprtext}) + "\n")
 
 

@@ -1,6 +1,4 @@
-"""The phases of tests/gpu/run: commands of hpctrain, tests and benchmarks on one GPU, each result written at once.
-
-    python tests/gpu/phases.py OUT [--device cuda|cpu] [--minutes 9] [--only PHASE,...] [--tiny]
+"""The phases of tests/gpu/run: trials, tests and benchmarks of hpctrain on one GPU, each result written at once.
 
 Only Python's standard library is imported here, so that a broken torch is a result like any other. A phase that can't
 end in the time that is left is skipped. SIGTERM ends the commands, and the table of what is known is printed.
@@ -31,14 +29,14 @@ PROGRAMS = (REPOSITORY / "tests" / "gpu" / "programs", REPOSITORY / "tests" / "m
 TINY_TESTS = ("test_measured.py", "test_numerics.py", "test_own_process.py", "test_refusals.py", "test_exact_resume.py")
 """With --tiny; all of tests/gpu would take a quarter of an hour on two cores."""
 EXACT = [REPOSITORY / "tests" / "gpu" / name for name in ("test_exact_resume.py", "test_interrupted.py")]
-PROGRAMS_OF_CONTENDERS = REPOSITORY / "tests" / "benchmarks" / "contenders"
-MOST_LOG_BYTES = 15_000_000
-LOGGED_BYTES = 60_000
+CONTENDERS_DIR = REPOSITORY / "tests" / "benchmarks" / "contenders"
+MAX_LOG_BYTES = 15_000_000
+MAX_OUTPUT_BYTES = 60_000
 """Of one command: its last output."""
-TO_END_S = 8.0
+INTERRUPT_GRACE_S = 8.0
 """Seconds for tests that are interrupted to print what failed."""
-ON_CPU = 2
-"""By what a phase may take longer on a CPU, which may be busy with other things."""
+CPU_TIME_FACTOR = 2
+"""Phases may take so many times as long on a CPU, which may be busy with other things."""
 FINISHED, FAILED, INTERRUPTED = 0, 1, 4
 
 
@@ -67,9 +65,9 @@ class Result:
     @property
     def line(self) -> str:
         """A row of the table."""
-        verdict = {True: "ok", False: "FAILED", None: "-"}[self.ok]
+        status = {True: "ok", False: "FAILED", None: "-"}[self.ok]
         value = "" if self.value is None else f"{self.value:.4g} {self.unit}".strip()
-        row = f"{self.phase:<10} {self.name:<34} {verdict:<6} {value:>16} {self.seconds:>6.1f} s  {self.detail}"
+        row = f"{self.phase:<10} {self.name:<34} {status:<6} {value:>16} {self.seconds:>6.1f} s  {self.detail}"
         return row.rstrip()
 
 
@@ -97,9 +95,9 @@ class Results:
 
     def log(self, title: str, output: bytes) -> None:
         """Keep the end of a command's output."""
-        text = f"\n==== {title}\n".encode() + output[-LOGGED_BYTES:]
+        text = f"\n==== {title}\n".encode() + output[-MAX_OUTPUT_BYTES:]
         with self._lock:
-            if self._logged + len(text) <= MOST_LOG_BYTES:
+            if self._logged + len(text) <= MAX_LOG_BYTES:
                 self._logged += len(text)
                 self._log.write(text)
                 self._log.flush()
@@ -121,7 +119,7 @@ class Results:
 
 
 @dataclass(frozen=True)
-class Ended:
+class CommandResult:
     """A command that ended: its exit code, None if it was killed at its limit, and its output."""
 
     code: int | None
@@ -150,15 +148,15 @@ class Commands:
         return self.ends_at - time.monotonic()
 
     def run(
-        self, title: str, words: Sequence[str | Path], *, folder: Path, asked_to_end: bool = False, **variables: str
-    ) -> Ended:
+        self, title: str, words: Sequence[str | Path], *, folder: Path, interrupt_first: bool = False, **variables: str
+    ) -> CommandResult:
         """Run a command until it ends, or the phase does.
 
         Args:
             title: for the log.
             words: of the command.
             folder: in which it runs.
-            asked_to_end: whether SIGINT comes some seconds before SIGKILL.
+            interrupt_first: whether SIGINT comes some seconds before SIGKILL.
             variables: of its environment.
         """
         begin = time.monotonic()
@@ -176,18 +174,18 @@ class Commands:
         self._groups.add(process.pid)
         code = None
         try:
-            code = process.wait(max(self.left_s - (TO_END_S if asked_to_end else 0), 0.1))
+            code = process.wait(max(self.left_s - (INTERRUPT_GRACE_S if interrupt_first else 0), 0.1))
         except subprocess.TimeoutExpired:
-            if asked_to_end:
+            if interrupt_first:
                 _signal_group(process.pid, signal.SIGINT)
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(TO_END_S)
+                    process.wait(INTERRUPT_GRACE_S)
         _signal_group(process.pid, signal.SIGKILL)
         process.wait()
         self._groups.discard(process.pid)
         written = output.read_bytes()
         self._results.log(f"{title}: exit code {code}: {' '.join(map(str, words))}", written)
-        return Ended(code, written.decode(errors="replace"), time.monotonic() - begin)
+        return CommandResult(code, written.decode(errors="replace"), time.monotonic() - begin)
 
     def new_folder(self) -> Path:
         return Path(tempfile.mkdtemp(dir=self.folder))
@@ -269,7 +267,7 @@ class Session:
     def on_gpu(self) -> bool:
         return self.device == "cuda"
 
-    def add(self, name: str, ended: Ended | None = None, **fields: object) -> None:
+    def add(self, name: str, ended: CommandResult | None = None, **fields: object) -> None:
         seconds = 0.0 if ended is None else ended.seconds
         self.results.add(Result(phase=self.phase, name=name, seconds=round(seconds, 1), **fields))  # type: ignore[arg-type]
 
@@ -327,7 +325,7 @@ def _try_case(session: Session, name: str, case: Case) -> None:
         problems.append(f"{case.metric} is not above {case.bound}: {values[-1:]}")
     session.add(
         name,
-        Ended(None, "", time.monotonic() - begin),
+        CommandResult(None, "", time.monotonic() - begin),
         value=values[-1] if values else None,
         unit=case.metric.partition("/")[2],
         ok=not problems,
@@ -360,7 +358,7 @@ def _pytest(session: Session, name: str, selection: str, files: Sequence[Path]) 
             *("--timeout=150", f"--basetemp={folder / 'tests'}"),
         ],
         folder=folder,
-        asked_to_end=True,
+        interrupt_first=True,
         HPCTRAIN_GPU_TESTS_DEVICE=session.device,
         HPCTRAIN_GPU_TESTS_FAILURES=str(folder / "failures"),
     )
@@ -410,19 +408,19 @@ def gpt2(session: Session) -> None:
     _compare(session, compiled=False)
     # compiling takes most of a minute: at the same time for all, before any of them is measured
     with ThreadPoolExecutor(len(CONTENDERS)) as pool:
-        for program in _compiling(session).values():
+        for program in _compiled_contenders(session).values():
             pool.submit(_run_contender, session, "compiling", program, "gpt2", steps=2, compiled=True)
     _compare(session, compiled=True)
 
 
 def _compare(session: Session, *, compiled: bool) -> None:
     base = None
-    for name, program in (_compiling(session) if compiled else CONTENDERS).items():
+    for name, program in (_compiled_contenders(session) if compiled else CONTENDERS).items():
         found = _train(session, f"{name}{', compiled' * compiled}", program, "gpt2", compiled=compiled, base=base)
         base = found if base is None else base
 
 
-def _compiling(session: Session) -> dict[str, str]:
+def _compiled_contenders(session: Session) -> dict[str, str]:
     """The contenders that compile: on a CPU only some, since each takes many seconds of a core."""
     return {name: CONTENDERS[name] for name in ("by hand", "hpctrain")} if session.tiny else CONTENDERS
 
@@ -486,13 +484,13 @@ def _train(
 
 def _run_contender(
     session: Session, title: str, program: str, model: str, *, steps: int, compiled: bool, overrides: str = ""
-) -> tuple[Ended, dict[str, float] | None]:
+) -> tuple[CommandResult, dict[str, float] | None]:
     """Train without saves, which have a phase of their own; return the readings, None if there are none."""
     folder = session.commands.new_folder()
     report = folder / "report.json"
     ended = session.commands.run(
         title,
-        [sys.executable, PROGRAMS_OF_CONTENDERS / f"{program}.py"],
+        [sys.executable, CONTENDERS_DIR / f"{program}.py"],
         folder=folder,
         MODEL=model,
         TINY=str(int(session.tiny)),
@@ -554,7 +552,7 @@ PHASES = {
 
 def run_phases(session: Session, names: Sequence[str], ends_at: float) -> None:
     """Run phases in turn; one may take longer than its limit where the later ones keep theirs."""
-    limits = {name: PHASES[name].limit_s * (1 if session.on_gpu else ON_CPU) for name in names}
+    limits = {name: PHASES[name].limit_s * (1 if session.on_gpu else CPU_TIME_FACTOR) for name in names}
     for place, name in enumerate(names):
         begin = time.monotonic()
         left_s = max(ends_at - begin, 0)
@@ -572,7 +570,7 @@ def run_phases(session: Session, names: Sequence[str], ends_at: float) -> None:
 
 
 @contextlib.contextmanager
-def _context_held(session: Session, folder: Path):  # type: ignore[no-untyped-def]  # a context manager
+def _driver_kept_loaded(session: Session, folder: Path):  # type: ignore[no-untyped-def]  # a context manager
     """Keep the driver from unloading what each process would wait for again: a process holds a context meanwhile."""
     if not session.on_gpu:
         yield
@@ -595,12 +593,17 @@ def _json_lines_of(file: Path) -> list[dict]:  # type: ignore[type-arg]  # of an
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="bash tests/gpu/run", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        usage="bash tests/gpu/run OUT [--device cuda|cpu] [--minutes 9] [--only PHASE,...] [--tiny]",
+        description="Run trials, tests and benchmarks of hpctrain on one GPU; each result is written at once.",
+    )
     parser.add_argument("out", type=Path, metavar="OUT", help="folder for results.jsonl, table.txt and log.txt")
-    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu tries the program itself")
-    parser.add_argument("--minutes", type=float, default=9, help="a phase that could take longer is skipped")
-    parser.add_argument("--only", default=",".join(PHASES), help="phases: %(default)s")
-    parser.add_argument("--tiny", action="store_true", help="toys in place of the models")
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: a rehearsal without a GPU")
+    parser.add_argument(
+        "--minutes", type=float, default=9, help="a phase that may not end in the time left is skipped (%(default)s)"
+    )
+    parser.add_argument("--only", default=",".join(PHASES), help="phases, in this order: %(default)s")
+    parser.add_argument("--tiny", action="store_true", help="small models, and fewer tests")
     options = parser.parse_args()
     names = options.only.split(",")
     if unknown := [name for name in names if name not in PHASES]:
@@ -621,7 +624,7 @@ def main() -> int:
 
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, stop)
-        with _context_held(session, Path(folder)):
+        with _driver_kept_loaded(session, Path(folder)):
             run_phases(session, names, ends_at)
     results.print_table()
     return FAILED if any(result.ok is False for result in results.all) else FINISHED

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpctrain.attempt.lost_gpu import keep_if_lost
+from hpctrain.attempt.lost_gpu import retain_if_gpu_lost
 
 Array = NDArray[Any]
 
@@ -46,7 +46,7 @@ class HostArray:
             try:
                 self._event.synchronize()
             except RuntimeError as error:
-                keep_if_lost(error, self)
+                retain_if_gpu_lost(error, self)
                 raise
             self._event = None
             # free the page-locked memory at once: encoding takes long enough for the GPU to be lost meanwhile

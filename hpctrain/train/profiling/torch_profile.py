@@ -62,8 +62,8 @@ class TorchProfile:
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._device.type == "cuda" else [])]
         profiler = profile(activities=activities, record_shapes=True)
         with warnings.catch_warnings():
-            # torch 2.11 warns at the first trace of a process that a second cycle would clear it; there is one cycle,
-            # and with acc_events=True, the way out that the warning names, stop() would parse every event
+            # torch 2.11 warns that events are cleared between cycles; this profiler has one cycle. acc_events=True,
+            # which the warning suggests, would make stop() parse every event
             warnings.filterwarnings("ignore", "Warning: Profiler clears events")
             profiler.start()
         return profiler

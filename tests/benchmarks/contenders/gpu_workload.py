@@ -103,10 +103,11 @@ class GpuWorkload:
     """A model, its samples and its loss, and a clock that each update by an optimizer reads.
 
     Environment: MODEL is a name in `KINDS`; TINY=1 is a toy of it; COMPILED=1 compiles; DEVICE is `cuda` or `cpu`;
-    STEPS is how many steps are done; BLOCK is after how many a save follows; REPORT is where the readings go.
+    STEPS is the number of steps; a save follows every BLOCK steps, and BLOCK=STEPS saves nothing; REPORT is where the
+    readings go.
 
     The readings of a block begin after the save that precedes it, and end before its own: a save isn't part of a step.
-    Each reading waits for the GPU. With a single block nothing is saved, and the last update ends the process.
+    Each reading waits for the GPU. If nothing is saved, the last update ends the process.
     """
 
     def __init__(self) -> None:

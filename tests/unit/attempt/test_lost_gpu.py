@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hpctrain.attempt import lost_gpu
-from hpctrain.attempt.lost_gpu import closing_unless_lost, error_of_gpu, has_lost_gpu, keep_if_lost
+from hpctrain.attempt.lost_gpu import closing_unless_lost, has_lost_gpu, retain_if_gpu_lost, with_cuda_message
 from hpctrain.run.reason import Reason
 from hpctrain.worker.classification import Classification, classify
 
@@ -52,9 +52,9 @@ class Tensor:
     ],
 )
 def test_these_errors_show_that_the_gpu_is_lost(error):
-    assert keep_if_lost(error)
+    assert retain_if_gpu_lost(error)
     assert has_lost_gpu()
-    assert keep_if_lost(ValueError("later")), "it stays lost"
+    assert retain_if_gpu_lost(ValueError("later")), "it stays lost"
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_these_errors_show_that_the_gpu_is_lost(error):
 )
 def test_after_these_errors_the_gpu_still_answers(error, device):
     for _ in "once without a GPU, and once with one":
-        assert not keep_if_lost(error)
+        assert not retain_if_gpu_lost(error)
         device()
     assert not has_lost_gpu()
 
@@ -78,21 +78,21 @@ def test_after_these_errors_the_gpu_still_answers(error, device):
 @pytest.mark.parametrize("error", [OF_LIBRARY, ValueError("no luck"), KeyboardInterrupt()])
 def test_a_gpu_that_does_not_answer_is_lost_whatever_the_error(error, device):
     device(torch.AcceleratorError("CUDA error: the launch timed out and was terminated"))
-    assert keep_if_lost(error)
+    assert retain_if_gpu_lost(error)
 
 
 def test_what_a_library_noticed_is_named_as_cuda_names_it(device):
     noticed = RuntimeError("GET was unable to find an engine to execute this computation")
     device(LOST)
-    named = error_of_gpu(noticed)
+    named = with_cuda_message(noticed)
     assert str(named) == f"CUDA error: device-side assert triggered; noticed by RuntimeError: {noticed}"
     assert named.__cause__ is noticed
     assert classify(named, world_size=1) == Classification(Reason.FAILED)
     device(torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered"))
-    assert classify(error_of_gpu(OF_LIBRARY), world_size=1) == Classification(Reason.INFRASTRUCTURE)
-    assert error_of_gpu(LOST) is LOST
+    assert classify(with_cuda_message(OF_LIBRARY), world_size=1) == Classification(Reason.INFRASTRUCTURE)
+    assert with_cuda_message(LOST) is LOST
     device()
-    assert error_of_gpu(noticed) is noticed
+    assert with_cuda_message(noticed) is noticed
 
 
 def failed(error, *, holding):
@@ -111,7 +111,7 @@ def test_what_the_error_holds_and_what_is_named_is_never_freed():
     in_frame, named = Tensor(), Tensor()
     alive = weakref.WeakSet([in_frame, named])
     error = failed(torch.AcceleratorError(str(LOST)), holding=in_frame)
-    assert keep_if_lost(error, named)
+    assert retain_if_gpu_lost(error, named)
     del in_frame, named, error
     gc.collect()
     assert len(alive) == 2
@@ -121,7 +121,7 @@ def test_what_another_error_holds_is_freed():
     in_frame, named = Tensor(), Tensor()
     alive = weakref.WeakSet([in_frame, named])
     error = failed(ValueError("no luck"), holding=in_frame)
-    assert not keep_if_lost(error, named)
+    assert not retain_if_gpu_lost(error, named)
     del in_frame, named, error
     gc.collect()
     assert not alive

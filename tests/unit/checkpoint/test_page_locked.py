@@ -34,7 +34,7 @@ BLOCK = 256 * MIB
     ],
 )
 def test_tensors_share_blocks_of_powers_of_two(sizes, blocks):
-    assert [(block.size, list(block.places)) for block in plan_blocks(sizes)] == blocks
+    assert [(block.num_bytes, list(block.tensor_bytes)) for block in plan_blocks(sizes)] == blocks
 
 
 def test_the_copy_of_gpt_2_takes_hardly_more_than_its_tensors():
@@ -45,9 +45,9 @@ def test_the_copy_of_gpt_2_takes_hardly_more_than_its_tensors():
     sizes = [4 * count for count in weights for _ in range(3)]
     blocks = plan_blocks(sizes)
     assert sum(weights) == 124_439_808
-    assert sorted(count for block in blocks for count in block.places) == sorted(sizes)
-    assert sum(block.size for block in blocks) < 1.01 * sum(sizes)
-    assert max(block.size for block in blocks) == BLOCK
+    assert sorted(count for block in blocks for count in block.tensor_bytes) == sorted(sizes)
+    assert sum(block.num_bytes for block in blocks) < 1.01 * sum(sizes)
+    assert max(block.num_bytes for block in blocks) == BLOCK
 
 
 def test_it_is_locked_in_a_thread_and_taken_without_waiting(driver):

@@ -16,7 +16,7 @@ from hpctrain.data.loader import TrainLoader
 from hpctrain.data.order import ShuffledOrder
 from hpctrain.data.plan import BatchPlan
 from hpctrain.data.tensors import TensorBatches
-from hpctrain.data.transfer import CopiedBatches, MoveOnDemand, one_ahead, transfer_batches
+from hpctrain.data.transfer import MoveOnDemand, PendingCopies, one_ahead, transfer_batches
 from hpctrain.data.workers import Workers
 from hpctrain.errors import TaskError
 
@@ -150,7 +150,7 @@ class Memory:
 
 
 def test_a_batch_is_kept_until_its_copy_is_done() -> None:
-    stream, copied = Copying(), CopiedBatches()
+    stream, copied = Copying(), PendingCopies()
     alive = weakref.WeakSet[Memory]()
 
     def copy_one() -> None:
