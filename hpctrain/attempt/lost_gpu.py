@@ -79,7 +79,9 @@ def with_cuda_message(error: BaseException) -> BaseException:
 
 
 def _shows_loss(error: BaseException) -> bool:
-    return _names_loss(error) or bool(_gpu_report())
+    # a text alone may be quoted, or be about a GPU that was only busy: what is lost repeats its error
+    is_fault = type(error).__name__ == "AcceleratorError" and DEVICE_CODE_ERROR.search(error_text(error))
+    return bool(is_fault or _gpu_report())
 
 
 def _names_loss(error: BaseException) -> bool:

@@ -138,7 +138,7 @@ class PageLockedMemory:
         """
         ready = Counter({count: len(tensors) for count, tensors in self._ready.items()})
         missing = (Counter(sizes) - ready).elements()
-        if self._stopped or self._has_failed:
+        if self._is_closed():
             return sum(missing)
         return sum(block.num_bytes for block in plan_blocks(missing))
 
@@ -151,7 +151,7 @@ class PageLockedMemory:
         """
         missing = Counter(sizes) - self._requested
         self._requested += missing
-        if not missing or self._stopped or self._has_failed:
+        if not missing or self._is_closed():
             return
         for count in missing:
             self._ready.setdefault(count, [])
@@ -212,9 +212,12 @@ class PageLockedMemory:
             # processes: leave them half of the time, unless training waits for this thread anyway
             self._caller_waits.wait(self._clock() - begin)
 
+    def _is_closed(self) -> bool:
+        return self._stopped or self._has_failed
+
     def _try_lock(self, block: Block) -> list[Tensor]:
         """Lock a block, and return a tensor for each of its sizes; none if locking fails."""
-        if self._stopped or self._has_failed:
+        if self._is_closed():
             return []
         try:
             memory = self._lock(block.num_bytes)
@@ -229,6 +232,8 @@ class PageLockedMemory:
                 scaled(block.num_bytes, "B"),
                 reason,
             )
+            return []
+        if self._is_closed():  # meanwhile: nothing is taken from it any more
             return []
         self._block_sizes.append(block.num_bytes)
         ends = accumulate(map(_aligned, block.tensor_bytes), initial=0)

@@ -38,6 +38,8 @@ COMMANDS = (
 """The commands; each is a module of this package."""
 TRAINING = ("doctor", "drill", "fit-batch", "resume")
 """Commands that run or look up a task, which may be a module in the working directory."""
+WRITING_THREAD = "checkpoint"
+"""The name of the thread that writes a checkpoint (`hpctrain.checkpoint.saver`)."""
 PROGRAMS = ("python", "python3", "bash", "sh", "torchrun", "accelerate", "deepspeed")
 """Programs that a user may type as a first word, instead of after `run --`."""
 
@@ -55,25 +57,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:  # the streams of a program that calls this are its own
         guard_output()
     code = _run(list(sys.argv[1:] if arguments is None else arguments))
-    if arguments is None and code != ExitCode.FINISHED:
+    if arguments is None:
         _skip_python_exit(code)
     return code
 
 
 def _skip_python_exit(code: int) -> None:
     """End the process by os._exit after a second Ctrl-C, or once its GPU is lost; otherwise do nothing."""
-    from hpctrain.attempt.lost_gpu import has_lost_gpu
-
-    other_threads = [each for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]
+    threads = [each for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]
+    lost_gpu = sys.modules.get("hpctrain.attempt.lost_gpu")
+    is_lost = lost_gpu is not None and lost_gpu.has_lost_gpu()
     # after a second Ctrl-C, a thread may still be writing a checkpoint: Python would wait for it
     is_urgent = code == ExitCode.INTERRUPTED
-    if not (has_lost_gpu() or (is_urgent and other_threads)):
+    if not (is_lost or (is_urgent and threads)):
         return
     from hpctrain.worker.entry import end_process
 
     with contextlib.suppress(KeyboardInterrupt):
-        for thread in () if is_urgent else other_threads:
-            thread.join()
+        for thread in threads:
+            # those of a task's own pool would never end
+            if thread.name == WRITING_THREAD and not is_urgent:
+                thread.join()
     end_process(code)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import re
@@ -72,13 +73,18 @@ def _none_or_unknown(root: Path) -> int | None:
 def _count_by_smi(program: str) -> int | None:
     """Count the GPUs that nvidia-smi lists; None if it doesn't answer in time."""
     try:
-        done = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=SMI_TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired:
-        return None
+        process = subprocess.Popen([program, "-L"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     except OSError:
         return 0
+    try:
+        printed, _ = process.communicate(timeout=SMI_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a driver that is stuck may keep it for ever
+            process.communicate(timeout=1)
+        return None
     # it fails on a node without a driver; the lines of MIG devices are indented
-    return 0 if done.returncode else sum(line.startswith("GPU ") for line in done.stdout.splitlines())
+    return 0 if process.returncode else sum(line.startswith("GPU ") for line in printed.splitlines())
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -40,7 +41,8 @@ class MicroBatch(NamedTuple):
 def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
     """Replace every tensor of a batch.
 
-    Descends into mappings, tuples (named ones too), lists and dataclasses; anything else is returned unchanged.
+    Descends into mappings, tuples (named ones too), lists and dataclasses, which are copied without a call of
+    `__init__` and `__post_init__`; anything else is returned unchanged.
     """
     if isinstance(batch, Tensor):
         return function(batch)
@@ -51,8 +53,11 @@ def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
     if isinstance(batch, (tuple, list)):
         return type(batch)(map_tensors(function, value) for value in batch)
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        fields = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch) if field.init}
-        return dataclasses.replace(batch, **{name: map_tensors(function, value) for name, value in fields.items()})
+        # without __init__: a batch is copied several times on its way, and __post_init__ may change its tensors
+        mapped = copy.copy(batch)
+        for field in dataclasses.fields(batch):
+            object.__setattr__(mapped, field.name, map_tensors(function, getattr(batch, field.name)))
+        return mapped
     return batch
 
 

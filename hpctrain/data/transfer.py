@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import torch
+from torch import Tensor
 
-from hpctrain.data.micro_batch import map_tensors
+from hpctrain.data.micro_batch import iterate_tensors, map_tensors
 
 Item = TypeVar("Item")
 Move = Callable[[Any, torch.device], Any]
@@ -41,14 +43,14 @@ class PendingCopies:
     """
 
     def __init__(self) -> None:
-        self._batches: deque[tuple[Any, torch.cuda.Event]] = deque()
+        self._sources: deque[tuple[object, torch.cuda.Event]] = deque()
 
-    def add(self, batch: Any, stream: torch.cuda.Stream) -> torch.cuda.Event:
-        """Keep a batch whose copy was begun in a stream, and drop the earlier ones whose copies are done.
+    def add(self, source: object, stream: torch.cuda.Stream) -> torch.cuda.Event:
+        """Keep what a stream has begun to copy, and drop earlier sources whose copies are done.
 
         Args:
-            batch: on the host.
-            stream: that copies it.
+            source: the host's tensors of a batch.
+            stream: that copies them.
 
         Returns:
             An event after the copy.
@@ -57,9 +59,9 @@ class PendingCopies:
             RuntimeError: the GPU reports an error.
         """
         done: torch.cuda.Event = stream.record_event()
-        self._batches.append((batch, done))
-        while self._batches and self._batches[0][1].query():  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            self._batches.popleft()
+        self._sources.append((source, done))
+        while self._sources and self._sources[0][1].query():  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            self._sources.popleft()
         return done
 
 
@@ -94,18 +96,19 @@ class CopyInBackground:
         """Begin to copy a batch."""
         if self._cloned is not None:
             self._copies.wait_event(self._cloned)
+        source = _on_host(batch)
         with torch.cuda.stream(self._copies):
             device_batch = self._move(batch, self._device)
         # an event, since the stream goes on with the next batch before this one is asked for
-        return device_batch, self._pending.add(batch, self._copies)
+        return device_batch, self._pending.add(source, self._copies)
 
     def finish(self, begun: tuple[Any, torch.cuda.Event]) -> Any:
         """Return the copy, for use in the current stream."""
         device_batch, copied = begun
         computing = torch.cuda.current_stream(self._device)
         computing.wait_event(copied)
-        batch = map_tensors(lambda tensor: tensor.clone() if tensor.is_cuda else tensor, device_batch)
-        # the memory of what device_batch, and of all batches before it, may be written again after this event
+        batch = map_tensors(partial(_owned_by, computing), device_batch)
+        # the memory of device_batch, and of all batches before it, may be written again after this event
         self._cloned = computing.record_event()
         return batch
 
@@ -135,10 +138,27 @@ class MoveOnDemand:
 
     def finish(self, begun: Any) -> Any:
         """Move the batch."""
+        if self._device.type != "cuda":
+            return self._move(begun, self._device)
+        source = _on_host(begun)  # a task may move a batch in place
         batch = self._move(begun, self._device)
-        if self._device.type == "cuda":
-            self._pending.add(begun, torch.cuda.current_stream(self._device))
+        self._pending.add(source, torch.cuda.current_stream(self._device))
         return batch
+
+
+def _on_host(batch: Any) -> list[Tensor]:
+    return [tensor for tensor in iterate_tensors(batch) if not tensor.is_cuda]
+
+
+def _owned_by(stream: torch.cuda.Stream, tensor: Tensor) -> Tensor:
+    """Return a tensor whose memory other streams don't use again too early: a copy made in this stream."""
+    if not tensor.is_cuda:
+        return tensor
+    if type(tensor) is not Tensor:
+        # a copy may share a part of its memory, as that of a jagged nested tensor shares the offsets
+        tensor.record_stream(stream)
+        return tensor
+    return tensor.clone()
 
 
 def transfer_batches(batches: Iterable[Any], transfer: BatchTransfer, *, prefetch_one: bool) -> Iterator[Any]:

@@ -19,6 +19,9 @@ chooses algorithm and protocol by size, links and version, and each choice adds 
 GOLDEN = 0x9E3779B97F4A7C15
 """2^64 over the golden ratio: spreads consecutive ranks (SplitMix64, Steele et al. 2014)."""
 
+_searches = False
+"""Whether the last call of `set_determinism` had cuDNN search for its fastest algorithms."""
+
 
 def set_determinism(on: bool, environ: MutableMapping[str, str] = os.environ, *, cudnn_benchmark: bool = False) -> None:
     """Allow only deterministic algorithms, or restore torch's default; process-wide, before CUDA is initialised.
@@ -35,8 +38,9 @@ def set_determinism(on: bool, environ: MutableMapping[str, str] = os.environ, *,
         for name, value in DETERMINISM_VARIABLES.items():
             # a value that the user exported stays
             environ.setdefault(name, value)
-    # also if false: an earlier run of this process may have set it
-    torch.backends.cudnn.benchmark = cudnn_benchmark
+    global _searches  # noqa: PLW0603 - torch's setting is the process's, too
+    if on or cudnn_benchmark or _searches:  # what a task's own code sets stays
+        torch.backends.cudnn.benchmark = _searches = cudnn_benchmark
     # called only if needed: it imports torch's compiler
     if on or torch.are_deterministic_algorithms_enabled():
         torch.use_deterministic_algorithms(on)

@@ -131,14 +131,15 @@ def _compress(replica: DistributedDataParallel, gradient_format: str) -> None:
     replica.register_comm_hook(None, hooks[gradient_format])
 
 
-def _wait_for_forward_pass(*_: object) -> None:
+def _wait_for_forward_pass(replica: DistributedDataParallel, *_: object) -> None:
     """Wait for the forward pass, so that its errors are raised here and not in gloo's threads.
 
     gloo's threads copy gradients to page-locked memory. After a GPU error they free it in a destructor, which ends the
     process (`hpctrain.attempt.lost_gpu`; torch 2.13, torch/csrc/distributed/c10d/ProcessGroupGlooCuda.cpp). The wait
     costs little, because gloo waits for the GPU in each exchange anyway.
     """
-    torch.cuda.current_stream().synchronize()
+    if torch.is_grad_enabled() and replica.require_backward_grad_sync:
+        torch.cuda.current_stream().synchronize()
 
 
 @contextmanager

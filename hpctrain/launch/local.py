@@ -86,7 +86,7 @@ def _launch(run: RunPlan, program: HostProgram | None, quiet: Collection[Reason]
     if code.damage:
         return _refuse(run, attempt, code, notifier)
     kills = oom_kills()
-    # a process that has lost its GPU can't train another run of its sweep
+    # a process that has lost its GPU can't train another run of its sweep, and keeps its memory there until it ends
     if world_size == 1 and not run.is_program and (program is not None or not has_lost_gpu()):
         conclude = partial(_conclude, run, attempt, kills, notifier, quiet=quiet)
         # inside an allocation, or in a shell with leftover variables, the launched rank is still the only one

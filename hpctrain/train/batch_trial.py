@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from hpctrain.attempt.gpu_errors import GPU_OUT_OF_MEMORY
-from hpctrain.attempt.lost_gpu import closing_unless_lost, retain_if_gpu_lost, with_cuda_message
+from hpctrain.attempt.lost_gpu import closing_unless_lost, has_lost_gpu, retain_if_gpu_lost, with_cuda_message
 from hpctrain.checkpoint.host_memory import available_memory_bytes
 from hpctrain.cluster.cpus import cpu_threads
 from hpctrain.cluster.environment import ClusterEnvironment
@@ -76,6 +76,8 @@ def main(arguments: list[str]) -> int:
                 os._exit(ExitCode.FAILED)
             raise
     print(json.dumps(found), flush=True)  # noqa: T201 - to the command that started this process
+    if has_lost_gpu():
+        os._exit(0)
     return 0
 
 

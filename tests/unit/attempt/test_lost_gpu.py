@@ -48,7 +48,6 @@ class Tensor:
         LOST,
         torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
         torch.AcceleratorError("CUDA error: unspecified launch failure"),
-        torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered"),
     ],
 )
 def test_these_errors_show_that_the_gpu_is_lost(error):
@@ -61,6 +60,8 @@ def test_these_errors_show_that_the_gpu_is_lost(error):
     "error",
     [
         ValueError("CUDA error: device-side assert triggered, said a log"),
+        RuntimeError("CUDA error: device-side assert triggered, said a log"),
+        RuntimeError("CUDA unknown error - this may be due to an incorrectly set up environment"),
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
         torch.AcceleratorError("CUDA error: out of memory"),
         torch.AcceleratorError("CUDA error: invalid argument"),
@@ -75,7 +76,10 @@ def test_after_these_errors_the_gpu_still_answers(error, device):
     assert not has_lost_gpu()
 
 
-@pytest.mark.parametrize("error", [OF_LIBRARY, ValueError("no luck"), KeyboardInterrupt()])
+BROKEN = torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
+
+
+@pytest.mark.parametrize("error", [BROKEN, OF_LIBRARY, ValueError("no luck"), KeyboardInterrupt()])
 def test_a_gpu_that_does_not_answer_is_lost_whatever_the_error(error, device):
     device(torch.AcceleratorError("CUDA error: the launch timed out and was terminated"))
     assert retain_if_gpu_lost(error)
@@ -88,7 +92,7 @@ def test_what_a_library_noticed_is_named_as_cuda_names_it(device):
     assert str(named) == f"CUDA error: device-side assert triggered; noticed by RuntimeError: {noticed}"
     assert named.__cause__ is noticed
     assert classify(named, world_size=1) == Classification(Reason.FAILED)
-    device(torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered"))
+    device(BROKEN)
     assert classify(with_cuda_message(OF_LIBRARY), world_size=1) == Classification(Reason.INFRASTRUCTURE)
     assert with_cuda_message(LOST) is LOST
     device()

@@ -47,3 +47,20 @@ def test_tensors_are_found_and_replaced_in_every_container() -> None:
 def test_a_tensor_that_a_dataclass_makes_itself_is_found() -> None:
     batch = Masked(torch.tensor([1, 2]))
     assert [id(tensor) for tensor in iterate_tensors(batch)] == [id(batch.ids), id(batch.mask)]
+
+
+@dataclass(frozen=True, slots=True)
+class Halved:
+    values: torch.Tensor
+    made: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", self.values / 2)
+        object.__setattr__(self, "made", self.values + 1)
+
+
+def test_a_dataclass_is_made_once_however_often_it_is_moved() -> None:
+    batch = Halved(torch.tensor(8.0))
+    for _ in range(3):
+        batch = map_tensors(torch.clone, batch)
+    assert (batch.values.item(), batch.made.item()) == (4.0, 5.0)

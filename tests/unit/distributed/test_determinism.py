@@ -15,6 +15,12 @@ set_determinism(False)
 assert not {"CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO", "NCCL_PROTO"} & os.environ.keys()
 assert torch.utils.deterministic.fill_uninitialized_memory
 assert "torch._dynamo" not in sys.modules
+torch.backends.cudnn.benchmark = True
+set_determinism(False)
+assert torch.backends.cudnn.benchmark
+set_determinism(False, cudnn_benchmark=True)
+set_determinism(False)
+assert not torch.backends.cudnn.benchmark
 set_determinism(False, cudnn_benchmark=True)
 assert torch.backends.cudnn.benchmark
 set_determinism(True)
