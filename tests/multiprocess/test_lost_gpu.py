@@ -46,7 +46,7 @@ def records(run, attempt=1):
     return read_exit_records(run.directory.claim(attempt))
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [pytest.param(0, marks=pytest.mark.nightly), 2])
 def test_one_rank_fails_with_its_error(python, run_at, tmp_path, num_workers):
     done = python("-m", "hpctrain", "run_dir=run", *WORDS, f"data.num_workers={num_workers}", **FAULT)
     assert done.returncode == 1, done.stderr
@@ -69,7 +69,7 @@ def test_an_evaluation_fails_with_its_error(python, run_at, tmp_path):
     assert records(run)[0].message.startswith(ASSERT)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.nightly), 1])
 def test_of_two_ranks_the_one_at_fault_is_named(python, run_at, tmp_path, rank):
     words = (*WORDS, TWO, "data.num_workers=2")
     done = python("-m", "hpctrain", "run_dir=run", *words, TRIAL_ACT=f"{rank}:3:fault")
