@@ -21,7 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
@@ -261,7 +261,6 @@ class Session:
     device: str
     tiny: bool
     phase: str = ""
-    began_at: float = field(default_factory=time.monotonic)
 
     @property
     def on_gpu(self) -> bool:

@@ -60,6 +60,7 @@ def test_one_rank_fails_with_its_error(python, run_at, tmp_path, num_workers):
     assert run.steps, "a save that was being written is finished"
 
 
+@pytest.mark.nightly
 def test_an_evaluation_fails_with_its_error(python, run_at, tmp_path):
     words = ("+task.evaluation=3", "+task.eval_samples=30", "data.num_workers=2", "trainer.eval_every_steps=2")
     done = python("-m", "hpctrain", "run_dir=run", *WORDS, *words)
@@ -69,7 +70,8 @@ def test_an_evaluation_fails_with_its_error(python, run_at, tmp_path):
     assert records(run)[0].message.startswith(ASSERT)
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.nightly), 1])
+@pytest.mark.nightly
+@pytest.mark.parametrize("rank", [0, 1])
 def test_of_two_ranks_the_one_at_fault_is_named(python, run_at, tmp_path, rank):
     words = (*WORDS, TWO, "data.num_workers=2")
     done = python("-m", "hpctrain", "run_dir=run", *words, TRIAL_ACT=f"{rank}:3:fault")
@@ -81,6 +83,7 @@ def test_of_two_ranks_the_one_at_fault_is_named(python, run_at, tmp_path, rank):
     assert record.message.startswith(ASSERT)
 
 
+@pytest.mark.nightly
 def test_the_next_run_of_a_sweep_gets_a_process_of_its_own(python, run_at, tmp_path):
     words = ("-m", "run_dir=sweep", *WORDS, "+task.healthy=false,true")
     done = python("-m", "hpctrain", *words, **FAULT)
