@@ -92,6 +92,7 @@ def test_the_next_run_of_a_sweep_gets_a_process_of_its_own(python, run_at, tmp_p
     assert ends == [[(0, "failed", 2)], [(0, "completed", 6)]]
 
 
+@pytest.mark.nightly
 def test_fit_batch_does_not_take_it_for_a_lack_of_memory(python):
     done = python("-m", "hpctrain", "fit-batch", *WORDS, "+task.samples=2", "--largest", "4")
     assert done.returncode == 1, done.stdout
@@ -100,6 +101,7 @@ def test_fit_batch_does_not_take_it_for_a_lack_of_memory(python):
     assert "too large" not in done.stdout
 
 
+@pytest.mark.nightly
 def test_a_program_gets_the_error_and_continues(python, tmp_path):
     done = python(PROGRAM, tmp_path, **FAULT)
     assert done.returncode == 0, done.stderr
