@@ -68,6 +68,7 @@ def records(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.nightly
 def test_ranks_in_the_order_of_the_switches_meet_and_are_blamed_by_their_nodes(
     hpctrain: Hpctrain, in_rank_order: list[str], tmp_path: Path
 ) -> None:
