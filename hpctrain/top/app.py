@@ -132,7 +132,8 @@ class TopApp(App[None]):
     def on_top_app_looked(self) -> None:
         """Show what is new on the screen in sight."""
         if isinstance(self.screen, RunScreen):
-            self.screen.show_run()
+            if self.screen.is_mounted:  # not before its parts are there; it shows the run itself then
+                self.screen.show_run()
         elif self.screen is self._runs_screen:
             self._runs_screen.show_runs()
 
