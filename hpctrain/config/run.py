@@ -7,6 +7,13 @@ from typing import Annotated
 
 from hpctrain.config import require
 
+OUTPUT_FOLDERS = (
+    *("checkpoint", "checkpoints", "ckpt", "ckpts", "lightning_logs", "log", "logs", "mlruns", "multirun", "out"),
+    *("output", "outputs", "result", "results", "runs", "save", "saved", "saves", "tb_logs", "tensorboard", "wandb"),
+    *("work_dir", "work_dirs"),
+)
+"""Names of folders into which programs write."""
+
 
 @dataclass(kw_only=True, slots=True)
 class ProgramRun(require.Checked):
@@ -20,6 +27,16 @@ class ProgramRun(require.Checked):
     on_stop: Annotated[str, require.one_of("requeue", "exit_code")] = "requeue"
     """Meaning of the program's end after it was asked to stop. requeue: interrupted, whatever the exit code, unless it
     called session.done(); exit_code: completed if the code is 0, else failed."""
+    cwd: Annotated[str | None, require.one_of("own", "shared")] = None
+    """The program's working directory. own: a folder of this run, with links to the copy of the code and to ignored
+    data, and with empty `run.own_folders`; shared: the copy itself, which the runs of a sweep share, with links to all
+    that git ignores. null: own for the runs of a sweep, shared for others."""
+    own_folders: Annotated[list[str], require.each(require.single_line)] = field(
+        default_factory=lambda: list(OUTPUT_FOLDERS)
+    )
+    """With run.cwd=own: patterns of folders, as in code.exclude, into which the program writes. Each run has its own,
+    empty at first; what is in yours isn't there. A folder with tracked files keeps those, and one with scripts is
+    code."""
     signal: Annotated[str, require.one_of("TERM", "INT", "HUP", "USR1", "USR2")] = "TERM"
     """Signal by which the program is asked to stop: at a preemption, at a cancellation, and before the time limit
     (`cluster.signal_delay_s`)."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 
+from hpctrain.config.scripts import INTERPRETERS
 from hpctrain.errors import HpctrainError
 from hpctrain.phrases import scaled
 
@@ -48,6 +51,7 @@ class CodeFiles:
         working_directory: `.` for the root.
         commit: of git; None outside of a repository.
         copied: files and symbolic links, with their sizes in bytes; some may vanish.
+        untracked: those of them that git doesn't track; all of them outside of a repository.
         folders: of the code, those that are empty as well: a program may write into them.
         linked: files and folders that the code may use, and that aren't copied.
     """
@@ -56,6 +60,7 @@ class CodeFiles:
     working_directory: str
     commit: str | None = None
     copied: dict[str, int] = field(default_factory=dict)
+    untracked: set[str] = field(default_factory=set)
     folders: list[str] = field(default_factory=list)
     linked: list[str] = field(default_factory=list)
 
@@ -72,9 +77,7 @@ class Choice:
     """
 
     def __init__(self, exclude: Sequence[str], root: Path) -> None:
-        patterns = [pattern.removesuffix("/") for pattern in (*SECRETS, *exclude)]
-        self._names = _regex(one for one in patterns if "/" not in one)
-        self._paths = _regex(one.removeprefix("/") for one in patterns if "/" in one)
+        self._matches = _matcher((*SECRETS, *exclude))
         self._folders: dict[str, str] = {"": ""}
         if PACKAGE.is_relative_to(root):
             place = PACKAGE.relative_to(root).as_posix()
@@ -82,16 +85,74 @@ class Choice:
 
     def left_out(self, path: str) -> str:
         """Return the first part of a path that is left out: the path itself, or a folder above it; else nothing."""
-        folder, _, name = path.rpartition("/")
+        folder = path.rpartition("/")[0]
         if (above := self._folders.get(folder)) is None:
             above = self._folders[folder] = self.left_out(folder)
         if above:
             return above
-        return path if self._names.fullmatch(name) or self._paths.fullmatch(path) else ""
+        return path if self._matches(path) else ""
+
+
+def _matcher(patterns: Iterable[str]) -> Callable[[str], bool]:
+    """Return whether a pattern is about a file or a folder, by its path."""
+    plain = [pattern.removesuffix("/") for pattern in patterns]
+    names = _regex(pattern for pattern in plain if "/" not in pattern)
+    paths = _regex(pattern.removeprefix("/") for pattern in plain if "/" in pattern)
+    return lambda path: bool(names.fullmatch(path.rpartition("/")[2]) or paths.fullmatch(path))
 
 
 def _regex(patterns: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(fnmatch.translate, patterns)) or r"(?!)")
+
+
+def take_out_own(found: CodeFiles, patterns: Sequence[str]) -> list[str]:
+    """Take the folders out of the code into which a program writes: each run has its own.
+
+    These are folders that match a pattern, and ignored ones without files. Tracked files in them stay in the code, and
+    a folder with scripts is code itself.
+
+    Args:
+        found: the code, which gets empty folders in their place.
+        patterns: of the folders, as for `Choice`.
+
+    Returns:
+        The paths of the folders, and of files in the place of one.
+    """
+    matches = _matcher(patterns)
+    scripts = [path for path in found.copied if Path(path).suffix in INTERPRETERS]
+    code = {part for path in (*scripts, found.working_directory) for part in _parts(path)}
+
+    def own_part(path: str) -> str:
+        return next((part for part in _parts(path) if part not in code and matches(part)), "")
+
+    def is_output(path: str) -> bool:
+        # a link in the place of a folder leads to other storage
+        return path in found.untracked or (matches(path) and os.path.islink(found.root / path))  # noqa: PTH114
+
+    parts = {path: own_part(path) for path in found.copied if is_output(path)}
+    for path in found.linked:
+        parts[path] = own_part(path) or (path if is_empty(found.root / path) else "")
+    found.linked[:] = [path for path in found.linked if not parts[path]]
+    for path in [path for path in found.copied if parts.get(path)]:
+        del found.copied[path]
+    own = sorted({*parts.values()} - {""})
+    outside = [path for path in found.folders if not any(is_below(path, part) for part in own)]
+    found.folders[:] = [*outside, *(part for part in own if (found.root / part).is_dir())]
+    return own
+
+
+def is_empty(folder: Path) -> bool:
+    """Whether a folder has only folders in it, and in these."""
+    try:
+        entries = [entry for entry in os.scandir(folder) if entry.name != ".gitkeep"]
+    except OSError:
+        return False  # a file, or a folder of another user
+    return all(entry.is_dir(follow_symlinks=False) and is_empty(Path(entry.path)) for entry in entries)
+
+
+def _parts(path: str) -> Iterable[str]:
+    """The path, and those of the folders above it, outermost first."""
+    return accumulate(path.split("/"), "{}/{}".format)
 
 
 def is_below(path: str, folder: str) -> bool:

@@ -38,6 +38,7 @@ def find_code(folder: Path, exclude: Sequence[str], home: Path, max_bytes: float
     if found is None:
         found = CodeFiles(folder, ".")
         _Folder(found, Choice(exclude, folder), Runs(folder, home), max_bytes).add_files()
+        found.untracked.update(found.copied)
     return found
 
 

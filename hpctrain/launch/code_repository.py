@@ -122,6 +122,7 @@ class _Repository:
                 linked[environment] = None
             elif not self._runs.contain(path):
                 self._add(path, linked)
+                self._found.untracked.add(path)
         self._left_out |= linked.keys()
         self._add_folders(prefix)
         self._found.linked.extend(filter(self._runs.allow_link, linked))

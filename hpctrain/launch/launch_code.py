@@ -16,13 +16,15 @@ from hpctrain.config.program import ProgramConfig, command_of
 from hpctrain.config.root import Config
 from hpctrain.config.run_config import RunConfig
 from hpctrain.errors import ConfigError, RunDirectoryError
-from hpctrain.launch.code_choice import CodeFilesError
+from hpctrain.files import describe_os_error
+from hpctrain.launch.code_choice import CodeFilesError, is_empty
 from hpctrain.launch.code_repository import repository_with
-from hpctrain.launch.snapshot import CodeCopy, copy_code
+from hpctrain.launch.snapshot import CodeCopy, copy_code, set_aside
 from hpctrain.phrases import listed
-from hpctrain.run.code import CodeSnapshot, current_code, described, record_code
+from hpctrain.run.code import CodeSnapshot, current_code, described, read_files, record_code, write_files
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.import_path import checked_in, hooked_packages
+from hpctrain.run.own_folder import make_own_folder
 from hpctrain.run.site_packages import hooked_packages_of
 from hpctrain.run.written_files import carry_over
 from hpctrain.streams import Report, print_warning
@@ -63,18 +65,25 @@ class LaunchCode:
             What the manifest says of the code; None if the ranks import from their working directory.
 
         Raises:
-            ConfigError: the run needs code that can't be copied.
+            ConfigError: the run needs code that can't be copied, or `run.cwd` isn't that with which it began.
             RunDirectoryError: the copy can't be written, or that of an existing run isn't as it was taken.
         """
         known = current_code(directory)
+        own_folders = self._own_folders(directory, config, known)
         if config.code.snapshot == "none":
             copy = None
         elif known is not None and not self._now:
             self._require_intact(known)
             return described(directory)
         else:
-            copy = self._copy(config)
+            copy = self._copy(config, own_folders)
         code = None if copy is None else copy.of(directory)
+        if code is not None and known is not None and code.own is not None:
+            try:
+                code = self._renewed(code, known)
+            except OSError as error:
+                problem = f"its own folder for the code can't be written ({describe_os_error(error)})"
+                raise RunDirectoryError(f"{directory.path}: {problem}; make room") from error
         if code != known:
             if code is not None and known is not None and isinstance(config, ProgramConfig):
                 self._carry_over(known, code)
@@ -104,15 +113,48 @@ class LaunchCode:
             which = f"{listed(left)}, which the program wrote into {known.folder}"
             self._warn(f"{which}: today's code has the same names, so the program won't find its own")
 
-    def _copy(self, config: RunConfig) -> CodeCopy | None:
-        settings = repr(config.code)
+    def _own_folders(
+        self, directory: RunDirectory, config: RunConfig, known: CodeSnapshot | None
+    ) -> Sequence[str] | None:
+        """Return the patterns of folders of which the run has its own; None if its program shares the copy."""
+        if not isinstance(config, ProgramConfig):
+            return None
+        is_own = config.run.cwd == "own"
+        if known is not None:
+            is_own = known.own is not None
+        elif config.run.cwd is None and not directory.config.exists():
+            is_own = self._home != directory
+        if known is not None and config.run.cwd not in (None, cwd := "own" if is_own else "shared"):
+            problem = f"the run in {directory.path} began with {cwd}, and its files are there"
+            raise ConfigError("run.cwd", config.run.cwd, problem, "leave it out, or choose another run_dir")
+        return config.run.own_folders if is_own else None
+
+    def _renewed(self, code: CodeSnapshot, known: CodeSnapshot) -> CodeSnapshot:
+        """Return today's code in the run's own folder, if its program has run in one."""
+        own = code.in_run
+        if code == own or known.folder.parent != own.folder.parent:
+            return code  # its own folder has the copy itself; or no attempt has begun
+        if not own.folder.is_dir():
+            return make_own_folder(code)
+        if not own.find_damage():
+            return own
+        write_files(own.list, read_files(code.list))  # a purge may have removed the list, too
+        aside = set_aside(own.folder)
+        make_own_folder(code)
+        if aside is not None:
+            self._warn(f"{own.folder} was changed since it was taken: it is {aside.name} now, and a new one was made")
+            self._carry_over(replace(own, folder=aside), own)
+        return own
+
+    def _copy(self, config: RunConfig, own_folders: Sequence[str] | None) -> CodeCopy | None:
+        settings = repr((config.code, own_folders))
         if settings not in self._copies:
-            self._copies[settings] = self._copy_once(config)
+            self._copies[settings] = self._copy_once(config, own_folders)
         return self._copies[settings]
 
-    def _copy_once(self, config: RunConfig) -> CodeCopy | None:
+    def _copy_once(self, config: RunConfig, own_folders: Sequence[str] | None) -> CodeCopy | None:
         try:
-            copy = copy_code(Path.cwd(), config.code, self._home, config.mode)
+            copy = copy_code(Path.cwd(), config.code, self._home, config.mode, own_folders)
         except CodeFilesError as error:
             if self._required and needs_code(config):
                 raise ConfigError("code.snapshot", config.code.snapshot, error.problem, error.remedy) from error
@@ -122,6 +164,9 @@ class LaunchCode:
             new_name = f"it is {copy.set_aside.name} now, and a new copy was made"
             self._warn(f"{copy.folder} was changed since it was taken: {new_name}")
             self._carry_over(replace(copy.of(self._home), folder=copy.set_aside), copy.of(self._home))
+        if copy is not None and (full := [part for part in copy.own or () if not is_empty(copy.files.root / part)]):
+            remedy = "a program that reads what is in yours needs run.cwd=shared, or run.own_folders without that name"
+            self._warn(f"each run has its own {listed(full)}, empty at first; {remedy}")
         if copy is not None and (hooked := _hooked(copy.of(self._home), config)):
             self._warn(
                 f"{listed(hooked)}: installed editable by an import hook, so the run imports the original and not its "
@@ -176,13 +221,19 @@ def importing_code_of(run_dir: str | Path | None, *, now: bool = False) -> Itera
         now: whether the run continues with today's code.
 
     Raises:
-        RunDirectoryError: the run's copy is missing.
+        RunDirectoryError: the run's copy is missing, or files of it are and the code can't be checked.
     """
     code = None if now or run_dir is None else current_code(RunDirectory.at(run_dir))
     if code is not None and not code.folder.is_dir():
         raise RunDirectoryError(code.find_damage())
-    with checked_in(code):
-        yield
+    try:
+        with checked_in(code):
+            yield
+    except ConfigError as error:
+        # a class may be unknown because its file was removed
+        if code is not None and (damage := code.find_damage(contents=False)):
+            raise RunDirectoryError(damage) from error
+        raise
 
 
 def require_original_folder(directories: Sequence[RunDirectory], warn: Report = print_warning) -> None:

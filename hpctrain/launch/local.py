@@ -33,12 +33,13 @@ from hpctrain.launch.prepare import RunPlan
 from hpctrain.launch.rank_command import code_variables, rank_command, rank_variables
 from hpctrain.launch.rank_output import copy_output
 from hpctrain.run.checkpoints import saved_step
-from hpctrain.run.code import CheckedCode, check_code, current_code
+from hpctrain.run.code import CheckedCode, current_code
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import first_cause, read_exit_records
 from hpctrain.run.handover import Handover
 from hpctrain.run.import_path import imported_from
 from hpctrain.run.ledger import Ledger
+from hpctrain.run.own_folder import code_for_attempt
 from hpctrain.run.owner import Owner
 from hpctrain.run.process import environ_replaced, handlers_restored, may_handle_signals, signals_blocked
 from hpctrain.run.reason import Reason
@@ -77,7 +78,7 @@ def _launch(run: RunPlan, program: HostProgram | None, quiet: Collection[Reason]
     directory, world_size = run.directory, run.resources.world_size
     UnrecordedEnds(directory, Slurm()).close(world_size)
     # a program has imported its code already
-    code = check_code(directory) if program is None else CheckedCode(current_code(directory))
+    code = code_for_attempt(directory) if program is None else CheckedCode(current_code(directory))
     # without an address from their user, local ranks meet at a file that only the user can open
     needs_secret = world_size > 1 and not run.is_program and run.training.parallel.init_method != "env://"
     attempt = Ledger(directory).claim(secret=needs_secret)

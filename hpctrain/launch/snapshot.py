@@ -18,7 +18,7 @@ import xxhash
 from hpctrain.config.code import Code
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import describe_os_error, on_each_file, temporary_name
-from hpctrain.launch.code_choice import CodeFiles, CodeFilesError, too_many_bytes
+from hpctrain.launch.code_choice import CodeFiles, CodeFilesError, take_out_own, too_many_bytes
 from hpctrain.launch.code_files import find_code
 from hpctrain.launch.code_links import Links
 from hpctrain.run.code import (
@@ -52,6 +52,7 @@ class CodeCopy:
         count: number of copied files.
         bytes: in them.
         set_aside: an earlier copy of the same that was damaged, under its new name.
+        own: see `CodeSnapshot`.
     """
 
     files: CodeFiles
@@ -60,16 +61,24 @@ class CodeCopy:
     count: int
     bytes: int
     set_aside: Path | None = None
+    own: tuple[str, ...] | None = None
 
     def of(self, run: RunDirectory) -> CodeSnapshot:
         """Return the copy as the code of a run."""
         files = self.files
         return CodeSnapshot(
-            run=run, digest=self.digest, folder=self.folder, root=files.root, place=files.working_directory
+            run=run,
+            digest=self.digest,
+            folder=self.folder,
+            root=files.root,
+            place=files.working_directory,
+            own=self.own,
         )
 
 
-def copy_code(folder: Path, settings: Code, home: RunDirectory, mode: int) -> CodeCopy | None:
+def copy_code(
+    folder: Path, settings: Code, home: RunDirectory, mode: int, own_folders: Sequence[str] | None = None
+) -> CodeCopy | None:
     """Copy the code of a launch into the directory of a run or a sweep, which exists; None if there isn't any code.
 
     Args:
@@ -77,6 +86,8 @@ def copy_code(folder: Path, settings: Code, home: RunDirectory, mode: int) -> Co
         settings: what to copy.
         home: the directory.
         mode: permissions of the run.
+        own_folders: patterns of folders of which each run has its own; None if the runs share everything. With them, a
+            copy without files is one, too.
 
     Raises:
         CodeFilesError: the code can't be found or read, or there is too much.
@@ -84,13 +95,14 @@ def copy_code(folder: Path, settings: Code, home: RunDirectory, mode: int) -> Co
     """
     max_bytes = settings.max_mb * 1e6
     found = find_code(Path(os.path.realpath(folder)), settings.exclude, home.path, max_bytes)
-    if not found.copied:
+    own = None if own_folders is None else tuple(take_out_own(found, own_folders))
+    if own is None and not found.copied:
         return None
     _require_size(found, max_bytes)
     with home.permissions(mode):
         home.close_folder(home.code, mode)
         try:
-            return _publish(found, home)
+            return replace(_publish(found, home), own=own)
         except OSError as error:
             raise RunDirectoryError(
                 f"run_dir={home.path}: the code can't be copied there ({describe_os_error(error)}); make room, choose "
@@ -118,7 +130,7 @@ def _publish(found: CodeFiles, home: RunDirectory) -> CodeCopy:
                 _make_folders(found, folder)
                 _link(found, folder)
                 break
-            copy = replace(copy, set_aside=_set_aside(folder) or copy.set_aside)
+            copy = replace(copy, set_aside=set_aside(folder) or copy.set_aside)
     finally:
         # nothing of it is left after the renaming
         _remove(temporary)
@@ -142,7 +154,7 @@ def _renamed(temporary: Path, folder: Path) -> bool:
     return True
 
 
-def _set_aside(folder: Path) -> Path | None:
+def set_aside(folder: Path) -> Path | None:
     """Rename a damaged copy, which may hold a program's outputs; None if another launch did."""
     aside = folder.with_name(f"{DAMAGED}{folder.name}-{secrets.token_hex(4)}")
     shutil.copyfile(list_of(folder), list_of(aside))
@@ -209,8 +221,6 @@ def _copy_content(descriptor: int, target: str, path: str, state: os.stat_result
             size += len(block)
             digest.update(block)
             _write(copy, block)
-        # Python's caches of modules, and tools such as make, compare times
-        os.utime(copy, ns=(state.st_atime_ns, state.st_mtime_ns))
     finally:
         os.close(copy)
     return CodeFile(path, mode, size, digest.hexdigest())

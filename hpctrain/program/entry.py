@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -48,7 +49,7 @@ from hpctrain.run.process import end_with_parent, process_age_s
 from hpctrain.run.reason import Reason
 from hpctrain.run.start_record import StartRecord, address_of_rank_zero
 from hpctrain.run.times import Times
-from hpctrain.run.written_files import written_files
+from hpctrain.run.written_files import written_files, written_originals
 from hpctrain.terminal import VisibleFormatter, visible
 
 DEADLINES = ("HPCTRAIN_DEADLINE", "SLURM_JOB_END_TIME")
@@ -115,6 +116,9 @@ def _this_rank(directory: RunDirectory) -> ProgramRank:
         raise ConfigError("run", directory.path, problem, f"python -m hpctrain resume {directory.as_typed}")
     end_with_parent(handover.parent)
     environment = ClusterEnvironment.from_environment(os.environ, master_port=config.cluster.master_port)
+    code = current_code(directory, handover.code) if handover.code else None
+    if code is not None and code.own is not None:
+        code = code.in_run  # even if this node doesn't see it yet: the shared copy isn't for writing
     StartRecord.of_this_process(environment).write(directory.claim(handover.attempt))
     return ProgramRank(
         config=config,
@@ -122,7 +126,7 @@ def _this_rank(directory: RunDirectory) -> ProgramRank:
         attempt=handover.attempt,
         environment=environment,
         session=Path(tempfile.mkdtemp(prefix="hpctrain-session-")),
-        code=current_code(directory, handover.code) if handover.code else None,
+        code=code,
         deadline=_deadline(os.environ),
     )
 
@@ -157,7 +161,7 @@ def _run(rank: ProgramRank, times: Times, signals: Signals) -> int:
     command = command_of(rank.config)
     if rank.code is not None:
         command = command_in_copy(rank.code, command)
-    output_start, kills = _size(rank.log), oom_kills()
+    output_start, kills, began = _size(rank.log), oom_kills(), time.time()
     log.info("attempt %d: starting %s", rank.attempt, _shown(command))
     child = Child(command, variables, rank.folder, signal.Signals[f"SIG{rank.config.run.signal}"], rank.session)
     try:
@@ -177,7 +181,7 @@ def _run(rank: ProgramRank, times: Times, signals: Signals) -> int:
         )
         # the grace time of a stop is for saving
         if rank.is_rank_zero and end.stop_signal is None:
-            _report_written(rank)
+            _report_written(rank, began)
         loop.end_rest()
     finally:
         child.close()
@@ -201,17 +205,26 @@ def _outcome(rank: ProgramRank, end: ProgramEnd, output_start: int) -> ProgramOu
     return outcome
 
 
-def _report_written(rank: ProgramRank) -> None:
-    """Name what the program wrote into the copy of its code: its user looks for it in the original."""
+def _report_written(rank: ProgramRank, began: float) -> None:
+    """Name what the program wrote into the copy of its code, and, past its own folder, into the original."""
+    code = rank.code
+    if code is None:
+        return
     try:
-        found = [] if rank.code is None else written_files(rank.code)
+        found = written_files(code)
+        originals = [] if code.own is None else written_originals(code, began)
     except (OSError, HpctrainError):
         return  # the launcher of the next attempt compares the copy with its list
-    if found and rank.code is not None:
+    if found and code.own is None:
         advice = "write into $HPCTRAIN_CHECKPOINT_DIR or $HPCTRAIN_RUN_DIR instead"
         log.info(
-            "the copy of the code, %s, contains what the program wrote: %s; %s", rank.code.folder, listed(found), advice
+            "the copy of the code, %s, contains what the program wrote: %s; %s", code.folder, listed(found), advice
         )
+    elif found:
+        log.info("the program wrote into %s, the run's own folder: %s", code.folder, listed(found))
+    if originals:
+        remedy = "if this program wrote it, name the folder in run.own_folders"
+        log.warning("written to meanwhile, and shared by all runs: %s in %s; %s", listed(originals), code.root, remedy)
 
 
 def _shown(command: Sequence[str]) -> str:

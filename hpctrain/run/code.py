@@ -6,7 +6,7 @@ import json
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,14 @@ import xxhash
 
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import append_json_line, on_each_file, read_json, read_json_lines, write_atomic
+from hpctrain.phrases import listed
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.record_fields import COUNT, PATH, TEXT, TIME, require_fields
+from hpctrain.run.record_fields import COUNT, PATH, TEXT, TEXTS, TIME, require_fields
 
 FILE, EXECUTABLE, LINK = "100644", "100755", "120000"
 """Modes of files, as git has them."""
 BLOCK_BYTES = 1 << 20
+MISSING = "was removed"
 DAMAGED = "damaged-"
 """How the names of damaged copies begin that a launch set aside."""
 
@@ -29,6 +31,7 @@ _RECORD = {
     "root": PATH,
     "working_directory": PATH,
     "commit": TEXT,
+    "own": TEXTS,
     "files": COUNT,
     "bytes": COUNT,
     "time": TIME,
@@ -64,6 +67,8 @@ class CodeSnapshot:
         root: of the original: a git repository, or the working directory.
         place: of the working directory in both; `.` for the root.
         commit: of git, when it was taken; empty if that isn't known.
+        own: of a program that runs in a folder of its own (`run.cwd=own`): the files and folders that aren't copies or
+            links in it, relative to it; None for one that runs in the copy itself.
     """
 
     run: RunDirectory
@@ -72,11 +77,17 @@ class CodeSnapshot:
     root: Path
     place: str
     commit: str = field(default="", compare=False)
+    own: tuple[str, ...] | None = None
 
     @property
     def working_directory(self) -> Path:
         """The folder that stands for the working directory."""
         return self.folder / self.place
+
+    @property
+    def in_run(self) -> CodeSnapshot:
+        """The same in the run's own folder, which may not exist yet."""
+        return replace(self, folder=self.run.code / self.digest)
 
     @property
     def submit_dir(self) -> Path:
@@ -88,8 +99,11 @@ class CodeSnapshot:
         """The list of its files."""
         return list_of(self.folder)
 
-    def find_damage(self) -> str:
-        """Compare all files with the list; return a line on the first one that isn't as it was taken, or nothing.
+    def find_damage(self, *, contents: bool = True) -> str:
+        """Compare the files with the list; return a line on those that are missing or on a changed one, or nothing.
+
+        Args:
+            contents: also read the files.
 
         Raises:
             OSError: the file system is unavailable.
@@ -107,22 +121,33 @@ class CodeSnapshot:
         if digest_of(files) != self.digest:
             which = f"{self.list}, the list of the run's code, was changed"
             return f"{which} since the code was taken: restore it, or {self._remedy}"
-        damaged = next(filter(None, on_each_file(self._damage_of, files)), None)
-        return "" if damaged is None else f"{damaged} since the code was taken: restore it, or {self._remedy}"
+        describe = self._describe_damage if contents else self._describe_missing
+        damage = list(filter(None, on_each_file(describe, files)))
+        return self._explain(damage, len(files)) if damage else ""
+
+    def _explain(self, damage: Sequence[tuple[str, str]], count: int) -> str:
+        missing = [path for path, problem in damage if problem == MISSING]
+        if len(missing) > 1:
+            which = f"{len(missing)} of {count} files were removed since the code was taken ({listed(missing)})"
+            return f"{self.folder}: {which}: restore them, or {self._remedy}"
+        path, problem = (missing[0], MISSING) if missing else damage[0]
+        return f"{self.folder / path} {problem} since the code was taken: restore it, or {self._remedy}"
 
     @property
     def _remedy(self) -> str:
         return f"take today's code with `python -m hpctrain resume {self.run.as_typed} --code=now`"
 
-    def _damage_of(self, file: CodeFile) -> str:
-        path = self.folder / file.path
+    def _describe_damage(self, file: CodeFile) -> tuple[str, str] | None:
         try:
-            found = describe_file(path, file.path)
+            found = describe_file(self.folder / file.path, file.path)
         except (FileNotFoundError, NotADirectoryError):
-            return f"{path} was removed"
+            return file.path, MISSING
         except PermissionError:
-            return f"{path} was closed to this user"
-        return "" if found == file else f"{path} was changed"
+            return file.path, "was closed to this user"
+        return None if found == file else (file.path, "was changed")
+
+    def _describe_missing(self, file: CodeFile) -> tuple[str, str] | None:
+        return None if os.path.lexists(self.folder / file.path) else (file.path, MISSING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +252,8 @@ def record_code(directory: RunDirectory, code: CodeSnapshot | None, when: float,
     if code is not None:
         folder = os.path.relpath(code.folder, directory.path)
         known = {"digest": code.digest, "folder": folder, "root": str(code.root), "working_directory": code.place}
+        if code.own is not None:
+            known["own"] = list(code.own)
     append_json_line(directory.code_records, {**known, **fields, "time": when}, durable=True)
 
 
@@ -237,7 +264,7 @@ def code_records(directory: RunDirectory) -> Iterator[dict[str, Any]]:
         RunDirectoryError: a field of a record can't be.
     """
     for record in read_json_lines(directory.code_records):
-        required = tuple(_RECORD.keys() - {"commit"}) if record.get("digest") else ()
+        required = tuple(_RECORD.keys() - {"commit", "own"}) if record.get("digest") else ()
         require_fields(directory.code_records, record, _RECORD, required)
         yield record
 
@@ -263,7 +290,7 @@ def current_code(directory: RunDirectory, digest: str | None = None) -> CodeSnap
         return None
     record, digest = records[-1], str(records[-1]["digest"])
     folder = Path(os.path.normpath(directory.path / record["folder"]))
-    # a run that was moved out of its sweep may have been given a copy of its own
+    # of a program that runs in a folder of its own; a run that was moved out of its sweep may have been given a copy
     own = directory.code / digest
     return CodeSnapshot(
         run=directory,
@@ -272,6 +299,7 @@ def current_code(directory: RunDirectory, digest: str | None = None) -> CodeSnap
         root=Path(record["root"]),
         place=record["working_directory"],
         commit=record.get("commit") or "",
+        own=tuple(record["own"]) if "own" in record else None,
     )
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 
 from hpctrain.run.code import CodeSnapshot, read_files
 
 CACHE = "__pycache__"
+LOOKED_AT = 1000
+"""Entries of a linked folder whose times are compared."""
 
 
 def written_files(code: CodeSnapshot) -> list[str]:
@@ -22,6 +24,35 @@ def written_files(code: CodeSnapshot) -> list[str]:
     files = {file.path for file in read_files(code.list)}
     folders = {above for path in (*files, f"{code.place}/.") for above in _folders_above(path)}
     return sorted(_Walk(code, files, folders).below(""))
+
+
+def written_originals(code: CodeSnapshot, since: float) -> list[str]:
+    """Return what wasn't copied, and was written to through the links of a copy, relative to it.
+
+    Of a linked folder, the folder and the first files in it are looked at: data may have millions.
+
+    Args:
+        code: the copy.
+        since: epoch seconds.
+
+    Raises:
+        OSError: the copy can't be read.
+    """
+    written = {code.folder / path for path in written_files(code)}
+    found = []
+    for above, folders, files in os.walk(code.folder):
+        links = [path for name in (*folders, *files) if (path := Path(above, name)).is_symlink()]
+        found += [path for path in links if _leads_to_original(code, path) and _newest_time(path) > since]
+        folders[:] = [name for name in folders if Path(above, name) not in written]
+    return sorted(path.relative_to(code.folder).as_posix() for path in found)
+
+
+def _newest_time(path: Path) -> float:
+    try:
+        inside = islice(os.scandir(path), LOOKED_AT) if path.is_dir() else ()
+        return max(path.stat().st_mtime, *(entry.stat().st_mtime for entry in inside), 0.0)
+    except OSError:
+        return 0.0
 
 
 def _folders_above(path: str) -> Iterator[str]:

@@ -17,8 +17,9 @@ from hpctrain.attempt.unrecorded import UnrecordedEnds
 from hpctrain.errors import ExitCode, HpctrainError, RunDirectoryUnavailableError, SchedulerError, SupersededError
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.retry import retry
-from hpctrain.run.code import CheckedCode, check_code
+from hpctrain.run.code import CheckedCode
 from hpctrain.run.ledger import Ledger
+from hpctrain.run.own_folder import code_for_attempt
 from hpctrain.run.reason import Reason
 from hpctrain.run.start_record import nodes_by_rank
 from hpctrain.scheduler.slurm import SILENCE_S, Slurm
@@ -99,7 +100,7 @@ class Supervisor:
             return exit_code
         while True:
             try:
-                code = self._before_ranks(lambda: check_code(self.directory), "the run's code can't be read yet")
+                code = self._before_ranks(lambda: code_for_attempt(self.directory), "the run's code can't be read yet")
                 attempt = self._claim()
             except STORAGE_ERRORS as error:
                 return self._leave_unwritable(error)
