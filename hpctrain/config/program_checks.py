@@ -38,6 +38,9 @@ def check_program(config: ProgramConfig, environ: Mapping[str, str] = os.environ
     if not config.run.command:
         raise ConfigError("run.command", "[]", "there is no program to run", USAGE)
     check_run(config)
+    if config.run.cwd == "own" and config.code.snapshot == "none":
+        problem = "is a folder with links to the copy of the code, and code.snapshot=none makes no copy"
+        raise ConfigError("run.cwd", "own", problem, "leave out one of the two")
     _check_args("args", config.args)
     _refuse_unset(config)
     check_node_counts(config, resources_of(config, environ))

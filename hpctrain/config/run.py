@@ -34,9 +34,8 @@ class ProgramRun(require.Checked):
     own_folders: Annotated[list[str], require.each(require.single_line)] = field(
         default_factory=lambda: list(OUTPUT_FOLDERS)
     )
-    """With run.cwd=own: patterns of folders, as in code.exclude, into which the program writes. Each run has its own,
-    empty at first; what is in yours isn't there. A folder with tracked files keeps those, and one with scripts is
-    code."""
+    """With run.cwd=own: patterns, as in code.exclude, of folders and files that the program writes. Each run has its
+    own folders, empty at first, and no such files. What git tracks stays, and a folder with scripts is code."""
     signal: Annotated[str, require.one_of("TERM", "INT", "HUP", "USR1", "USR2")] = "TERM"
     """Signal by which the program is asked to stop: at a preemption, at a cancellation, and before the time limit
     (`cluster.signal_delay_s`)."""

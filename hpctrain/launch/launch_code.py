@@ -164,7 +164,12 @@ class LaunchCode:
             new_name = f"it is {copy.set_aside.name} now, and a new copy was made"
             self._warn(f"{copy.folder} was changed since it was taken: {new_name}")
             self._carry_over(replace(copy.of(self._home), folder=copy.set_aside), copy.of(self._home))
-        if copy is not None and (full := [part for part in copy.own or () if not is_empty(copy.files.root / part)]):
+        full = (
+            []
+            if copy is None or self._now
+            else [part for part in copy.own or () if not is_empty(copy.files.root / part)]
+        )
+        if full:
             remedy = "a program that reads what is in yours needs run.cwd=shared, or run.own_folders without that name"
             self._warn(f"each run has its own {listed(full)}, empty at first; {remedy}")
         if copy is not None and (hooked := _hooked(copy.of(self._home), config)):

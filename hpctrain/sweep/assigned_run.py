@@ -60,8 +60,11 @@ def drawn_run(home: RunDirectory, record: SweepRecord, assignment: Assignment) -
 
     Raises:
         ConfigError: the values don't fit together.
+        RunDirectoryError: files of the copied code are missing.
     """
     code = current_code(home)
+    if code is not None and (damage := code.find_damage(contents=False)):
+        raise RunDirectoryError(damage)
     folder = Path(record.folder) if code is None else code.working_directory
     composer = Composer(_in_copy(code, record.config_dir), folder)
     fixed = [override.partition("=")[0] for override in record.fixed]

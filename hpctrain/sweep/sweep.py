@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hpctrain.config.checks import warnings_of
 from hpctrain.config.cluster import Slurm
+from hpctrain.config.program import ProgramConfig
 from hpctrain.config.run_config import RunConfig
 from hpctrain.errors import ERROR_PREFIX, ConfigError, ExitCode
 from hpctrain.launch.after import require_others, start_options
@@ -102,7 +103,10 @@ class Sweep:
 
     def _warnings(self, run: SweepRun) -> list[str]:
         with importing_code_of(run.config.run_dir, now=self.code_now):
-            return warnings_of(run.config)
+            warnings = warnings_of(run.config)
+        if isinstance(run.config, ProgramConfig) and run.config.code.snapshot == "none":
+            warnings.append("code.snapshot=none: all runs have the same working directory, and share its files")
+        return warnings
 
     def _launch(self, runs: Sequence[SweepRun]) -> list[int]:
         is_slurm = isinstance(runs[0].config.cluster, Slurm)

@@ -114,3 +114,47 @@ def test_what_was_submitted_runs(sandbox: SlurmSandbox, work: Path) -> None:
     printed = (program / "logs" / "rank_0.log").read_text()
     assert f"version 1 data 7 in {program}/code/" in printed
     assert f"submitted in {work}\n" in printed
+
+
+COUNTS = """
+import os, sys, time
+from pathlib import Path
+
+rank, value = int(os.environ["RANK"]), sys.argv[1]
+out = Path("outputs", f"rank_{rank}.txt")
+out.parent.mkdir(exist_ok=True)
+before = out.read_text() if out.exists() else "nothing"
+out.write_text(value)
+Path(__file__).with_name(f"beside_{rank}").write_text(value)
+print("value", value, "found", before, "data", Path("data", "number.txt").read_text())
+while before == "nothing" and not Path(os.environ["HPCTRAIN_SUBMIT_DIR"], "go").exists():
+    time.sleep(0.2)
+os.kill(os.getpid(), 9) if before == "nothing" and rank == 1 else None
+"""
+
+
+@pytest.mark.nightly
+def test_the_runs_of_a_program_s_array_write_for_themselves_on_two_nodes(sandbox: SlurmSandbox, work: Path) -> None:
+    (work / "counts.py").write_text(COUNTS)
+    (work / "outputs").mkdir()
+    (work / "outputs" / "rank_0.txt").write_text("by hand")
+    (work / ".gitignore").write_text("data/\noutputs/\nruns/\ngo\n")
+    sweep = work / "runs" / "sweep"
+    words = ["cluster=slurm", "cluster.cpus_per_process=1", "nodes=2", f"run_dir={sweep}", "args.value=3,4"]
+    command = [sys.executable, "-m", "hpctrain", "run", "-m", *words, "--", "python", "counts.py", "{args.value}"]
+    done: Done = sandbox.run(command, cwd=work, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found = re.search(r"submitted job (\d+)", done.stdout)
+    assert found is not None, done.stdout
+    assert not any((sweep / name / "code").exists() for name in "01")  # submitting makes no links
+    (work / "go").touch()
+    for number in range(2):
+        sandbox.wait_job(f"{found[1]}_{number}", "COMPLETED")
+    for number, value in enumerate("34"):
+        (folder,) = [path for path in (sweep / str(number) / "code").iterdir() if path.is_dir()]
+        for rank in range(2):
+            log = (sweep / str(number) / "logs" / f"rank_{rank}.log").read_text()
+            lines = re.findall("^value .*", log, re.MULTILINE)
+            assert lines == [f"value {value} found {before} data 7" for before in ("nothing", value)]
+            assert (folder / f"beside_{rank}").read_text() == value
+    assert (work / "outputs" / "rank_0.txt").read_text() == "by hand"

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from hpctrain.cli import main
+from hpctrain.config.compose_program import ProgramComposer
 from hpctrain.config.program import ProgramConfig
 from hpctrain.config.run import ProgramRun
 from hpctrain.errors import ConfigError, RunDirectoryError
@@ -23,6 +24,7 @@ from hpctrain.launch.run_dir import undone_on_error
 from hpctrain.run.code import current_code
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
+from hpctrain.run.own_folder import code_for_attempt
 from hpctrain.run.reason import Reason
 from hpctrain.sweep.runs import SweepRun
 from hpctrain.sweep.sweep import Sweep
@@ -268,6 +270,68 @@ def test_a_sweep_that_fails_leaves_what_others_use(project, composer):
     with pytest.raises(KeyboardInterrupt), sweep(composer, 3):
         raise KeyboardInterrupt
     assert tree(project / "R") == before
+
+
+def programs(count, words=(), **options):
+    composer = ProgramComposer(["true", "{args.n}"])
+    runs = [SweepRun(composer.compose_run([f"args.n={n}", f"run_dir=R/{n}", *words])) for n in range(count)]
+    with Sweep(RunDirectory.at("R"), [], **options).prepared(runs, 0o750) as plans:
+        return [run.directory for run in plans]
+
+
+def test_each_program_of_a_sweep_has_its_own_folder_also_with_today_s_code(project, capsys):
+    (project / "outputs").mkdir()
+    (project / "outputs" / "old").write_text("by hand")
+    (project / ".gitignore").write_text("R*/\noutputs/\n")
+    runs = programs(3)
+    assert "warning: each run has its own outputs, empty at first; a program that reads" in capsys.readouterr().err
+    for run in runs[:2]:
+        folder = code_for_attempt(run).copy.folder
+        assert folder.parent == run.code
+        (folder / "outputs" / "last").write_text(run.path.name)
+    (folder / "my_task.py").unlink()
+    with pytest.raises(RunDirectoryError, match=r"R/1/code/\w+/my_task\.py was removed .*--code=now`$"):
+        programs(3)
+    programs(3, code_now=True)  # the same code
+    assert [path.name for path in runs[1].code.glob("damaged-*/outputs/last")] == ["last"]
+    (project / "my_task.py").write_text("")
+    programs(3, code_now=True)
+    for run in runs[:2]:
+        folder = code_for_attempt(run).copy.folder
+        assert (folder / "my_task.py").read_text() == ""
+        assert (folder / "outputs" / "last").read_text() == run.path.name
+    assert not runs[2].code.exists()  # it hasn't begun
+    assert list((code_for_attempt(runs[2]).copy.folder / "outputs").iterdir()) == []
+    with pytest.raises(ConfigError, match=r"^run\.cwd=shared: the run in .* began with own, and its files are there"):
+        programs(3, ["run.cwd=shared"])
+
+
+def test_the_programs_of_a_sweep_share_what_they_write_if_they_are_to_or_began_so(project):
+    for run in programs(2, ["run.cwd=shared"]):
+        assert '"own"' not in run.code_records.read_text()  # nor did earlier versions write that
+        text = run.config.read_text().split("  own_folders:")[0].replace("  cwd: shared\n", "")
+        run.config.write_text(f"{text}  signal: TERM\n")
+    (project / "my_task.py").write_text("")
+    for now in (False, True):
+        folders = {code_for_attempt(run).copy.folder for run in programs(2, code_now=now)}
+        assert [folder.parent for folder in folders] == [project / "R" / "code"]
+
+
+def test_a_sweep_s_programs_in_an_empty_folder_have_their_own(folder):
+    for run in programs(2):
+        assert code_for_attempt(run).copy.folder.parent == run.code
+    assert [current_code(run) for run in programs(3, ["code.snapshot=none"])[2:]] == [None]
+
+
+def test_a_resume_names_what_was_purged_rather_than_what_it_leads_to(project, prepared, capsys):
+    (project / "other.py").write_text("")
+    directory = prepared(*OWN)
+    for file in current_code(directory).folder.glob("*.py"):
+        file.unlink()
+    assert main(["resume", "R"]) == 2
+    error = capsys.readouterr().err
+    assert "2 of 3 files were removed since the code was taken (my_task.py, other.py): restore them, or take" in error
+    assert error.endswith("R --code=now`\n")
 
 
 def test_a_resume_checks_classes_in_the_code_that_will_run(project, prepared):

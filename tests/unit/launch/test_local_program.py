@@ -99,3 +99,18 @@ def test_ctrl_c_twice_kills_what_does_not_stop(run, interrupt, capsys):
     assert run(IGNORES, TWO) == 4
     assert "ended at once by a second Ctrl-C, without a save" in capsys.readouterr().err
     assert reasons() == ["interrupted"]
+
+
+def test_runs_of_a_sweep_do_not_see_what_the_others_wrote(folder, capsys):
+    (folder / "outputs").mkdir()
+    (folder / "outputs" / "last").write_text("by hand")
+    script = "ls outputs; mkdir -p outputs new; echo x > outputs/last; touch new/last; echo runs in $PWD"
+    assert main(["run", "-m", "run_dir=sweep", "args.n=1,2", "--", "sh", "-c", f"{script} # {{args.n}}"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert "last" not in printed
+    places = [Path(line.removeprefix("runs in ")) for line in printed if line.startswith("runs in ")]
+    for number, place in enumerate(places):
+        assert place.parent == folder / "sweep" / str(number) / "code"
+        line = f"hpctrain: the program wrote into {place}, the run's own folder: new, outputs"
+        assert any(printed_line.endswith(line) for printed_line in printed)
+    assert (folder / "outputs" / "last").read_text() == "by hand"

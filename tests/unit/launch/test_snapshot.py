@@ -14,6 +14,7 @@ import pytest
 
 import hpctrain
 from hpctrain.config.code import Code
+from hpctrain.config.run import ProgramRun
 from hpctrain.errors import RunDirectoryError
 from hpctrain.launch import code_choice, code_files, code_repository, snapshot
 from hpctrain.launch.code_choice import CodeFilesError
@@ -97,6 +98,50 @@ def test_what_git_ignores_is_linked(repository, home):
     write(repository, {"pkg/__pycache__/net.pyc": "e"})
     links = {name: f"-> {repository / name}" for name in ("data", "out.log", "pkg/x.log", "runs")}
     assert files_in(take(repository, home).folder) == BASE | links
+
+
+def test_copies_are_new_whatever_the_age_of_the_originals(repository, home):
+    write(repository, {"data/a.bin": "a"})
+    for path in (repository, *repository.rglob("*")):
+        os.utime(path, (1, 1))
+    taken = take(repository, home)
+    assert all(path.lstat().st_mtime > 1e9 for path in (taken.folder, *taken.folder.rglob("*"), home.code))
+
+
+@pytest.mark.parametrize("in_git", [True, False], ids=["git", "folder"])
+def test_folders_into_which_a_program_writes_are_a_run_s_own(repository, home, tmp_path, in_git):
+    write(
+        repository, {"data/a": "a", "pkg/logs/b.log": "b", "outputs/last.pt": "c", "wandb/d/e.log": "d", "mine/f": "f"}
+    )
+    write(repository, {"runs/plot.py": "x = 1\n", "runs/plot.yaml": "y", "results/base.csv": "g", "results/h.log": "h"})
+    for name in ("scratch/deep", "logs"):
+        (repository / name).mkdir(parents=True)
+    (tmp_path / "storage").mkdir()
+    (repository / "checkpoints").symlink_to(tmp_path / "storage")
+    (repository / ".gitignore").write_text("data/\nwandb/\n*.log\nscratch/\nlogs\nmine/\n")
+    git(repository, "add", "results", "checkpoints")
+    if not in_git:
+        shutil.rmtree(repository / ".git")
+    own = ["checkpoints", "outputs", "pkg/logs", "results", "wandb"]
+    own = sorted([*own, "logs", "scratch"] if in_git else own)
+    taken = copy_code(repository, Code(), home, 0o750, ProgramRun().own_folders)
+    assert list(taken.own) == own
+    assert all((taken.folder / name).is_dir() and not (taken.folder / name).is_symlink() for name in own)
+    copied = {"train.py", "pkg/net.py", ".gitignore", "runs/plot.py", "runs/plot.yaml"}
+    copied |= {"results/base.csv"} if in_git else {"data/a", "mine/f"}
+    linked = {"data", "mine"} if in_git else set()
+    assert files_in(taken.folder).keys() == copied | linked
+    assert taken.of(home).find_damage() == ""
+
+
+def test_which_folders_are_a_run_s_own_can_be_chosen(repository, home):
+    write(repository, {"data/a": "a", "outputs/b": "b", "weights/c": "c", "last.pt": "d"})
+    (repository / ".gitignore").write_text("data/\noutputs/\nweights/\n*.pt\n")
+    taken = copy_code(repository, Code(), home, 0o750, ["weights/", "*.pt"])
+    assert taken.own == ("last.pt", "weights")
+    links = {name for name, text in files_in(taken.folder).items() if text.startswith("->")}
+    assert links == {"data", "outputs"}
+    assert list((taken.folder / "weights").iterdir()) == []
 
 
 def test_a_folder_that_contains_the_run_is_not_linked(repository):

@@ -118,6 +118,18 @@ def test_damage_is_one_line_with_the_file_and_what_to_do(code, damage, slow, mon
     assert code.find_damage() == f"{code.folder}/{damage} since the code was taken: {remedy}"
 
 
+def test_all_files_that_a_purge_removed_are_counted(code):
+    (code.folder / "run.sh").chmod(0o440)
+    shutil.rmtree(code.folder / "pkg")
+    assert code.find_damage().startswith(f"{code.folder}/pkg/net.py was removed since")
+    (code.folder / "link").unlink()
+    line = (
+        f"{code.folder}: 2 of 3 files were removed since the code was taken (pkg/net.py, link): restore them, or take "
+    )
+    assert code.find_damage().startswith(line)
+    assert code.find_damage(contents=False) == code.find_damage()
+
+
 def test_what_a_program_writes_into_the_copy_is_no_damage(code):
     (code.folder / "outputs").mkdir()
     (code.folder / "pkg" / "net.pyc").write_text("x")
