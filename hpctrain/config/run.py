@@ -7,13 +7,6 @@ from typing import Annotated
 
 from hpctrain.config import require
 
-OUTPUT_FOLDERS = (
-    *("checkpoint", "checkpoints", "ckpt", "ckpts", "lightning_logs", "log", "logs", "mlruns", "multirun", "out"),
-    *("output", "outputs", "result", "results", "runs", "save", "saved", "saves", "tb_logs", "tensorboard", "wandb"),
-    *("work_dir", "work_dirs"),
-)
-"""Names of folders into which programs write."""
-
 
 @dataclass(kw_only=True, slots=True)
 class ProgramRun(require.Checked):
@@ -32,8 +25,12 @@ class ProgramRun(require.Checked):
     data, and with empty `run.own_folders`; shared: the copy itself, which the runs of a sweep share, with links to all
     that git ignores. null: own for the runs of a sweep, shared for others."""
     own_folders: Annotated[list[str], require.each(require.single_line)] = field(
-        default_factory=lambda: list(OUTPUT_FOLDERS)
-    )
+        default_factory=lambda: [
+            "checkpoint", "checkpoints", "ckpt", "ckpts", "lightning_logs", "log", "logs", "mlruns", "multirun", "out",
+            "output", "outputs", "result", "results", "runs", "save", "saved", "saves", "tb_logs", "tensorboard",
+            "wandb", "work_dir", "work_dirs",
+        ]
+    )  # fmt: skip
     """With run.cwd=own: patterns, as in code.exclude, of folders and files that the program writes. Each run has its
     own folders, empty at first, and no such files. What git tracks stays, and a folder with scripts is code."""
     signal: Annotated[str, require.one_of("TERM", "INT", "HUP", "USR1", "USR2")] = "TERM"

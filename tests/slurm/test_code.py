@@ -140,14 +140,15 @@ def test_the_runs_of_a_program_s_array_write_for_themselves_on_two_nodes(sandbox
     (work / "outputs" / "rank_0.txt").write_text("by hand")
     (work / ".gitignore").write_text("data/\noutputs/\nruns/\ngo\n")
     sweep = work / "runs" / "sweep"
-    words = ["cluster=slurm", "cluster.cpus_per_process=1", "nodes=2", f"run_dir={sweep}", "args.value=3,4"]
+    words = [*HELD, "nodes=2", f"run_dir={sweep}", "args.value=3,4"]
     command = [sys.executable, "-m", "hpctrain", "run", "-m", *words, "--", "python", "counts.py", "{args.value}"]
     done: Done = sandbox.run(command, cwd=work, timeout=120)
     assert done.returncode == 0, done.stderr
-    found = re.search(r"submitted job (\d+)", done.stdout)
+    found = re.search(r"submitted job array (\d+)", done.stdout)
     assert found is not None, done.stdout
     assert not any((sweep / name / "code").exists() for name in "01")  # submitting makes no links
     (work / "go").touch()
+    sandbox.ask("scontrol", "release", found[1])
     for number in range(2):
         sandbox.wait_job(f"{found[1]}_{number}", "COMPLETED")
     for number, value in enumerate("34"):

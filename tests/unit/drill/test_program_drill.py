@@ -17,6 +17,15 @@ def test_the_logs_of_a_drill_are_not_code():
     assert config.code.exclude == ["data", "it's", "straight.log", "interrupted.log"]
 
 
+@pytest.mark.parametrize(
+    ("typed", "cwd"), [([], "own"), (["run.cwd=shared"], "shared"), (["code.snapshot=none"], None)], ids=str
+)
+def test_the_runs_of_a_drill_do_not_share_what_they_write(typed, cwd):
+    composer = ProgramComposer(["true"])
+    config = composer.compose_program(overrides_of(typed, composer.compose_program(overrides_of(typed))))
+    assert config.run.cwd == cwd
+
+
 @pytest.mark.parametrize("typed", [["cluster=slurm", "cluster.gpus_per_node=2"], []], ids=["asked for", "uncounted"])
 def test_a_drill_with_gpus_makes_cublas_and_nccl_deterministic(monkeypatch, typed):
     """Also where there may be some."""
