@@ -320,7 +320,14 @@ def test_the_programs_of_a_sweep_share_what_they_write_if_they_are_to_or_began_s
 def test_a_sweep_s_programs_in_an_empty_folder_have_their_own(folder):
     for run in programs(2):
         assert code_for_attempt(run).copy.folder.parent == run.code
-    assert [current_code(run) for run in programs(3, ["code.snapshot=none"])[2:]] == [None]
+
+
+def test_programs_of_a_sweep_without_a_copy_are_warned_that_they_share_their_files(folder, capsys):
+    assert (
+        main(["run", "-m", "code.snapshot=none", "args.n=1,2", "cluster.dry_run=true", "--", "true", "{args.n}"]) == 0
+    )
+    line = "hpctrain: warning: code.snapshot=none: all runs have the same working directory, and share its files\n"
+    assert capsys.readouterr().err == line
 
 
 def test_a_resume_names_what_was_purged_rather_than_what_it_leads_to(project, prepared, capsys):
