@@ -51,7 +51,7 @@ class CodeFiles:
         working_directory: `.` for the root.
         commit: of git; None outside of a repository.
         copied: files and symbolic links, with their sizes in bytes; some may vanish.
-        untracked: those of them that git doesn't track; all of them outside of a repository.
+        untracked: those of the files that git doesn't track, and others; outside of a repository, all of them.
         folders: of the code, those that are empty as well: a program may write into them.
         linked: files and folders that the code may use, and that aren't copied.
     """
@@ -142,12 +142,16 @@ def take_out_own(found: CodeFiles, patterns: Sequence[str]) -> list[str]:
 
 
 def is_empty(folder: Path) -> bool:
-    """Whether a folder has only folders in it, and in these."""
+    """Whether a folder has only folders in it, and in these; stops at the first file."""
+
+    def has_no_file(entry: os.DirEntry[str]) -> bool:
+        return entry.name == ".gitkeep" or (entry.is_dir(follow_symlinks=False) and is_empty(Path(entry.path)))
+
     try:
-        entries = [entry for entry in os.scandir(folder) if entry.name != ".gitkeep"]
+        with os.scandir(folder) as entries:
+            return all(map(has_no_file, entries))
     except OSError:
         return False  # a file, or a folder of another user
-    return all(entry.is_dir(follow_symlinks=False) and is_empty(Path(entry.path)) for entry in entries)
 
 
 def _parts(path: str) -> Iterable[str]:

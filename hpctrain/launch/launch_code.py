@@ -129,6 +129,12 @@ class LaunchCode:
             raise ConfigError("run.cwd", config.run.cwd, problem, "leave it out, or choose another run_dir")
         return config.run.own_folders if is_own else None
 
+    def _warn_of_own_folders(self, copy: CodeCopy) -> None:
+        """Name the folders that are empty in the run's own folder, but not in the original."""
+        if full := [part for part in copy.own or () if not is_empty(copy.files.root / part)]:
+            remedy = "a program that reads what is in yours needs run.cwd=shared, or run.own_folders without that name"
+            self._warn(f"each run has its own {listed(full)}, empty at first; {remedy}")
+
     def _renewed(self, code: CodeSnapshot, known: CodeSnapshot) -> CodeSnapshot:
         """Return today's code in the run's own folder, if its program has run in one."""
         own = code.in_run
@@ -164,14 +170,8 @@ class LaunchCode:
             new_name = f"it is {copy.set_aside.name} now, and a new copy was made"
             self._warn(f"{copy.folder} was changed since it was taken: {new_name}")
             self._carry_over(replace(copy.of(self._home), folder=copy.set_aside), copy.of(self._home))
-        full = (
-            []
-            if copy is None or self._now
-            else [part for part in copy.own or () if not is_empty(copy.files.root / part)]
-        )
-        if full:
-            remedy = "a program that reads what is in yours needs run.cwd=shared, or run.own_folders without that name"
-            self._warn(f"each run has its own {listed(full)}, empty at first; {remedy}")
+        if copy is not None and not self._now:
+            self._warn_of_own_folders(copy)
         if copy is not None and (hooked := _hooked(copy.of(self._home), config)):
             self._warn(
                 f"{listed(hooked)}: installed editable by an import hook, so the run imports the original and not its "

@@ -22,6 +22,7 @@ FILE, EXECUTABLE, LINK = "100644", "100755", "120000"
 """Modes of files, as git has them."""
 BLOCK_BYTES = 1 << 20
 MISSING = "was removed"
+"""What is wrong with a file that isn't there."""
 DAMAGED = "damaged-"
 """How the names of damaged copies begin that a launch set aside."""
 
@@ -290,7 +291,7 @@ def current_code(directory: RunDirectory, digest: str | None = None) -> CodeSnap
         return None
     record, digest = records[-1], str(records[-1]["digest"])
     folder = Path(os.path.normpath(directory.path / record["folder"]))
-    # of a program that runs in a folder of its own; a run that was moved out of its sweep may have been given a copy
+    # a program of a sweep has its own folder once it has begun; a run that was moved out of its sweep may have a copy
     own = directory.code / digest
     return CodeSnapshot(
         run=directory,

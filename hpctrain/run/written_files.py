@@ -39,18 +39,21 @@ def written_originals(code: CodeSnapshot, since: float) -> list[str]:
         OSError: the copy can't be read.
     """
     written = {code.folder / path for path in written_files(code)}
-    found = []
+    links: list[Path] = []
     for above, folders, files in os.walk(code.folder):
-        links = [path for name in (*folders, *files) if (path := Path(above, name)).is_symlink()]
-        found += [path for path in links if _leads_to_original(code, path) and _newest_time(path) > since]
+        paths = [Path(above, name) for name in (*folders, *files)]
+        links += [path for path in paths if path.is_symlink() and _leads_to_original(code, path)]
         folders[:] = [name for name in folders if Path(above, name) not in written]
-    return sorted(path.relative_to(code.folder).as_posix() for path in found)
+    return sorted(link.relative_to(code.folder).as_posix() for link in links if _newest_time(link) > since)
 
 
 def _newest_time(path: Path) -> float:
     try:
-        inside = islice(os.scandir(path), LOOKED_AT) if path.is_dir() else ()
-        return max(path.stat().st_mtime, *(entry.stat().st_mtime for entry in inside), 0.0)
+        time = path.stat().st_mtime
+        if not path.is_dir():
+            return time
+        with os.scandir(path) as entries:
+            return max(time, *(entry.stat().st_mtime for entry in islice(entries, LOOKED_AT)), 0.0)
     except OSError:
         return 0.0
 
