@@ -30,6 +30,8 @@ from hpctrain.streams import Report
 if TYPE_CHECKING:
     from hpctrain.config.compose import Composer
 
+GLOBAL_BATCH_SIZE = "trainer.global_batch_size"
+
 
 def revert_failed_changes(directories: Sequence[RunDirectory], report: Report = print) -> None:
     """Revert each run's last resume if its job failed before an attempt began: no other process has noticed that end.
@@ -49,7 +51,11 @@ def revert_failed_changes(directories: Sequence[RunDirectory], report: Report = 
 
 
 def nothing_left(status: RunStatus, config: RunConfig) -> bool:
-    """Return whether a run has completed, and this configuration neither makes it longer nor changes its weights."""
+    """Return whether a run has completed, and this configuration can't make it longer.
+
+    A program may continue with other values. So may a training whose number of steps depends on the changed keys; if it
+    doesn't, its ranks find that out.
+    """
     # not by the state, which is that of a newer job if there is one
     completed = bool(status.attempts) and status.attempts[-1].reason is Reason.COMPLETED
     if not completed or status.state.may_change:
@@ -58,7 +64,11 @@ def nothing_left(status: RunStatus, config: RunConfig) -> bool:
     length = ["trainer.max_steps", "trainer.max_epochs"]
     if status.attempts[-1].detail:  # it ended before its last step
         length += [TIME_BOUND, *(key for key in changed if key.split(".")[0] == "callbacks")]
-    return not any(key in length or decides_the_weights(key) for key in changed)
+    if isinstance(config, Config) and config.resume.allow_config_change:
+        length += [key for key in changed if key.partition(".")[0] in ("task", "data") or key == GLOBAL_BATCH_SIZE]
+    else:
+        length += [key for key in changed if decides_the_weights(key)]  # a training is refused them
+    return not any(key in length for key in changed)
 
 
 def stored_values(path: Path) -> dict[str, Any]:
@@ -150,7 +160,7 @@ def changed_config(
         if "cluster" in chosen:
             wanted.append(f"nodes={config.nodes}")
         if isinstance(stored, Config) and "trainer" not in chosen:
-            wanted.append(f"trainer.global_batch_size={stored.trainer.global_batch_size}")
+            wanted.append(f"{GLOBAL_BATCH_SIZE}={stored.trainer.global_batch_size}")
         composed = _composer(stored, config_dir).compose_run(wanted)
         config = dataclasses.replace(config, **{group: getattr(composed, group) for group in chosen})
     with importing_code_of(directory.path, now=code_now):

@@ -26,8 +26,9 @@ from hpctrain.config.stored import load_run
 from hpctrain.errors import ConfigError
 from hpctrain.results.ranking import RankedRow
 from hpctrain.results.typed_command import TypedCommand
-from hpctrain.results.varied_keys import SEED, comparable, value_text
+from hpctrain.results.varied_keys import SEED, comparable
 from hpctrain.run.config_change import trained_config
+from hpctrain.run.manifest import value_text
 
 GROUP = "experiment"
 SITE = ("nodes", "cluster", "code", "health", "notify")

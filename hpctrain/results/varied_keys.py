@@ -59,18 +59,12 @@ def varied_keys(results: Sequence[RunResult]) -> VariedKeys:
         if key in typed or decides_the_weights(key) or _is_below(key, LENGTH)
     }
     differing = {key for key in relevant if _differs(readable, key)}
-    own = {key for key in differing if key in typed or not _follows(readable, key, choices)}
+    changed = {key for result in readable for key in result.changed}
+    own = {key for key in differing if key in typed or key in changed or not _follows(readable, key, choices)}
     names = [key for key in typed if key in own or key in choices]
     names += sorted(own - set(names))
     names.sort(key=lambda name: name == SEED)
     return VariedKeys(tuple(names), frozenset(choices))
-
-
-def value_text(value: object) -> str:
-    """A value as it is typed: `0.001`, `true`, `[0.9,0.99]`, `sgd`."""
-    if isinstance(value, str):
-        return value
-    return json.dumps(value, default=str).replace(", ", ",").replace(": ", ":")
 
 
 def comparable(value: object) -> str:

@@ -68,6 +68,13 @@ def varied_text(varied: Mapping[str, str]) -> str:
     return " ".join(f"{key}={value}" for key, value in varied.items())
 
 
+def value_text(value: object) -> str:
+    """A value as it is typed: `0.001`, `true`, `[0.9,0.99]`, `sgd`."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, default=str).replace(", ", ",").replace(": ", ":")
+
+
 def _user() -> str:
     try:
         return getpass.getuser()

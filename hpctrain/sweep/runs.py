@@ -16,9 +16,9 @@ from hpctrain.config.run_config import RunConfig
 from hpctrain.config.stored import load_run
 from hpctrain.errors import ConfigError
 from hpctrain.launch.existing_run import stored_values
-from hpctrain.results.varied_keys import value_text
+from hpctrain.run.config_change import changed_values
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.manifest import varied_text
+from hpctrain.run.manifest import value_text, varied_text
 from hpctrain.sweep.progress import with_progress
 
 
@@ -116,7 +116,9 @@ def _values_once(directory: RunDirectory, _changed_ns: int) -> Mapping[str, Any]
     values = stored_values(directory.config)
     if not values:
         _loads(directory)  # prints why not
-    return values
+        return {}
+    # one that was trained with several values is the run of none of them
+    return values | changed_values(directory)
 
 
 def _loads(directory: RunDirectory) -> bool:
