@@ -56,7 +56,7 @@ def varied_keys(results: Sequence[RunResult]) -> VariedKeys:
     relevant = {
         key
         for key in {key for result in readable for key in result.config}
-        if key in typed or decides_the_weights(key) or _is_below(key, LENGTH)
+        if key in typed or decides_the_weights(key) or is_below(key, LENGTH)
     }
     differing = {key for key in relevant if _differs(readable, key)}
     changed = {key for result in readable for key in result.changed}
@@ -106,7 +106,7 @@ def _differs(results: Sequence[RunResult], key: str) -> bool:
 def _follows(results: Sequence[RunResult], key: str, choices: Sequence[str]) -> bool:
     """Whether a key's value follows from the options of the groups that may set it."""
     # options of a group that isn't in the configuration, such as experiment, may set any key
-    setting = [choice for choice in choices if _is_below(key, [choice]) or not _is_group(results, choice)]
+    setting = [choice for choice in choices if is_below(key, [choice]) or not _is_group(results, choice)]
     if not setting:
         return False
     found: dict[tuple[str, ...], set[str]] = {}
@@ -124,5 +124,6 @@ def _is_group(results: Sequence[RunResult], name: str) -> bool:
     return any(key.startswith(f"{name}.") for result in results for key in result.config)
 
 
-def _is_below(key: str, groups: Iterable[str]) -> bool:
+def is_below(key: str, groups: Iterable[str]) -> bool:
+    """Whether a key is one of these, or is in one of these groups."""
     return any(key == group or key.startswith(f"{group}.") for group in groups)
