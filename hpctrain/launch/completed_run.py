@@ -61,7 +61,7 @@ def again_command(directory: RunDirectory, config: ProgramConfig) -> str:
     manifest = read_json_or_empty(directory.manifest)
     words, command = split_command(_words(manifest.get("command")))
     if words[: len(TYPED)] != TYPED or not command:
-        values = [f"{key}={value}" for key, value in _args(config).items()]
+        values = [f"{key}={config.run.args_as_typed.get(key, value)}" for key, value in _args(config).items()]
         return shlex.join([*TYPED, *values, "--", *config.run.command])
     varied = read_varied(directory)
     kept = [word for word in words[len(TYPED) :] if not _is_replaced(word, varied)]

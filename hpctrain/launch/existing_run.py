@@ -13,7 +13,7 @@ from hpctrain.attempt.outcome import TIME_BOUND
 from hpctrain.config.checks import check
 from hpctrain.config.identity import decides_the_weights, flat, flat_values
 from hpctrain.config.plain_yaml import read_plain_config
-from hpctrain.config.program import ProgramConfig
+from hpctrain.config.program import ProgramConfig, texts_of, values_of_args
 from hpctrain.config.root import Config
 from hpctrain.config.run_config import RunConfig
 from hpctrain.config.stored import OPEN_GROUPS, OPEN_OF_PROGRAMS, load_run
@@ -128,6 +128,28 @@ def refuse_other_run(old: RunConfig, new: RunConfig, report: Report = print) -> 
     for key in changed:
         inexact = "; the run is no longer exact" if decides_the_weights(key) else ""
         report(f"the run continues with {key}={after.get(key)} instead of {before.get(key)}{inexact}")
+
+
+def with_own_texts(old: RunConfig, new: RunConfig, report: Report = print) -> RunConfig:
+    """Return a program's configuration with the texts that its values of `args` had, where these are equal.
+
+    Args:
+        old: the stored one.
+        new: with which the run is to continue; with `resume.allow_config_change`, it has its own texts.
+        report: gets a line on each text that isn't taken.
+    """
+    if not isinstance(old, ProgramConfig) or not isinstance(new, ProgramConfig) or new.resume.allow_config_change:
+        return new
+    before, after = values_of_args(old), values_of_args(new)
+    plain, texts = texts_of(new.args), {}
+    equal = [key for key, text in texts_of(old.args).items() if plain.get(key) == text]
+    for key in after:
+        text = before[key] if key in equal else after[key]
+        if text != after[key]:
+            report(f"{key} stays {text}, with which the run began: {after[key]} is the same value")
+        if text != plain[key]:
+            texts[key] = text
+    return dataclasses.replace(new, run=dataclasses.replace(new.run, args_as_typed=texts))
 
 
 def changed_config(

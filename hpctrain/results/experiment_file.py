@@ -118,7 +118,9 @@ def export(
     file.path.parent.mkdir(parents=True, exist_ok=True)
     composer = ProgramComposer(config.run.command, folder) if isinstance(config, ProgramConfig) else Composer(folder)
     site = [word for word in typed.words_of(SITE) if word.partition("=")[0] not in OF_A_SWEEP]
-    wanted = _exported(flat(config), typed, skip_seed=len(row.runs) > 1)
+    # a file has no texts of numbers, so they are strings there
+    texts = config.run.args_as_typed if isinstance(config, ProgramConfig) else {}
+    wanted = _exported({**flat(config), **texts}, typed, skip_seed=len(row.runs) > 1)
     choices = _choices(composer, typed)
     with _draft(file) as (draft, name), _expressing(row, typed, file.path):
         draft.write_text(_text(comment, choices, {}), encoding="utf-8")

@@ -6,10 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpctrain.config.identity import flat_values
+from hpctrain.config.identity import flat_values, stored_texts
 from hpctrain.config.plain_yaml import read_plain_config
 from hpctrain.run.config_change import changed_values, trained_config
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.manifest import as_typed
 from hpctrain.status.report import read_statuses
 from hpctrain.status.run_status import RunStatus
 from hpctrain.status.state import RunState
@@ -64,7 +65,9 @@ def read_results(directories: Sequence[RunDirectory]) -> list[RunResult]:
 
 
 def _result(directory: RunDirectory, status: RunStatus) -> RunResult:
-    values = flat_values(read_plain_config(trained_config(directory)))
+    plain = read_plain_config(trained_config(directory))
+    values = flat_values(plain)
+    values |= {key: as_typed(values[key], text) for key, text in stored_texts(plain).items() if key in values}
     changed = changed_values(directory) if values else {}
     # an empty group is none
     return RunResult(status, {key: value for key, value in values.items() if value != {}} | changed, tuple(changed))

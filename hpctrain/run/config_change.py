@@ -67,15 +67,22 @@ def changes_weights(directory: RunDirectory) -> bool:
 
 def _recorded_changes(directory: RunDirectory) -> dict[str, tuple[Any, Any]]:
     """The changed values that decide the weights or that the run's sweep varied, by key: before and after."""
-    from hpctrain.config.identity import decides_the_weights, flat_values  # the schema is slow to import for `status`
+    from hpctrain.config.identity import decides_the_weights  # the schema is slow to import for `status`
 
-    before, after = map(flat_values, map(read_plain_config, (directory.config_before, directory.config)))
+    before, after = map(_values, (directory.config_before, directory.config))
     varied = read_varied(directory)
     return {
         key: (before.get(key), after.get(key))
         for key in sorted(before.keys() | after.keys())
         if before.get(key) != after.get(key) and (decides_the_weights(key) or _is_of(key, varied))
     }
+
+
+def _values(path: Path) -> dict[str, Any]:
+    from hpctrain.config.identity import flat_values, stored_texts
+
+    plain = read_plain_config(path)
+    return flat_values(plain) | stored_texts(plain)
 
 
 def _is_of(key: str, names: Iterable[str]) -> bool:
