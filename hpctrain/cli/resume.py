@@ -37,12 +37,13 @@ examples:
   python -m hpctrain resume sweep                             # every unfinished run under runs/sweep
   python -m hpctrain resume sweep --retry-failed              # also those that failed
   python -m hpctrain resume sweep sweep.num_runs=80           # draw more runs
-  python -m hpctrain resume sweep optimizer.lr=1e-3,1e-4      # more values, or another range with sweep.num_runs
+  python -m hpctrain resume sweep optimizer.lr=1e-3,1e-4      # add values, or another range with sweep.num_runs
   python -m hpctrain resume RUN --code=now                    # after a correction of your code
 
 With several runs, `resume` skips those that are completed or running, or whose files it can't read. It submits the
-runs of a sweep as job arrays. If the new attempt fails before it starts, hpctrain restores the run's configuration. If
-you stop or cancel it before it starts, your changes are kept for the next resume.
+runs of a sweep as job arrays. One value of a key that the sweep varies adds its runs. If the new attempt fails before
+it trains a step, or none is left, hpctrain restores the run's configuration. If you stop or cancel it before it starts,
+your changes are kept for the next resume.
 
 A run continues with the copy of the code that was made when it was launched. With --code=now, it gets a new one: type
 that in the folder from which the run was launched, or in the same one of a clone. A search keeps its code.
