@@ -14,7 +14,7 @@ from hpctrain.errors import RunDirectoryError
 from hpctrain.phrases import numbered
 from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.code import current_code
-from hpctrain.run.config_change import revert_config
+from hpctrain.run.config_change import changes_weights, keep_config, revert_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord, first_cause, read_exit_records
 from hpctrain.run.ledger import Ledger
@@ -280,9 +280,23 @@ def record_end(
         return
     if entry.start_time is None:
         ledger.start(attempt, job_id=job_id, nodes=nodes, world_size=world_size, step=saved, code=code or None)
-    # after a stop or a cancellation, the advice is a plain `resume`, which is to continue with the change
-    if ends_run and not outcome.reason.meaning.orderly and revert_config(directory):
-        log.warning("the attempt failed before it trained: restored the configuration from before this resume")
+    if ends_run and directory.config_before.exists():
+        _conclude_change(directory, attempt, outcome.reason)
     if outcome.error_after_signal:
         extra["error_after_signal"] = True
     ledger.end(attempt, reason=outcome.reason, step=outcome.step, detail=outcome.headline, saved_step=saved, **extra)
+
+
+def _conclude_change(directory: RunDirectory, attempt: int, reason: Reason) -> None:
+    """Decide on a resume's change to the configuration with which no step was trained, at the end of the run."""
+    if reason is Reason.COMPLETED:
+        earlier = [entry.reason for entry in Ledger(directory).attempts() if entry.attempt < attempt]
+        reverts = changes_weights(directory) or earlier[-1:] == [Reason.COMPLETED]
+        if not reverts:
+            keep_config(directory)  # a run that was made shorter has its new length
+    else:
+        # after a stop or a cancellation, the advice is a plain `resume`, which is to continue with the change
+        reverts = not reason.meaning.orderly
+    if reverts and revert_config(directory):
+        what = "no step was trained" if reason is Reason.COMPLETED else "the attempt failed before it trained"
+        log.warning("%s: restored the configuration from before this resume", what)

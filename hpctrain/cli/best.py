@@ -20,7 +20,8 @@ from hpctrain.phrases import counted, duration, listed
 from hpctrain.results.metric_choice import judging_metric, named_metric
 from hpctrain.results.ranking import RankedRow, Ranking, rank
 from hpctrain.results.run_result import RunResult, read_results
-from hpctrain.results.varied_keys import SEED, value_text
+from hpctrain.results.varied_keys import SEED
+from hpctrain.run.manifest import value_text
 from hpctrain.run.score import MODES
 from hpctrain.terminal import is_terminal
 

@@ -28,7 +28,7 @@ def export_winner(ranking: Ranking, path: Path, *, force: bool, config_dir: str 
     at = f"mean of {len(winner.runs)} runs" if len(winner.runs) > 1 else f"step {winner.best_step}"
     achieved = f"{ranking.metric.name} {winner.best:.6g} ({at}), {where}"
     include_working_directory()
-    command = export(winner, file, f"The best of a sweep: {achieved}.", force=force, config_dir=config_dir)
+    command = export(winner, ranking, file, f"The best of a sweep: {achieved}.", force=force, config_dir=config_dir)
     print(f"wrote {os.path.relpath(file.path)}: {winner.label}")
     print(f"  {achieved}")
     print("to train it:")

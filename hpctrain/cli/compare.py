@@ -18,8 +18,8 @@ from hpctrain.results.divergence import Divergence
 from hpctrain.results.metric_value import MetricValue
 from hpctrain.results.run_comparison import RunComparison, compare_runs
 from hpctrain.results.run_result import RunResult, read_results
-from hpctrain.results.varied_keys import value_text
 from hpctrain.run.ledger import Attempt
+from hpctrain.run.manifest import value_text
 from hpctrain.status.search import run_of
 
 _EPILOG = """\

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -11,13 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpctrain.cli.arguments import add_config_dir, add_runs_dir, command_parser
+from hpctrain.config.identity import decides_the_weights, flat
 from hpctrain.config.program import split_command
+from hpctrain.config.run_config import RunConfig
+from hpctrain.config.stored import load_run
 from hpctrain.errors import ERROR_PREFIX, ConfigError, ExitCode, RunDirectoryError
-from hpctrain.launch.existing_run import changed_config, revert_failed_changes
+from hpctrain.launch.existing_run import changed_config, changed_keys, revert_failed_changes
 from hpctrain.launch.launch_code import require_original_folder
 from hpctrain.launch.launcher import launch
+from hpctrain.run.config_change import trained_varied
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.manifest import read_varied
+from hpctrain.run.manifest import value_text
 from hpctrain.status.search import runs_of
 
 if TYPE_CHECKING:
@@ -32,18 +37,21 @@ examples:
   python -m hpctrain resume sweep                             # every unfinished run under runs/sweep
   python -m hpctrain resume sweep --retry-failed              # also those that failed
   python -m hpctrain resume sweep sweep.num_runs=80           # draw more runs
-  python -m hpctrain resume sweep optimizer.lr=1e-3,1e-4      # more values, or another range with sweep.num_runs
+  python -m hpctrain resume sweep optimizer.lr=1e-3,1e-4      # add values, or another range with sweep.num_runs
   python -m hpctrain resume RUN --code=now                    # after a correction of your code
 
 With several runs, `resume` skips those that are completed or running, or whose files it can't read. It submits the
-runs of a sweep as job arrays. If the new attempt fails before it starts, hpctrain restores the run's configuration. If
-you stop or cancel it before it starts, your changes are kept for the next resume.
+runs of a sweep as job arrays. One value of a key that the sweep varies adds its runs. If the new attempt fails before
+it trains a step, or none is left, hpctrain restores the run's configuration. If you stop or cancel it before it starts,
+your changes are kept for the next resume.
 
 A run continues with the copy of the code that was made when it was launched. With --code=now, it gets a new one: type
 that in the folder from which the run was launched, or in the same one of a clone. A search keeps its code.
 
 Exit code: the run's, or that of the first run that didn't finish; 0 once the run is submitted, and for a completed run;
 2 if RUN is not a run, can't be read, is or may be running, or if an override is invalid."""
+
+REMEDY = "name the runs to change, or start others in another run_dir"
 
 
 def main(arguments: list[str]) -> int:
@@ -72,6 +80,8 @@ def main(arguments: list[str]) -> int:
         return _resume_all(directories, overrides, options, command)
     (directory,) = directories
     config = changed_config(directory, overrides, options.config_dir, code_now=now)
+    if overrides and not _are_runs(options.words, Path(options.runs_dir)):
+        _refuse_common_change(directory, config)
     return launch(config, command, force=options.force, code_now=now)
 
 
@@ -106,7 +116,7 @@ def _sweep_of(options: argparse.Namespace, command: Sequence[str]) -> tuple[Swee
     from hpctrain.search.record import SweepRecord
 
     runs_dir = Path(options.runs_dir)
-    named = list(dict.fromkeys(word for word in options.words if "=" not in word or _is_folder(word)))
+    named = list(dict.fromkeys(word for word in options.words if not re.match("~|[^=]*=", word) or _is_folder(word)))
     places = [RunDirectory.at(place) for word in named for place in (Path(word), runs_dir / word)]
     homes = [home for home in places if home.sweep.is_file()]
     overrides = [word for word in options.words if word not in named]
@@ -146,6 +156,7 @@ def _resume_all(
     from hpctrain.sweep.sweep import Sweep  # submitit takes a tenth of a second to import
 
     now = options.code == "now"
+    are_runs = _are_runs(options.words, Path(options.runs_dir))
     groups: dict[tuple[Path, str], list[SweepRun]] = {}
     codes: list[int] = []
     for directory in sorted(directories, key=_place):
@@ -157,15 +168,27 @@ def _resume_all(
             print(f"{ERROR_PREFIX}{os.path.relpath(directory.path)}: {problem}; skipped", file=sys.stderr)
             codes.append(ExitCode.BAD_CONFIGURATION)
             continue
+        if overrides and not are_runs:
+            _refuse_common_change(directory, config)
         group = groups.setdefault((_home(directory), config.cluster.kind), [])
-        group.append(SweepRun(config, read_varied(directory)))
+        group.append(SweepRun(config, trained_varied(directory)))
     for (home, kind), runs in groups.items():
-        retry = options.retry_failed or _are_runs(options.words, Path(options.runs_dir))
+        retry = options.retry_failed or are_runs
         sweep = Sweep(RunDirectory.at(home), command, force=options.force, code_now=now, retry_failed=retry)
         codes += sweep.launch(runs)
         if kind == "local" and ExitCode.INTERRUPTED in codes:
             break  # by Ctrl-C, which is meant for all of them
     return next((code for code in codes if code != ExitCode.FINISHED), ExitCode.FINISHED)
+
+
+def _refuse_common_change(directory: RunDirectory, config: RunConfig) -> None:
+    """Refuse one value for all runs of a folder, such as a sweep's, if it would change what they are trained with."""
+    stored = load_run(directory.config)
+    changed = [key for key in changed_keys(flat(stored), config) if decides_the_weights(key)]
+    if changed:
+        key, run = changed[0], os.path.relpath(directory.path)
+        problem = f"would change the existing runs: {run} has {value_text(flat(stored).get(key))}"
+        raise ConfigError(key, value_text(flat(config).get(key)), problem, REMEDY)
 
 
 def _problem_without_changes(directory: RunDirectory) -> ConfigError | None:

@@ -9,6 +9,7 @@ from hpctrain.attempt.requeue import BLIND
 from hpctrain.cli.table import aligned
 from hpctrain.phrases import counted, duration, listed, local_time, on_one_line
 from hpctrain.run.bottleneck import Bottleneck
+from hpctrain.run.config_change import changed_values
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import first_cause, read_exit_records
 from hpctrain.run.ledger import Attempt
@@ -39,6 +40,7 @@ def run_details(status: RunStatus, now: float) -> str:
         f"run         {os.path.relpath(status.path)}",
         *([f"command     {on_one_line(status.command)}"] if status.command else []),
         *([f"varied      {varied_text(status.varied)}"] if status.varied else []),
+        *(f"changed     {key}={text}" for key, text in changed_values(RunDirectory(status.path)).items()),
         f"state       {status.state}" + (f": {status.note}" if status.note else ""),
     ]
     if status.may_start is not None:

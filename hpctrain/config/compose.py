@@ -15,7 +15,6 @@ from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import setup_globals
 from hydra.types import RunMode
@@ -33,6 +32,7 @@ from hpctrain.config.run_config import RunConfig
 from hpctrain.config.sbatch_variables import fill_from_sbatch_variables
 from hpctrain.config.schema import PROGRAM_KEYS, SWEEP_GROUP
 from hpctrain.config.stored import to_config
+from hpctrain.config.typed_values import TypedValuesParser, as_texts
 from hpctrain.errors import ConfigError
 
 PRIMARY = "train"
@@ -130,7 +130,7 @@ class Composer:
         Raises:
             ConfigError: an override can't be parsed.
         """
-        parser, parsed = OverridesParser.create(config_loader=self.hydra.config_loader), []
+        parser, parsed = TypedValuesParser.create(config_loader=self.hydra.config_loader), []
         for override in open_overrides(overrides):
             # the runs of a sweep share most of their overrides
             if override not in self._parsed:
@@ -203,7 +203,7 @@ class Composer:
                 return sorted(found.union(keys_of(self._raw([str(choice.input_line) for choice in choices]))))
         return sorted(found)
 
-    def _raw(self, overrides: Sequence[str]) -> DictConfig:
+    def _raw(self, overrides: Sequence[str], *, as_typed: bool = False) -> DictConfig:
         choices: list[Override] = []
         values: list[Override] = []
         for parsed in self.parse(overrides):
@@ -212,7 +212,7 @@ class Composer:
         chosen, task = self._chosen(choices)
         node: DictConfig = pickle.loads(chosen)  # five times as fast as a deepcopy of OmegaConf's nodes
         for override in values:
-            apply_override(override, node)
+            apply_override(as_texts(override) if as_typed else override, node)
         self._fill_in(node, task)
         OmegaConf.set_struct(node, False)
         return node

@@ -11,7 +11,8 @@ from hpctrain.config.checks import check
 from hpctrain.config.compose import Composer
 from hpctrain.config.program import USAGE, ProgramConfig, default_name
 from hpctrain.config.schema import TRAINING_KEYS
-from hpctrain.config.stored import to_program
+from hpctrain.config.stored import other_texts, to_program
+from hpctrain.config.typed_values import has_other_text
 from hpctrain.errors import ConfigError
 
 
@@ -44,6 +45,8 @@ class ProgramComposer(Composer):
         self.refuse_foreign(overrides)
         with self.explaining(overrides):
             config = to_program(self._raw(overrides), self.command)
+            if any(map(has_other_text, self.parse(overrides))):
+                config.run.args_as_typed = other_texts(config, self._raw(overrides, as_typed=True))
         check(config)
         return config
 

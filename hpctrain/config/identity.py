@@ -73,6 +73,10 @@ UNUSED: Mapping[str, object] = {
 runs of those versions stay the same runs."""
 
 
+TEXTS = "run.args_as_typed"
+"""Texts of values, which compare as the values do."""
+
+
 def decides_the_weights(key: str) -> bool:
     """Whether another value of this key can lead to other weights."""
     return any(key == group or key.startswith(f"{group}.") for group in DECIDES_THE_WEIGHTS)
@@ -84,10 +88,12 @@ def flat(config: RunConfig) -> dict[str, Any]:
 
 
 def flat_values(groups: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a configuration in plain containers by their full keys."""
+    """Return the values of a configuration in plain containers by their full keys, without `TEXTS`."""
     found: dict[str, Any] = {}
 
     def walk(prefix: str, value: object) -> None:
+        if prefix == TEXTS:
+            return
         if isinstance(value, dict) and value:
             for key, inside in value.items():
                 walk(f"{prefix}.{key}" if prefix else key, inside)
@@ -96,6 +102,13 @@ def flat_values(groups: Mapping[str, Any]) -> dict[str, Any]:
 
     walk("", groups)
     return found
+
+
+def stored_texts(plain: Mapping[str, Any]) -> dict[str, str]:
+    """Return the `TEXTS` of a stored configuration in plain containers, by the full keys of their values."""
+    group, _, name = TEXTS.partition(".")
+    texts = inside.get(name) if isinstance(inside := plain.get(group), dict) else None
+    return {str(key): str(text) for key, text in texts.items()} if isinstance(texts, dict) else {}
 
 
 def config_digest(config: Config) -> str:

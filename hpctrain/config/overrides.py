@@ -8,7 +8,6 @@ from typing import Any
 
 import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig
@@ -16,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain.config.explain import HELP, Explainer
 from hpctrain.config.multiple_values import in_brackets, require_single_value, value_as_typed
+from hpctrain.config.typed_values import TypedValuesParser, as_texts
 from hpctrain.errors import ConfigError
 
 MISTAKES = (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError)
@@ -30,17 +30,23 @@ def open_overrides(overrides: Sequence[str]) -> list[str]:
     return [f"++{override}" if OPEN_NODES.match(override) else in_brackets(override) for override in overrides]
 
 
-def apply_overrides(node: DictConfig, overrides: Sequence[str]) -> None:
+def apply_overrides(node: DictConfig, overrides: Sequence[str], *, as_typed: bool = False) -> None:
     """Apply overrides of values, as they are typed, to a stored configuration.
+
+    Args:
+        node: of the configuration.
+        overrides: as typed.
+        as_typed: store the texts of `args`, and not their values.
 
     Raises:
         ConfigError: one can't be parsed, has several values, or names an unknown key.
     """
-    parser = OverridesParser.create()
+    parser = TypedValuesParser.create()
     for typed, override in zip(overrides, open_overrides(overrides), strict=True):
         try:
             for parsed in parser.parse_overrides([override]):
-                apply_override(require_single_value(parsed, sweeps=False), node)
+                single = require_single_value(parsed, sweeps=False)
+                apply_override(as_texts(single) if as_typed else single, node)
         except MISTAKES as error:
             text = "\n".join(filter(None, (str(error), str(error.__cause__ or ""))))
             raise Explainer(text, [typed], lambda: sorted(keys_of(node))).explain() from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,15 +51,20 @@ def placeholders(config: ProgramConfig) -> tuple[list[str], list[str]]:
 
 def values_of_args(config: ProgramConfig) -> dict[str, str]:
     """Return the values of `args` as text for the command, by their full keys, such as `args.lr`."""
-    found = flat_values({"args": config.args}) if config.args else {}
-    return {key: _as_typed(value) for key, value in found.items()}
+    return texts_of(config.args) | config.run.args_as_typed
 
 
-def _as_typed(value: object) -> str:
+def texts_of(args: Mapping[str, Any]) -> dict[str, str]:
+    """Return values of `args` as a program gets them, if their own texts aren't known, by their full keys."""
+    return {key: text_of(value) for key, value in flat_values({"args": args}).items()} if args else {}
+
+
+def text_of(value: object) -> str:
+    """Return a value as a program gets it, if its own text isn't known."""
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, list):
-        return ",".join(map(_as_typed, value))
+        return ",".join(map(text_of, value))
     return str(value)
 
 

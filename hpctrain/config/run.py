@@ -14,6 +14,8 @@ class ProgramRun(require.Checked):
 
     command: list[str] = field(default_factory=list)
     """The program and its arguments; set by what follows `--`, not by hand."""
+    args_as_typed: dict[str, str] = field(default_factory=dict)
+    """Texts of `args` that differ from their values, such as 1.10 from 1.1; set by hpctrain, not by hand."""
     processes: Annotated[str, require.one_of("ranks", "node")] = "ranks"
     """ranks: start the program once per rank; node: once per node, for a program such as torchrun that starts the
     ranks itself."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain.config.explain import Explainer, unreadable
 from hpctrain.config.plain_yaml import refuse_deep
-from hpctrain.config.program import USAGE, ProgramConfig
+from hpctrain.config.program import USAGE, ProgramConfig, texts_of
 from hpctrain.config.root import Config
 from hpctrain.config.run_config import RunConfig
 from hpctrain.config.schedule import Custom, schema_of
@@ -107,9 +107,10 @@ def to_yaml(config: RunConfig) -> str:
     """Return the text of ``config.yaml``, with everything resolved."""
     # as OmegaConf.to_yaml does, which would build its own tree first: half of the time, for each run of a sweep
     dumper = get_omega_conf_dumper()
-    text: str = yaml.dump(
-        dataclasses.asdict(config), Dumper=dumper, default_flow_style=False, allow_unicode=True, sort_keys=False
-    )
+    plain = dataclasses.asdict(config)
+    if isinstance(config, ProgramConfig) and not config.run.args_as_typed:
+        del plain["run"]["args_as_typed"]
+    text: str = yaml.dump(plain, Dumper=dumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
     return text
 
 
@@ -182,6 +183,7 @@ def load_run(path: Path, overrides: list[str] | None = None, *, only: Sequence[s
             stored = _part(stored, only)
         # not through OmegaConf: ${HOME} in a command is the shell's
         command = _take_command(stored) if is_program else []
+        texts = _take_texts(stored) if is_program else {}
         root = _root_of_program(stored) if is_program else _root_of_training(stored)
         _refuse_unknown(path, root, stored)
         merged = OmegaConf.merge(root, stored)
@@ -189,8 +191,13 @@ def load_run(path: Path, overrides: list[str] | None = None, *, only: Sequence[s
         if overrides:
             from hpctrain.config.overrides import apply_overrides  # Hydra is slow to import, and ranks change nothing
 
+            if is_program:
+                typed = _with_texts(merged, texts)
+                apply_overrides(typed, overrides, as_typed=True)
             apply_overrides(merged, overrides)
         config = to_program(merged, command) if is_program else to_config(merged, Config)
+        if isinstance(config, ProgramConfig):
+            config.run.args_as_typed = other_texts(config, typed) if overrides else texts
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise unreadable(error, [path.parent]) from error
     except OmegaConfBaseException as error:
@@ -209,9 +216,41 @@ def to_program(node: DictConfig, command: Sequence[str]) -> ProgramConfig:
     if OmegaConf.select(node, "run.command"):
         typed = OmegaConf.to_container(node.run.command, resolve=False)
         raise ConfigError("run.command", typed, "is set by what follows --", USAGE)
+    if OmegaConf.select(node, "run.args_as_typed"):
+        typed = OmegaConf.to_container(node.run.args_as_typed, resolve=False)
+        raise ConfigError("run.args_as_typed", typed, "is set by the values of args", "write args.NAME=VALUE")
     config = to_config(node, ProgramConfig)
     config.run.command = list(command)
     return config
+
+
+def other_texts(config: ProgramConfig, typed: DictConfig) -> dict[str, str]:
+    """Return the texts of `args` that differ from what a program gets for their values, by full key.
+
+    Args:
+        config: with the values.
+        typed: the same configuration with the texts in the places of the values.
+    """
+    args = OmegaConf.to_container(typed.args, resolve=True)
+    assert isinstance(args, dict)
+    plain, texts = texts_of(config.args), texts_of({str(key): value for key, value in args.items()})
+    return {key: text for key, text in texts.items() if key in plain and plain[key] != text}
+
+
+def _with_texts(node: DictConfig, texts: Mapping[str, str]) -> DictConfig:
+    typed = copy.deepcopy(node)
+    for key, text in texts.items():
+        OmegaConf.update(typed, key, text, force_add=True)
+    return typed
+
+
+def _take_texts(stored: Any) -> dict[str, str]:
+    plain = OmegaConf.to_container(stored.run, resolve=False)
+    texts = (plain.get("args_as_typed") if isinstance(plain, dict) else None) or {}
+    stored.run.pop("args_as_typed", None)
+    if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
+        raise ValueError("run.args_as_typed is not a mapping of texts")
+    return {str(key): text for key, text in texts.items()}
 
 
 def _take_command(stored: Any) -> list[str]:

@@ -13,6 +13,8 @@ from hpctrain.config.program import ProgramConfig, placeholders, split_command
 from hpctrain.config.root import Config
 from hpctrain.config.run_config import RunConfig
 from hpctrain.files import read_json_or_empty
+from hpctrain.launch.existing_run import changed_keys, stored_values
+from hpctrain.run.config_change import trained_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.manifest import read_varied
 from hpctrain.status.run_status import RunStatus
@@ -32,7 +34,8 @@ def print_completed(status: RunStatus, config: RunConfig, *, code_now: bool = Fa
     directory = RunDirectory(status.path)
     is_program = isinstance(config, ProgramConfig)
     verb = "run" if is_program else "train"
-    idle = f"; nothing is left to {verb}, and nothing was changed" if is_program or code_now else ""
+    is_changed = bool(changed_keys(stored_values(trained_config(directory)), config))
+    idle = f"; nothing is left to {verb}, and nothing was changed" if is_program or code_now or is_changed else ""
     if status.note:
         print(f"{directory.path}: already completed{status.at_step} ({status.note}){idle}")
         if not is_program:
@@ -58,7 +61,7 @@ def again_command(directory: RunDirectory, config: ProgramConfig) -> str:
     manifest = read_json_or_empty(directory.manifest)
     words, command = split_command(_words(manifest.get("command")))
     if words[: len(TYPED)] != TYPED or not command:
-        values = [f"{key}={value}" for key, value in _args(config).items()]
+        values = [f"{key}={config.run.args_as_typed.get(key, value)}" for key, value in _args(config).items()]
         return shlex.join([*TYPED, *values, "--", *config.run.command])
     varied = read_varied(directory)
     kept = [word for word in words[len(TYPED) :] if not _is_replaced(word, varied)]

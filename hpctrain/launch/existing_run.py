@@ -13,7 +13,7 @@ from hpctrain.attempt.outcome import TIME_BOUND
 from hpctrain.config.checks import check
 from hpctrain.config.identity import decides_the_weights, flat, flat_values
 from hpctrain.config.plain_yaml import read_plain_config
-from hpctrain.config.program import ProgramConfig
+from hpctrain.config.program import ProgramConfig, texts_of, values_of_args
 from hpctrain.config.root import Config
 from hpctrain.config.run_config import RunConfig
 from hpctrain.config.stored import OPEN_GROUPS, OPEN_OF_PROGRAMS, load_run
@@ -29,6 +29,8 @@ from hpctrain.streams import Report
 
 if TYPE_CHECKING:
     from hpctrain.config.compose import Composer
+
+GLOBAL_BATCH_SIZE = "trainer.global_batch_size"
 
 
 def revert_failed_changes(directories: Sequence[RunDirectory], report: Report = print) -> None:
@@ -49,7 +51,11 @@ def revert_failed_changes(directories: Sequence[RunDirectory], report: Report = 
 
 
 def nothing_left(status: RunStatus, config: RunConfig) -> bool:
-    """Return whether a run has completed, and this configuration neither makes it longer nor changes its weights."""
+    """Return whether a run has completed, and this configuration can't make it longer.
+
+    A program may continue with other values. So may a training whose number of steps depends on the changed keys; if it
+    doesn't, its ranks find that out.
+    """
     # not by the state, which is that of a newer job if there is one
     completed = bool(status.attempts) and status.attempts[-1].reason is Reason.COMPLETED
     if not completed or status.state.may_change:
@@ -58,7 +64,11 @@ def nothing_left(status: RunStatus, config: RunConfig) -> bool:
     length = ["trainer.max_steps", "trainer.max_epochs"]
     if status.attempts[-1].detail:  # it ended before its last step
         length += [TIME_BOUND, *(key for key in changed if key.split(".")[0] == "callbacks")]
-    return not any(key in length or decides_the_weights(key) for key in changed)
+    if isinstance(config, Config) and config.resume.allow_config_change:
+        length += [key for key in changed if key.partition(".")[0] in ("task", "data") or key == GLOBAL_BATCH_SIZE]
+    else:
+        length += [key for key in changed if decides_the_weights(key)]  # a training is refused them
+    return not any(key in length for key in changed)
 
 
 def stored_values(path: Path) -> dict[str, Any]:
@@ -120,6 +130,28 @@ def refuse_other_run(old: RunConfig, new: RunConfig, report: Report = print) -> 
         report(f"the run continues with {key}={after.get(key)} instead of {before.get(key)}{inexact}")
 
 
+def with_own_texts(old: RunConfig, new: RunConfig, report: Report = print) -> RunConfig:
+    """Return a program's configuration with the texts that its values of `args` had, where these are equal.
+
+    Args:
+        old: the stored one.
+        new: with which the run is to continue; with `resume.allow_config_change`, it has its own texts.
+        report: gets a line on each text that isn't taken.
+    """
+    if not isinstance(old, ProgramConfig) or not isinstance(new, ProgramConfig) or new.resume.allow_config_change:
+        return new
+    before, after = values_of_args(old), values_of_args(new)
+    plain, texts = texts_of(new.args), {}
+    equal = [key for key, text in texts_of(old.args).items() if plain.get(key) == text]
+    for key in after:
+        text = before[key] if key in equal else after[key]
+        if text != after[key]:
+            report(f"{key} stays {text}, with which the run began: {after[key]} is the same value")
+        if text != plain[key]:
+            texts[key] = text
+    return dataclasses.replace(new, run=dataclasses.replace(new.run, args_as_typed=texts))
+
+
 def changed_config(
     directory: RunDirectory, overrides: Sequence[str], config_dir: str | None, *, code_now: bool = False
 ) -> RunConfig:
@@ -150,7 +182,7 @@ def changed_config(
         if "cluster" in chosen:
             wanted.append(f"nodes={config.nodes}")
         if isinstance(stored, Config) and "trainer" not in chosen:
-            wanted.append(f"trainer.global_batch_size={stored.trainer.global_batch_size}")
+            wanted.append(f"{GLOBAL_BATCH_SIZE}={stored.trainer.global_batch_size}")
         composed = _composer(stored, config_dir).compose_run(wanted)
         config = dataclasses.replace(config, **{group: getattr(composed, group) for group in chosen})
     with importing_code_of(directory.path, now=code_now):

@@ -19,7 +19,7 @@ from hpctrain.config.stored import load_run, to_yaml
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import write_json
 from hpctrain.launch.after import resolved
-from hpctrain.launch.existing_run import refuse_other_run
+from hpctrain.launch.existing_run import refuse_other_run, with_own_texts
 from hpctrain.launch.launch_code import LaunchCode
 from hpctrain.launch.run_dir import default_path, undone_on_error
 from hpctrain.run.config_change import change_config
@@ -116,7 +116,9 @@ def prepare(
     run = plan(with_absolute_init(config) if isinstance(config, Config) else config)
     directory = run.directory
     if directory.config.exists():
-        refuse_other_run(load_run(directory.config), run.config, report)
+        old = load_run(directory.config)
+        refuse_other_run(old, run.config, report)
+        run = dataclasses.replace(run, config=with_own_texts(old, run.config, report))
     elif directory.path.is_dir() and any(directory.path.iterdir()):
         raise RunDirectoryError(
             f"run_dir={directory.path}: expected a run or an empty folder, found other files; name an empty or new one"

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpctrain.files import read_json_or_empty
+from hpctrain.run.config_change import trained_varied
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.manifest import read_varied
 
 START_TAG = "_hparams_/session_start_info"
 END_TAG = "_hparams_/session_end_info"
@@ -28,7 +28,7 @@ MOST_CHARS = 200
 
 def hyperparameters(directory: RunDirectory) -> dict[str, str | float | bool]:
     """Return the keys that the run's sweep varied, or without a sweep those that its command set, with their values."""
-    typed = read_varied(directory)
+    typed = trained_varied(directory)
     if not typed:
         command = str(read_json_or_empty(directory.manifest).get("command", ""))
         words = (word.lstrip("+").partition("=") for word in _words(command) if not word.startswith("-"))

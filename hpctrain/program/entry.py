@@ -179,6 +179,8 @@ def _run(rank: ProgramRank, times: Times, signals: Signals) -> int:
             stop_signal=end.stop_signal,
             done=end.done,
         )
+        if records is not None and outcome.reason is Reason.COMPLETED:
+            records.completed()
         # the grace time of a stop is for saving
         if rank.is_rank_zero and end.stop_signal is None:
             _report_written(rank, began)

@@ -97,10 +97,15 @@ class Records:
         self._record_saves()
         if self._sink is not None:
             self._sink.write()
-        if self._keeps_at is not None and time.monotonic() >= self._keeps_at:
+        if self._started is None and self._keeps_at is not None and time.monotonic() >= self._keeps_at:
             self._keep_config()
         self._times.record(progress.step, due=progress.step != self._recorded_step)
         self._recorded_step = progress.step
+
+    def completed(self) -> None:
+        """Keep a resume's change with which a program completed that reports no steps."""
+        if self._started is None and self._keeps_at is not None:
+            self._keep_config()
 
     def close(self, progress: Progress) -> None:
         """Record what waits, and close the files.
@@ -214,7 +219,7 @@ class Records:
                 self._warn("missing", f"the save of step {step} isn't there: {visible(str(path))}; {advice}")
 
     def _keep_config(self) -> None:
-        keep_config(self._rank.directory)
+        keep_config(self._rank.directory, None if self._first_step is None else max(0, self._first_step - 1))
         self._keeps_at = None
 
     def _warn(self, about: str, why: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hpctrain.report.scale import Scale, number_text, scale_of
-from hpctrain.results.varied_keys import value_text
+from hpctrain.run.manifest import value_text
 
 LOG_FROM = 10.0
 """The ratio of the largest to the smallest value from which the axis of a key is logarithmic."""

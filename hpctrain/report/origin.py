@@ -13,6 +13,7 @@ from hpctrain.phrases import byte_size, counted, local_time
 from hpctrain.report.markup import Markup, element, joined
 from hpctrain.report.page import descriptions, folded
 from hpctrain.run.code import code_records
+from hpctrain.run.config_change import changed_values
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.record_fields import TIME
 from hpctrain.sync.description import describe
@@ -26,7 +27,9 @@ def configuration(directory: RunDirectory) -> Markup:
     described = describe(directory, "")
     if not described.config:
         return element("p", "config.yaml can't be read.", class_="faint")
-    text = "\n".join(f"{key}={_shown(value)}" for key, value in described.config.items())
+    changed = changed_values(directory)
+    values = {key: changed.get(key, value) for key, value in described.config.items()}
+    text = "\n".join(f"{key}={_shown(value)}" for key, value in values.items())
     varied = [(key, value) for key, value in described.varied.items()]
     note = "The variables in cluster.env and the commands in cluster.setup aren't shown: they may hold secrets."
     keys = folded(f"All {counted(len(described.config), 'key')}", _cut(text), element("p", note, class_="faint"))

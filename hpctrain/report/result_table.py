@@ -11,7 +11,8 @@ from hpctrain.report.markup import Markup, element, joined
 from hpctrain.report.page import folded, table
 from hpctrain.report.sweep_results import SweepResults
 from hpctrain.results.ranking import RankedRow, Ranking
-from hpctrain.results.varied_keys import SEED, value_text
+from hpctrain.results.varied_keys import SEED
+from hpctrain.run.manifest import value_text
 
 SHOWN = 25
 """Rows that are open."""

@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,20 +14,22 @@ from typing import Any
 import yaml
 from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict
+from omegaconf._utils import get_omega_conf_dumper
 
 from hpctrain.config.compose import Composer
 from hpctrain.config.compose_program import ProgramComposer
 from hpctrain.config.folders import conf_dir
-from hpctrain.config.identity import flat, flat_values
+from hpctrain.config.identity import decides_the_weights, flat, flat_values
 from hpctrain.config.program import ProgramConfig
 from hpctrain.config.run_config import RunConfig
 from hpctrain.config.schema import LIST_GROUPS
 from hpctrain.config.stored import load_run
 from hpctrain.errors import ConfigError
-from hpctrain.results.ranking import RankedRow
+from hpctrain.results.ranking import RankedRow, Ranking
 from hpctrain.results.typed_command import TypedCommand
-from hpctrain.results.varied_keys import SEED, comparable, value_text
+from hpctrain.results.varied_keys import SEED, comparable, is_below
 from hpctrain.run.config_change import trained_config
+from hpctrain.run.manifest import value_text
 
 GROUP = "experiment"
 SITE = ("nodes", "cluster", "code", "health", "notify")
@@ -77,11 +79,22 @@ class ExperimentFile:
         return cls(absolute, folder, name, is_here)
 
 
-def export(row: RankedRow, file: ExperimentFile, comment: str, *, force: bool, config_dir: str | None) -> str:
+def export(
+    row: RankedRow,
+    ranking: Ranking,
+    file: ExperimentFile,
+    comment: str,
+    *,
+    force: bool,
+    config_dir: str | None,
+) -> str:
     """Write an experiment with the configuration of a row's first run; a row over seeds leaves out `seed`.
 
+    It has every key that the runs' commands typed, or by which the runs differ, whatever the defaults are today.
+
     Args:
-        row: of a ranking.
+        row: of the ranking.
+        ranking: of all runs.
         file: to write; its folder is made if it doesn't exist.
         comment: what the run achieved, in one line.
         force: replace an existing file.
@@ -96,17 +109,22 @@ def export(row: RankedRow, file: ExperimentFile, comment: str, *, force: bool, c
     if file.path.exists() and not force:
         raise ConfigError("--export", file.path, "exists", "choose another name, or add --force to replace it")
     run = row.runs[0]
+    for key in filter(decides_the_weights, run.changed):
+        problem = f"can't have {key}={run.config[key]} of {run.status.path}"
+        raise ConfigError("--export", file.path, problem, "resume or warm-start from the run instead")
     typed = TypedCommand.of(run.directory)
     config = load_run(trained_config(run.directory))
     folder = _config_dir(file, config_dir or typed.config_dir)
     file.path.parent.mkdir(parents=True, exist_ok=True)
     composer = ProgramComposer(config.run.command, folder) if isinstance(config, ProgramConfig) else Composer(folder)
     site = [word for word in typed.words_of(SITE) if word.partition("=")[0] not in OF_A_SWEEP]
-    wanted = _exported(flat(config), typed, skip_seed=len(row.runs) > 1)
+    # a file has no texts of numbers, so they are strings there
+    texts = config.run.args_as_typed if isinstance(config, ProgramConfig) else {}
+    wanted = _exported({**flat(config), **texts}, typed, skip_seed=len(row.runs) > 1)
     choices = _choices(composer, typed)
     with _draft(file) as (draft, name), _expressing(row, typed, file.path):
         draft.write_text(_text(comment, choices, {}), encoding="utf-8")
-        values = _changed(wanted, _composed(composer, name))
+        values = _changed(wanted, _composed(composer, name), always=_own_keys(composer, typed, wanted, ranking))
         draft.write_text(_text(comment, choices, values), encoding="utf-8")
         found = composer.compose_run([f"{GROUP}={name}", *site])
         if found.name != config.name:
@@ -173,15 +191,24 @@ def _exported(values: Mapping[str, Any], typed: TypedCommand, *, skip_seed: bool
 
 
 def _is_exported(key: str, typed: TypedCommand) -> bool:
-    varied = any(key == name or key.startswith(f"{name}.") for name in typed.varied)
-    return key not in NEVER and (varied or key.partition(".")[0] not in OF_A_RUN)
+    return key not in NEVER and (is_below(key, typed.varied) or key.partition(".")[0] not in OF_A_RUN)
 
 
-def _changed(wanted: Mapping[str, Any], composed: Mapping[str, Any]) -> dict[str, Any]:
+def _own_keys(composer: Composer, typed: TypedCommand, wanted: Mapping[str, Any], ranking: Ranking) -> frozenset[str]:
+    """The keys that the command varied or set, and those by which the runs differ: their defaults may change."""
+    options = {key for key in typed.options() if key not in typed.varied and composer.options.of(key)}
+    names = [key.lstrip("+") for key in (*typed.varied, *typed.keys) if key not in options]
+    configs = [run.config for row in ranking.rows for run in row.runs if run.config]
+    return frozenset(
+        key for key in wanted if is_below(key, names) or len({comparable(config.get(key)) for config in configs}) > 1
+    )
+
+
+def _changed(wanted: Mapping[str, Any], composed: Mapping[str, Any], always: Collection[str]) -> dict[str, Any]:
     return {
         key: value
         for key, value in wanted.items()
-        if value != {} and (key not in composed or comparable(composed[key]) != comparable(value))
+        if value != {} and (key in always or key not in composed or comparable(composed[key]) != comparable(value))
     }
 
 
@@ -197,7 +224,9 @@ def _text(comment: str, choices: Mapping[str, str], values: Mapping[str, Any]) -
             inside = inside.setdefault(group, {})
         inside[name] = value
     if nested:
-        lines += ["", yaml.safe_dump(nested, sort_keys=False, allow_unicode=True, default_flow_style=False)]
+        # OmegaConf's own, which quotes texts that it would read as numbers
+        dumper = get_omega_conf_dumper()
+        lines += ["", yaml.dump(nested, Dumper=dumper, sort_keys=False, allow_unicode=True, default_flow_style=False)]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -13,8 +13,9 @@ from hpctrain.results.metric_value import MetricValue, metric_value
 from hpctrain.results.ranking_metric import RankingMetric
 from hpctrain.results.run_result import RunResult
 from hpctrain.results.spread import Spread, spread_of
-from hpctrain.results.varied_keys import SEED, VariedKeys, comparable, value_text, varied_keys
+from hpctrain.results.varied_keys import SEED, VariedKeys, comparable, varied_keys
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.manifest import value_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

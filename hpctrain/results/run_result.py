@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpctrain.config.identity import flat_values
+from hpctrain.config.identity import flat_values, stored_texts
 from hpctrain.config.plain_yaml import read_plain_config
-from hpctrain.run.config_change import trained_config
+from hpctrain.run.config_change import changed_values, trained_config
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.manifest import as_typed
 from hpctrain.status.report import read_statuses
 from hpctrain.status.run_status import RunStatus
 from hpctrain.status.state import RunState
@@ -21,11 +22,14 @@ class RunResult:
 
     Attributes:
         status: its status.
-        config: the values with which it last trained, by their full keys; empty if they can't be read.
+        config: the values with which it trained, by their full keys; those that a resume changed as one text, such as
+            ``0.001 to step 10, then 0.003``. Empty if they can't be read.
+        changed: the keys that a resume changed between two of its steps.
     """
 
     status: RunStatus
     config: Mapping[str, Any]
+    changed: Collection[str] = ()
 
     @property
     def directory(self) -> RunDirectory:
@@ -57,12 +61,16 @@ def read_results(directories: Sequence[RunDirectory]) -> list[RunResult]:
     """Read the results of runs, in the order of their paths; numbers in names count as numbers."""
     ordered = sorted(directories, key=_place)
     statuses = read_statuses(ordered)
-    return [RunResult(status, _values(directory)) for directory, status in zip(ordered, statuses, strict=True)]
+    return [_result(directory, status) for directory, status in zip(ordered, statuses, strict=True)]
 
 
-def _values(directory: RunDirectory) -> dict[str, Any]:
-    values = flat_values(read_plain_config(trained_config(directory)))
-    return {key: value for key, value in values.items() if value != {}}  # an empty group is none
+def _result(directory: RunDirectory, status: RunStatus) -> RunResult:
+    plain = read_plain_config(trained_config(directory))
+    values = flat_values(plain)
+    values |= {key: as_typed(values[key], text) for key, text in stored_texts(plain).items() if key in values}
+    changed = changed_values(directory) if values else {}
+    # an empty group is none
+    return RunResult(status, {key: value for key, value in values.items() if value != {}} | changed, tuple(changed))
 
 
 def _place(directory: RunDirectory) -> tuple[str, int, str]:

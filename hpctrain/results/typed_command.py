@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpctrain.errors import RunDirectoryError
 from hpctrain.files import read_json_or_empty
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.manifest import read_varied
+from hpctrain.search.record import SweepRecord
 
 _OPTION = re.compile(r"['\"]?([\w./-]+)['\"]?")
 """One option of a group, as it is typed; several are a list, or values of a sweep."""
@@ -43,6 +46,10 @@ class TypedCommand:
             words = shlex.split(text)
         except ValueError:
             words = []
+        if (record := _extended_sweep(directory, words)) is not None:
+            text = shlex.join(record.command)
+            words = [*record.fixed, *(f"{key}={values}" for key, values in record.space.items())]
+            words += [] if record.config_dir is None else [f"--config-dir={record.config_dir}"]
         words = words[: words.index("--")] if "--" in words else words
         named = [word.partition("=")[2] for word in words if word.startswith("--config-dir=")]
         named += [after for word, after in itertools.pairwise(words) if word in ("--config-dir", "-cd")]
@@ -53,6 +60,11 @@ class TypedCommand:
             varied=read_varied(directory),
             config_dir=os.path.normpath(folder / named[-1]) if named else None,
         )
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys that the command set for all runs, or varied."""
+        return [_split(word)[0] for word in self.overrides]
 
     def options(self) -> dict[str, str]:
         """Values of keys without a dot that may be options of groups: of a sweep's values, the run's own."""
@@ -65,6 +77,15 @@ class TypedCommand:
         """The words that set keys of these groups to one value for all runs."""
         parts = ((word, _split(word)[0]) for word in self.overrides)
         return [word for word, key in parts if key.partition(".")[0] in groups and key not in self.varied]
+
+
+def _extended_sweep(directory: RunDirectory, words: Sequence[str]) -> SweepRecord | None:
+    """The record of the sweep to which a resume added the run: the rest of its command is there."""
+    if "resume" not in words[:4] or not directory.path.name.isdecimal():
+        return None
+    with contextlib.suppress(RunDirectoryError):
+        return SweepRecord.read(directory.path.parent)
+    return None
 
 
 def _split(override: str) -> tuple[str, str]:

@@ -56,21 +56,15 @@ def varied_keys(results: Sequence[RunResult]) -> VariedKeys:
     relevant = {
         key
         for key in {key for result in readable for key in result.config}
-        if key in typed or decides_the_weights(key) or _is_below(key, LENGTH)
+        if key in typed or decides_the_weights(key) or is_below(key, LENGTH)
     }
     differing = {key for key in relevant if _differs(readable, key)}
-    own = {key for key in differing if key in typed or not _follows(readable, key, choices)}
+    changed = {key for result in readable for key in result.changed}
+    own = {key for key in differing if key in typed or key in changed or not _follows(readable, key, choices)}
     names = [key for key in typed if key in own or key in choices]
     names += sorted(own - set(names))
     names.sort(key=lambda name: name == SEED)
     return VariedKeys(tuple(names), frozenset(choices))
-
-
-def value_text(value: object) -> str:
-    """A value as it is typed: `0.001`, `true`, `[0.9,0.99]`, `sgd`."""
-    if isinstance(value, str):
-        return value
-    return json.dumps(value, default=str).replace(", ", ",").replace(": ", ":")
 
 
 def comparable(value: object) -> str:
@@ -112,7 +106,7 @@ def _differs(results: Sequence[RunResult], key: str) -> bool:
 def _follows(results: Sequence[RunResult], key: str, choices: Sequence[str]) -> bool:
     """Whether a key's value follows from the options of the groups that may set it."""
     # options of a group that isn't in the configuration, such as experiment, may set any key
-    setting = [choice for choice in choices if _is_below(key, [choice]) or not _is_group(results, choice)]
+    setting = [choice for choice in choices if is_below(key, [choice]) or not _is_group(results, choice)]
     if not setting:
         return False
     found: dict[tuple[str, ...], set[str]] = {}
@@ -130,5 +124,6 @@ def _is_group(results: Sequence[RunResult], name: str) -> bool:
     return any(key.startswith(f"{name}.") for result in results for key in result.config)
 
 
-def _is_below(key: str, groups: Iterable[str]) -> bool:
+def is_below(key: str, groups: Iterable[str]) -> bool:
+    """Whether a key is one of these, or is in one of these groups."""
     return any(key == group or key.startswith(f"{group}.") for group in groups)

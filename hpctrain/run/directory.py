@@ -61,8 +61,13 @@ class RunDirectory:
 
     @property
     def config_before(self) -> Path:
-        """The configuration before the last resume's change, until an attempt begins with the change."""
+        """The configuration before the last resume's change, until an attempt has trained with the change."""
         return self.path / "config.before.yaml"
+
+    @property
+    def config_changes(self) -> Path:
+        """One record per resume that changed what decides the weights; see `hpctrain.run.config_change`."""
+        return self.path / "config_changes.jsonl"
 
     @property
     def sweep(self) -> Path:

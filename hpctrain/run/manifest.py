@@ -68,6 +68,36 @@ def varied_text(varied: Mapping[str, str]) -> str:
     return " ".join(f"{key}={value}" for key, value in varied.items())
 
 
+class TypedFloat(float):
+    """A number that was typed in another way than Python writes it, such as `1.10`."""
+
+    typed = ""
+
+
+class TypedInt(int):
+    """A whole number that was typed in another way than Python writes it, such as `+1`."""
+
+    typed = ""
+
+
+def as_typed(value: object, text: str) -> object:
+    """Return a number that `value_text` writes as it was typed; anything else as it is."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    number = TypedFloat(value) if isinstance(value, float) else TypedInt(value)
+    number.typed = text
+    return number
+
+
+def value_text(value: object) -> str:
+    """A value as it is typed: `0.001`, `true`, `[0.9,0.99]`, `sgd`."""
+    if isinstance(value, TypedFloat | TypedInt):
+        return value.typed
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, default=str).replace(", ", ",").replace(": ", ":")
+
+
 def _user() -> str:
     try:
         return getpass.getuser()

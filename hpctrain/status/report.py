@@ -15,10 +15,10 @@ from hpctrain.errors import RunDirectoryError, SchedulerError, SchedulerMissingE
 from hpctrain.files import describe_os_error
 from hpctrain.run.bottleneck import last_bottleneck
 from hpctrain.run.checkpoints import saved_step
+from hpctrain.run.config_change import trained_varied
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import last_evaluation
 from hpctrain.run.ledger import Attempt
-from hpctrain.run.manifest import read_varied
 from hpctrain.run.owner import Owner
 from hpctrain.run.record_fields import COUNT
 from hpctrain.run.saves import last_save
@@ -167,7 +167,7 @@ def read_status(
         metrics_time=logged.time,
         best=None if evaluation is None else evaluation.best,
         best_step=None if evaluation is None else evaluation.best_step,
-        varied=read_varied(directory),
+        varied=trained_varied(directory),
         attempts=tuple(attempts),
         job_ids=facts.job_ids,
         may_start=pending[-1].start_time if pending and state is RunState.QUEUED else None,

@@ -6,8 +6,10 @@ import dataclasses
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from hydra.core.override_parser.types import Override
 
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.compose import Composer
@@ -21,11 +23,13 @@ from hpctrain.launch.existing_run import changed_config
 from hpctrain.launch.prepare import plan
 from hpctrain.launch.sbatch import require_sbatch
 from hpctrain.phrases import counted, either
+from hpctrain.results.varied_keys import comparable
+from hpctrain.run.config_change import trained_varied
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.manifest import read_varied
 from hpctrain.search.distribution import Choice, Distribution
 from hpctrain.search.open_search import distributions_of
 from hpctrain.search.record import SweepRecord
+from hpctrain.search.values import in_order, values_of
 from hpctrain.sweep.found_runs import SEARCH_KINDS, FoundRuns, find_runs
 from hpctrain.sweep.recorded import deadline, record_of
 from hpctrain.sweep.resume_search import resume_search
@@ -63,7 +67,16 @@ def needs_record(record: SweepRecord, overrides: Sequence[str]) -> bool:
     """Whether a resume depends on how the sweep finds its runs, and not on the runs alone."""
     if record.deadline is not None or record.kind in SEARCH_KINDS:
         return True
-    return any(is_of_sweep(override) or _may_have_values(override, record) for override in overrides)
+    varied = _names(record)
+    return any(
+        is_of_sweep(override) or override.partition("=")[0].lstrip("+") in varied or _may_have_values(override)
+        for override in overrides
+    )
+
+
+def _names(record: SweepRecord) -> frozenset[str]:
+    """The keys that the sweep varies, without the plus signs of keys that only the sweep has."""
+    return frozenset(name.lstrip("+") for name in record.space)
 
 
 def resume_sweep(typed: SweepResume, record: SweepRecord) -> int:
@@ -113,7 +126,7 @@ def _existing(home: RunDirectory) -> list[SweepRun]:
     for directory in directories:
         if directory.config.is_file():
             try:
-                runs.append(SweepRun(changed_config(directory, (), None), read_varied(directory)))
+                runs.append(SweepRun(changed_config(directory, (), None), trained_varied(directory)))
             except ConfigError as error:
                 print(f"{ERROR_PREFIX}{os.path.relpath(directory.path)}: {error}; skipped", file=sys.stderr)
     return runs
@@ -151,7 +164,8 @@ def _found(typed: SweepResume, record: SweepRecord) -> FoundRuns:
     values = dict(record.space)
     for override in added:
         key, _, text = override.partition("=")
-        values[typed_keys.get(key.lstrip("+"), key)] = text
+        (parsed_override,) = composer.parse([override])
+        values[typed_keys.get(key.lstrip("+"), key)] = _as_values(parsed_override, text)
     words = [*record.fixed, *(f"{key}={text}" for key, text in values.items())]
     with composer.explaining(words):
         parsed = composer.parse(words)
@@ -166,7 +180,36 @@ def _found(typed: SweepResume, record: SweepRecord) -> FoundRuns:
             deadline=deadline(wanted.time_limit_min, time.time()),
         )
         _require_growth(record, wanted)
-        return find_runs(composer, wanted, parsed)
+        found = find_runs(composer, wanted, parsed)
+        if record.kind == "grid":
+            wanted = dataclasses.replace(wanted, space=_united(composer, record.space, wanted.space))
+            found = dataclasses.replace(found, record=wanted)
+        return found
+
+
+def _as_values(override: Override, text: str) -> str:
+    """Write one value in the form of several, which a sweep's space has."""
+    return text if override.is_sweep_override() else f"choice({text or repr(text)})"
+
+
+def _united(composer: Composer, before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
+    """The values that a grid had and those that it gets, by key, so that another key's new values meet all of them."""
+    united = {**before, **after}
+    for key in [key for key in before if before[key] != after[key]]:
+        old, new = (_values(composer, key, space[key]) for space in (before, after))
+        added = [text for value, text in new.items() if value not in old]
+        united[key] = ",".join([*_texts(composer, key, before[key]), *added]) if added else before[key]
+    return united
+
+
+def _values(composer: Composer, key: str, text: str) -> dict[str, str]:
+    """The texts of values by what is equal for equal values."""
+    return {comparable(composer.parse([f"{key}={one}"])[0].value()): one for one in _texts(composer, key, text)}
+
+
+def _texts(composer: Composer, key: str, text: str) -> list[str]:
+    (override,) = composer.parse([f"{key}={text}"])
+    return list(values_of(in_order(override)))
 
 
 def _options(record: SweepRecord) -> list[str]:
@@ -228,12 +271,11 @@ def _differs_in_bounds_alone(one: Distribution, other: Distribution) -> bool:
 
 
 def _refuse_changes(composer: Composer, record: SweepRecord, added: Sequence[str]) -> None:
-    """Refuse single values, which the runs that exist don't have."""
+    """Refuse single values of keys that the sweep doesn't vary, which the runs that exist don't have."""
     for override in composer.parse(added):
         key = override.get_key_element().lstrip("+")
-        is_drawn = key in {name.lstrip("+") for name in record.space}
-        has_values = override.is_sweep_override() and (is_drawn or not takes_as_list(override))
-        if has_values and (is_drawn or record.kind == "grid"):
+        has_values = override.is_sweep_override() and not takes_as_list(override)
+        if key in _names(record) or (has_values and record.kind == "grid"):
             continue
         if has_values:
             problem = "is not a key that the sweep draws"
@@ -244,12 +286,11 @@ def _refuse_changes(composer: Composer, record: SweepRecord, added: Sequence[str
         raise ConfigError(key, override.input_line.partition("=")[2] if override.input_line else "", problem, remedy)
 
 
-def _may_have_values(override: str, record: SweepRecord) -> bool:
+def _may_have_values(override: str) -> bool:
     key, _, value = override.partition("=")
     if value[:1] in "[{'\"":
         return False
     if any(word in value for word in ("choice(", "range(", "interval(", "glob(")):
         return True
     key = key.lstrip("+")
-    is_list = TAKES_COMMAS.fullmatch(key) is not None and key not in {name.lstrip("+") for name in record.space}
-    return "," in value and not is_list
+    return "," in value and TAKES_COMMAS.fullmatch(key) is None

@@ -16,9 +16,10 @@ from hpctrain.config.run_config import RunConfig
 from hpctrain.config.stored import load_run
 from hpctrain.errors import ConfigError
 from hpctrain.launch.existing_run import stored_values
-from hpctrain.results.varied_keys import value_text
+from hpctrain.run.config_change import changed_values
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.manifest import varied_text
+from hpctrain.run.manifest import read_varied, value_text, varied_text
+from hpctrain.streams import print_warning
 from hpctrain.sweep.progress import with_progress
 
 
@@ -64,20 +65,39 @@ def place(runs: Sequence[SweepRun], home: RunDirectory) -> list[SweepRun]:
         known.setdefault(_identity(values, names), []).append(number)
     free = itertools.count(max(numbers, default=-1) + 1)
     placed = []
+    typed: dict[str, Mapping[str, str]] = {}
     for run in with_progress(runs, "placed"):
         values, varied = flat(run.config), dict(run.varied)
-        same = known.get(_identity(values, names), [])
+        identity = _identity(values, names)
+        same = known.get(identity, [])
         while same and not _loads(_run(home, same[0])):
             same.pop(0)
         if same:
-            number = same.pop(0)  # a value that is given twice makes two runs
+            # a value that is given twice makes two runs; for a program, their texts may differ
+            texts = [read_varied(_run(home, number)) for number in same] if _varies_args(varied) else [varied]
+            place_of = texts.index(varied) if varied in texts else 0
+            number = same.pop(place_of)
+            _warn_of_equal_numbers(typed.setdefault(identity, texts[place_of]), varied)
         else:
             number = next(free)
+            _warn_of_equal_numbers(typed.setdefault(identity, varied), varied)
             if stored:
                 varied |= _differences(next(iter(stored.values())), values, names)
         path = str(_run(home, number).path)
         placed.append(SweepRun(dataclasses.replace(run.config, run_dir=path), varied))
     return placed
+
+
+def _varies_args(varied: Mapping[str, str]) -> bool:
+    return any(key.startswith("args.") for key in varied)
+
+
+def _warn_of_equal_numbers(first: Mapping[str, str], varied: Mapping[str, str]) -> None:
+    """Warn if two runs have the same numbers, as of `1.1` and `1.10`, with which a user may mean two versions."""
+    for key in varied.keys() & first.keys():
+        if key.startswith("args.") and first[key] != varied[key]:
+            remedy = f'quote them if they are texts: \'{key}="{first[key]}","{varied[key]}"\''
+            print_warning(f"{key}={varied[key]} is the same number as {first[key]}; {remedy}")
 
 
 def _covered(key: str, names: Collection[str]) -> bool:
@@ -116,7 +136,9 @@ def _values_once(directory: RunDirectory, _changed_ns: int) -> Mapping[str, Any]
     values = stored_values(directory.config)
     if not values:
         _loads(directory)  # prints why not
-    return values
+        return {}
+    # one that was trained with several values is the run of none of them
+    return values | changed_values(directory)
 
 
 def _loads(directory: RunDirectory) -> bool:

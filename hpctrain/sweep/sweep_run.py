@@ -20,8 +20,9 @@ def sweep_run(composer: Composer, overrides: Sequence[str], fixed: Collection[st
     """
     own = without_hydra_overrides(overrides)
     pairs = [override.partition("=")[::2] for override in own]
-    # Hydra splits a sweep's values into Python's texts
-    varied = {key.lstrip("+"): YAML.get(value, value) for key, value in pairs if key not in fixed}
+    # Hydra splits a sweep's values into Python's texts, but for a program's
+    texts = {key.lstrip("+"): value for key, value in pairs if key not in fixed}
+    varied = {key: value if key.startswith("args.") else YAML.get(value, value) for key, value in texts.items()}
     return SweepRun(composer.compose_run(own), varied)
 
 

@@ -15,9 +15,10 @@ from hpctrain.launch.launcher import launch_here
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.retry import retry
 from hpctrain.run.checkpoints import saved_step
+from hpctrain.run.config_change import trained_varied
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
-from hpctrain.run.manifest import read_varied, varied_text
+from hpctrain.run.manifest import varied_text
 from hpctrain.run.reason import Reason
 from hpctrain.search.journal import Decision
 from hpctrain.search.open_search import open_search
@@ -147,7 +148,7 @@ def _heading(assignment: Assignment, plan: RunPlan) -> str:
     verb = "begins" if saved_step(plan.directory) == 0 else "continues"
     pause, last = assignment.pause_at_step, plan.training.trainer.max_steps
     until = "its end" if pause is None or (last is not None and last <= pause) else f"step {pause}"
-    return f"run {assignment.run} {verb}, to {until}: {varied_text(read_varied(plan.directory))}".rstrip(": ")
+    return f"run {assignment.run} {verb}, to {until}: {varied_text(trained_varied(plan.directory))}".rstrip(": ")
 
 
 def _result(end: Decision) -> str:

@@ -13,10 +13,11 @@ from hpctrain.config.identity import flat_values
 from hpctrain.config.plain_yaml import read_plain_config
 from hpctrain.config.secret_keys import MAY_BE_SECRET
 from hpctrain.files import read_json_or_empty
+from hpctrain.run.config_change import trained_varied
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import last_evaluation
 from hpctrain.run.ledger import Ledger
-from hpctrain.run.manifest import read_varied, varied_text
+from hpctrain.run.manifest import varied_text
 from hpctrain.status.metrics import read_metrics
 
 NOT_SENT = (*MAY_BE_SECRET, "logger.wandb", "logger.mlflow")
@@ -84,7 +85,7 @@ def describe(directory: RunDirectory, digest: str) -> Description:
     """
     manifest = read_json_or_empty(directory.manifest)
     config = read_plain_config(directory.config)
-    all_varied = read_varied(directory)
+    all_varied = trained_varied(directory)
     varied = {key: value for key, value in all_varied.items() if not _stays_here(key)}
     folder, parent = directory.path.name, directory.path.parent.name
     of_sweep = bool(all_varied) or folder.isdecimal()

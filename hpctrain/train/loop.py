@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.distributed.agreement import Decision
@@ -88,8 +88,12 @@ class Loop:
         self._stopping.begin(stop, self._checkpointing.save_takes_s)
         return False
 
-    def run(self, micro_batches: Iterator[MicroBatch]) -> bool:
+    def run(self, micro_batches: Iterator[MicroBatch], first_step_done: Callable[[], None]) -> bool:
         """Run the remaining steps, after `start`; collective.
+
+        Args:
+            micro_batches: of the remaining steps.
+            first_step_done: called after the first of them, before anything of it is written.
 
         Returns:
             Whether the last step was reached.
@@ -103,9 +107,9 @@ class Loop:
             # it is saved: a stop kept the attempt before from pausing here
             return self._pause()
         self._ending.concluded = False
-        return self._run_steps(micro_batches)
+        return self._run_steps(micro_batches, first_step_done)
 
-    def _run_steps(self, micro_batches: Iterator[MicroBatch]) -> bool:
+    def _run_steps(self, micro_batches: Iterator[MicroBatch], first_step_done: Callable[[], None]) -> bool:
         # look names up once, not in each step: a small model's step takes a fraction of a millisecond
         config, total = self._parts.config, self._parts.total_steps
         log_every, save_every = config.logger.every_steps, config.checkpoint.every_steps
@@ -130,6 +134,7 @@ class Loop:
             is_last = step == total
             if step == first:
                 self._times.first_step_done(step)
+                first_step_done()
             if after_step:
                 callbacks.run(after_step, meter)
             if is_last or step % log_every == 0:

@@ -15,8 +15,9 @@ from hpctrain.distributed.nccl_variables import ALIASES, nccl_defaults, user_ncc
 from hpctrain.distributed.replica import inner
 from hpctrain.distributed.world import World
 from hpctrain.phrases import byte_size, counted, listed
+from hpctrain.run.config_change import trained_varied
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.manifest import read_varied, varied_text
+from hpctrain.run.manifest import varied_text
 from hpctrain.train.modes import describe_evaluation_mode
 from hpctrain.train.parts import Parts
 from hpctrain.train.profiling.flops import flops_text
@@ -43,7 +44,7 @@ def log_start(
     plan = parts.plan
     ranks = counted(parts.world.size, "rank")
     rows = {"run": f"{directory.as_typed}, attempt {attempt}, steps {step} to {parts.total_steps}"}
-    if varied := read_varied(directory):
+    if varied := trained_varied(directory):
         rows["varied"] = varied_text(varied)
     rows |= {
         "task": _kind(parts.task),

@@ -88,6 +88,7 @@ class Trainer:
         seed_everything(rank_seed(config.seed, world.random_stream))
         times.enter("load_s")
         start = self._resume()
+        self._start_step = start.step
         self.resumed_world_size = start.resumed_world_size
         self._loader = self._parts.loader(start.step, self._parts.stream_state.bookmarks)
         before = last_bottleneck(directory) if world.is_rank_zero else None
@@ -198,16 +199,16 @@ class Trainer:
         if self._world.is_rank_zero:
             # the evaluation may have taken long, and a later attempt may own the run by now
             self._claim.require_ownership()
-            # not before the evaluation, which may refuse a change that a resume made
-            keep_config(self._directory)
         with self._log.opened(self._directory, self._log_stream, self._bar):
             # end the loading processes first: the last write can use their cores
             with (
                 closing_unless_lost(self._micro_batches()) as micro_batches,
                 unknown_optimizers_refused(self._parts.step),
             ):
-                finished = self._loop.run(micro_batches)
+                finished = self._loop.run(micro_batches, self._keep_config)
             self._saver.finish()
+            if self.step > self._start_step:
+                self._keep_config()  # again, for a file system that refused it after the first step
             if self.why_ended:
                 log.info("to train on: %s", train_on_command(self._directory, self.why_ended))
             self._profiler.finish(self.step)
@@ -216,6 +217,12 @@ class Trainer:
             # last: an error in a callback must not keep anything above from being written
             self._loop.conclude(finished=finished)
         return finished
+
+    def _keep_config(self) -> None:
+        """Keep a resume's change to the configuration: a step was trained with it, and isn't recorded yet."""
+        if self._world.is_rank_zero:
+            self._claim.require_ownership()
+            keep_config(self._directory, self._start_step)
 
     def finish_save_within(self, seconds: float) -> None:
         """Wait for a checkpoint that is being written, but no longer than ``seconds``; after an error."""

@@ -14,11 +14,13 @@ from hpctrain.cli import main
 from hpctrain.config.compose import Composer
 from hpctrain.config.identity import flat
 from hpctrain.config.stored import load
+from hpctrain.run.config_change import change_config, keep_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import EvaluationRecord
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.run.score import Score
+from hpctrain.search.record import SweepRecord
 
 pytestmark = pytest.mark.usefixtures("no_slurm")
 SHORT = ["trainer.max_steps=3", "trainer.eval_every_steps=2", "model=mlp", "model.width=8"]
@@ -132,6 +134,43 @@ def test_what_the_resume_changed_and_the_site_kept(tmp_path, capsys):
     written = shown(capsys, "a", "--export", "conf/experiment/best.yaml").splitlines()
     assert written[-1] == "  python -m hpctrain experiment=best nodes=2 cluster=slurm"
     assert same_as(winner, ["experiment=best"]) == ["run_dir"]
+
+
+def test_an_export_has_what_was_varied_or_typed_whatever_the_defaults_are_later(tmp_path, capsys):
+    (tmp_path / "conf/optimizer").mkdir(parents=True)
+    (tmp_path / "conf/experiment").mkdir()
+    own = tmp_path / "conf/optimizer/own.yaml"
+    own.write_text("_target_: torch.optim.SGD\nlr: 0.1\nmomentum: 0.9\n")
+    for name, decay in (("plain", "null"), ("averaged", 0.9)):
+        text = f"# @package _global_\ntrainer:\n  ema_decay: {decay}\n"
+        (tmp_path / f"conf/experiment/{name}.yaml").write_text(text)
+    words = ["data.drop_last=true", "experiment=plain,averaged", "optimizer=own,sgd", "optimizer.lr=0.1,0.2"]
+    command = ["python", "-m", "hpctrain", "-m", *SHORT, *words]
+    overrides = ["data.drop_last=true", "experiment=plain", "optimizer=own", "optimizer.lr=0.1"]
+    winner = prepare(tmp_path, "a/0", overrides, command=command)
+    overrides[1:3] = ["experiment=averaged", "optimizer=sgd"]
+    prepare(tmp_path, "a/1", overrides, accuracy=0.25, command=command)
+    shown(capsys, "a", "--export", "conf/experiment/best.yaml")
+    own.write_text("_target_: torch.optim.SGD\nlr: 0.7\nmomentum: 0.2\n")
+    assert same_as(winner, ["experiment=best"]) == ["run_dir"]
+    text = (tmp_path / "conf/experiment/best.yaml").read_text()
+    assert "ema_decay: null" in text
+    assert "drop_last: true" in text
+
+
+def test_a_winner_that_a_resume_added_or_changed(tmp_path, capsys):
+    command = ["python", "-m", "hpctrain", "resume", "a", "seed=2"]
+    winner = prepare(tmp_path, "a/0", ["seed=2", "optimizer=sgd"], command=command)
+    fixed = [*SHORT, "optimizer=sgd"]
+    SweepRecord(kind="grid", space={"seed": "1,2"}, fixed=fixed, folder=str(tmp_path), submitted=0.0, command=[]).write(
+        RunDirectory.at(tmp_path / "runs/a"), 0o750
+    )
+    shown(capsys, "a", "--export", "conf/experiment/best.yaml")
+    assert same_as(winner, ["experiment=best"]) == ["run_dir"]
+    change_config(winner, winner.config.read_text().replace("lr: 0.1\n", "lr: 0.2\n"))
+    keep_config(winner, 2)
+    error = refused(capsys, "a", "--export", "conf/experiment/best.yaml", "--force")
+    assert "can't have optimizer.lr=0.1 to step 2, then 0.2 of" in error
 
 
 def test_a_file_is_replaced_only_by_force(tmp_path, capsys):

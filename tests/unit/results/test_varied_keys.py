@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from hpctrain.results.run_result import RunResult, read_results
-from hpctrain.results.varied_keys import value_text, varied_keys
+from hpctrain.results.varied_keys import varied_keys
 from hpctrain.run.directory import RunDirectory
 from hpctrain.status.search import find_runs
 
@@ -65,8 +65,3 @@ def test_a_key_that_an_older_version_lacked_is_no_difference(tmp_path, make_run)
     make_run(0, {"trainer": {"compile": False}, "args": {"lr": 1}})
     make_run(1, {"trainer": {}, "args": {}})
     assert varied_keys(read(tmp_path)).names == ("args.lr",)
-
-
-def test_values_as_they_are_typed():
-    texts = [value_text(value) for value in (0.001, 1e-05, True, None, "a b", [0.9, 0.99], {"a": 1})]
-    assert texts == ["0.001", "1e-05", "true", "null", "a b", "[0.9,0.99]", '{"a":1}']

@@ -6,7 +6,8 @@ import pytest
 
 from hpctrain.attempt.outcome import Outcome, record_end
 from hpctrain.attempt.unrecorded import UnrecordedEnds
-from hpctrain.run.config_change import change_config, keep_config, revert_config
+from hpctrain.files import write_json
+from hpctrain.run.config_change import change_config, changed_values, keep_config, revert_config, trained_varied
 from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
@@ -81,6 +82,48 @@ def test_a_run_that_ends_before_its_attempt_trained_takes_it_back(directory, rea
         keep_config(directory)
     record_end(directory, attempt, Outcome(reason, 0), world_size=1, ends_run=ends_run)
     assert directory.config.read_text() == f"lr: {lr}\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "change", "earlier", "left"),
+    [
+        ("seed: 1\n", "seed: 2\n", Reason.COMPLETED, "seed: 1\n"),
+        ("seed: 1\n", "seed: 2\n", Reason.INTERRUPTED, "seed: 1\n"),
+        ("nodes: 2\n", "nodes: 1\n", Reason.COMPLETED, "nodes: 2\n"),
+        ("nodes: 2\n", "nodes: 1\n", Reason.INTERRUPTED, "nodes: 1\n"),  # as a run that was made shorter
+    ],
+)
+def test_a_run_that_completes_without_a_step_keeps_what_it_was_trained_with(directory, before, change, earlier, left):
+    ledger = Ledger(directory)
+    record_end(directory, ledger.claim(), Outcome(earlier, 5), world_size=1, ends_run=True)
+    directory.config.write_text(before)
+    change_config(directory, change)
+    record_end(directory, ledger.claim(), Outcome(Reason.COMPLETED, 5), world_size=1, ends_run=True)
+    assert files(directory).keys() == {"config.yaml", "attempts.jsonl"}
+    assert directory.config.read_text() == left
+
+
+def test_the_values_of_earlier_steps_are_recorded(directory):
+    write_json(directory.manifest, {"varied": {"seed": "1", "optimizer": "sgd", "nodes": "1"}})
+    directory.config.write_text("seed: 1\nnodes: 1\nrun_mode: '0750'\noptimizer: {lr: 0.1}\n")
+    for step, seed, lr in ((10, 2, 0.1), (20, 3, 0.2), (10, 4, 0.3)):  # the third begins before the second
+        change_config(directory, f"seed: {seed}\nnodes: 2\nrun_mode: '0700'\noptimizer: {{lr: {lr}}}\n")
+        keep_config(directory, step)
+    seed, nodes = "1 to step 10, then 4", "1 to step 10, then 2"
+    lr = "0.1 to step 10, then 0.3"
+    assert changed_values(directory) == {"seed": seed, "nodes": nodes, "optimizer.lr": lr}
+    assert trained_varied(directory) == {"seed": seed, "optimizer": "sgd (changed)", "nodes": nodes}
+
+
+def test_a_change_before_the_first_step_leaves_one_value(directory):
+    write_json(directory.manifest, {"varied": {"seed": "1"}})
+    directory.config.write_text("seed: 1\n")
+    change_config(directory, "seed: 2\n")
+    keep_config(directory, 0)
+    assert (changed_values(directory), trained_varied(directory)) == ({}, {"seed": "2"})
+    change_config(directory, "seed: 3\n")
+    keep_config(directory)  # a program that reports no steps
+    assert changed_values(directory) == {"seed": "2, then 3"}
 
 
 def test_an_attempt_that_is_closed_late_leaves_the_change_of_the_resume_that_closes_it(directory, slurm):

@@ -11,7 +11,7 @@ from hpctrain.files import write_json
 from hpctrain.run import git as git_module
 from hpctrain.run import manifest as manifest_module
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.manifest import HEAD_BYTES, manifest, read_varied
+from hpctrain.run.manifest import HEAD_BYTES, manifest, read_varied, value_text
 
 
 @pytest.fixture
@@ -191,3 +191,8 @@ def test_a_damaged_manifest_varies_nothing(tmp_path, text):
     directory = RunDirectory.at(tmp_path)
     directory.manifest.write_text(text)
     assert read_varied(directory) == {}
+
+
+def test_values_as_they_are_typed():
+    texts = [value_text(value) for value in (0.001, 1e-05, True, None, "a b", [0.9, 0.99], {"a": 1})]
+    assert texts == ["0.001", "1e-05", "true", "null", "a b", "[0.9,0.99]", '{"a":1}']

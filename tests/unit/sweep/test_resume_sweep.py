@@ -46,6 +46,23 @@ def test_another_value_is_another_run(tmp_path):
     assert num_attempts(home) == [1, 1, 1]
 
 
+def test_one_value_of_a_varied_key_adds_its_runs_and_changes_none(tmp_path, capsys):
+    home = made(tmp_path, "optimizer.lr=0.1,0.01")
+    assert main(["resume", "sweep", "optimizer.lr=0.001"]) == 0
+    assert rates(home) == [0.1, 0.01, 0.001]
+    assert SweepRecord.read(home).space == {"optimizer.lr": "0.1,0.01,0.001"}
+    before = {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
+    for words in (["optimizer.lr=0.5", "resume.allow_config_change=true"], ["model.width=2"]):
+        assert main(["resume", "sweep", *words]) == 2
+        assert "would change the existing runs" in capsys.readouterr().err
+    words = ["model.width=2", "resume.allow_config_change=true"]
+    assert main(["resume", "sweep", *words]) == 2
+    assert {path: path.read_bytes() for path in home.rglob("*") if path.is_file()} == before
+    assert main(["resume", "sweep/0", *words]) == 0
+    assert "nothing is left to train, and nothing was changed" in capsys.readouterr().out
+    assert {path: path.read_bytes() for path in home.rglob("*") if path.is_file()} == before
+
+
 def test_more_runs_are_those_of_one_command(tmp_path):
     home = made(tmp_path, *DRAWN, "sweep.num_runs=2")
     before = rates(home)
@@ -153,6 +170,10 @@ def test_a_list_that_slurm_takes_is_one_value(drawn, capsys):
         ({}, "cluster.partition=choice(low,high)", True),
         ({}, "optimizer.lr=0.1,0.2", True),
         ({}, "optimizer.betas=[0.9,0.99]", False),
+        ({}, "optimizer.lr=0.1", False),
+        ({"optimizer.lr": "0.1,0.2"}, "optimizer.lr=0.3", True),
+        ({"+task.width": "16,32"}, "task.width=64", True),
+        ({"optimizer.betas": "[0.9,0.99],[0.8,0.9]"}, "optimizer.betas=[0.7,0.9]", True),
     ],
 )
 def test_what_a_grid_takes_for_values(drawn, space, typed, needed):
@@ -166,9 +187,16 @@ def test_a_sweep_is_resumed_alone(drawn, capsys, tmp_path):
     assert "resume sweep other: expected one sweep, got 2 names; resume each alone" in capsys.readouterr().err
 
 
-def test_a_single_value_is_refused(drawn, capsys):
-    assert main(["resume", "sweep", "sweep.num_runs=3", "optimizer.lr=0.1"]) == 2
-    assert "optimizer.lr=0.1: would change the existing runs; name the" in capsys.readouterr().err
+@pytest.mark.parametrize("word", ["seed=3", "~optimizer.lr"])
+def test_a_single_value_of_a_key_that_isnt_drawn_is_refused(drawn, capsys, word):
+    assert main(["resume", "sweep", "sweep.num_runs=3", word]) == 2
+    assert f"{word.partition('=')[0]}" in (err := capsys.readouterr().err)
+    assert "would change the existing runs; name the" in err
+
+
+def test_a_single_value_of_a_key_that_is_drawn_needs_more_runs(drawn, capsys):
+    assert main(["resume", "sweep", "optimizer.lr=0.1"]) == 2
+    assert "optimizer.lr=choice(0.1): is a new range, but all 2 runs have been drawn; add" in capsys.readouterr().err
 
 
 def test_no_run_begins_after_the_time_of_the_sweep_and_resume_renews_it(capfd):

@@ -317,3 +317,6 @@ def test_a_resume_with_a_changed_configuration_is_checked_and_keeps_the_change_o
     assert directory.metrics.read_bytes() == metrics
     assert attempt("checkpoint.metric=loss").run()
     assert not directory.config_before.exists()
+    directory.config_before.write_text("before")
+    assert attempt("checkpoint.metric=loss").run()  # no step is left to train
+    assert directory.config_before.exists()
