@@ -16,9 +16,9 @@ from hpctrain.cli.byte_progress import ByteProgress
 from hpctrain.config.plain_yaml import is_program
 from hpctrain.errors import CheckpointDamagedError, CheckpointError, ConfigError, ExitCode, HpctrainError
 from hpctrain.phrases import byte_size, counted, listed
-from hpctrain.run.checkpoints import find_damage, list_checkpoints, newest_intact
+from hpctrain.run.best_checkpoint import BestCheckpoint
+from hpctrain.run.checkpoints import find_damage, newest_intact
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.score import best_steps
 from hpctrain.streams import print_warning
 
 _EPILOG = """\
@@ -175,12 +175,11 @@ def _verified(directory: RunDirectory, wanted: int | str | None) -> Path:
 def _named(directory: RunDirectory, wanted: int | str) -> Path:
     shown = os.path.relpath(directory.path)
     if wanted == BEST:
-        scores = {info.step: info.score for info in list_checkpoints(directory, verify=False)}
-        if best := best_steps(scores, 1):
-            return directory.checkpoint(best[0])
-        raise CheckpointError(
-            f"{shown}: no checkpoint has a score; checkpoint.keep_best=1 keeps the best of a run that evaluates"
-        )
+        best = BestCheckpoint.of(directory)
+        path = best.require(directory).path
+        if best.warning:
+            print_warning(f"{shown}: {best.warning}")
+        return path
     assert isinstance(wanted, int)
     if wanted not in (steps := directory.checkpoint_steps()):
         raise CheckpointError(f"{shown}: no checkpoint of step {wanted}; there are {listed(steps) or 'none'}")

@@ -14,9 +14,9 @@ from hpctrain.config.plain_yaml import is_program
 from hpctrain.errors import ExitCode
 from hpctrain.files import TEMPORARY_PREFIX
 from hpctrain.phrases import byte_size, local_time
+from hpctrain.run.best_checkpoint import BestCheckpoint
 from hpctrain.run.checkpoints import CheckpointInfo, list_checkpoints
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.score import best_steps
 
 _EPILOG = """\
 examples:
@@ -56,11 +56,12 @@ def main(arguments: list[str]) -> int:
 
 def _report(directory: RunDirectory, found: list[CheckpointInfo]) -> dict[str, Any]:
     newest = next((info for info in reversed(found) if info.intact), None)
-    best = best_steps({info.step: info.score for info in found if info.intact}, 1)
+    best = BestCheckpoint.of(directory, [info for info in found if info.intact])
     return {
         "run_dir": str(directory.path),
         **{name: getattr(newest, name, None) for name in _OF_THE_NEWEST},
-        "best": best[0] if best else None,
+        "best": None if best.info is None else best.info.step,
+        "best_warning": best.warning,
         "checkpoints": [
             {
                 "step": info.step,
@@ -85,10 +86,12 @@ def _table(report: dict[str, Any], found: list[CheckpointInfo]) -> str:
         written = "-" if info.time is None else local_time(info.time)
         condition = "intact" if info.intact else f"damaged: {info.problem}"
         if info.score is not None:
-            best = ", the best" if info.step == report["best"] else ""
+            which = "the best that was kept" if report["best_warning"] else "the best"
+            best = f", {which}" if info.step == report["best"] else ""
             condition += f"  {info.score.name} {info.score.value:.6g}{best}"
         lines.append(f"  {info.path.name}  {byte_size(info.bytes):>10}  {written:<19}  {condition}")
     lines += [f"  {Path(path).name}  damaged: skipped by a resume" for path in report["set_aside"]]
     unfinished = "unfinished: still being written, or left by a crash"
     lines += [f"  {Path(path).name}  {unfinished}" for path in report["unfinished"]]
+    lines += [f"warning         {report['best_warning']}"] if report["best_warning"] else []
     return "\n".join(lines)

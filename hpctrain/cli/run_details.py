@@ -55,6 +55,8 @@ def run_details(status: RunStatus, now: float) -> str:
         lines.append(f"metrics     {'  '.join(values)}{when}")
     if status.best is not None:
         lines.append(f"best        {status.best.name} {status.best.value:.4g} at step {status.best_step}")
+    if status.best_warning:
+        lines.append(f"warning     {status.best_warning}")
     if status.job_ids:
         lines.append(f"jobs        {' '.join(status.job_ids)}")
     if status.attempts:

@@ -72,6 +72,7 @@ def _head(status: RunStatus, title: str) -> Markup:
             ("jobs", " ".join(status.job_ids)),
             ("checkpoint", "" if status.checkpoint_step is None else f"step {status.checkpoint_step}"),
             ("damaged", " ".join(status.set_aside)),
+            ("warning", status.best_warning),
         ]
     )
     return joined([heading, note, about, facts(pairs)])

@@ -14,6 +14,7 @@ from hpctrain.config.plain_yaml import read_plain_values
 from hpctrain.errors import RunDirectoryError, SchedulerError, SchedulerMissingError
 from hpctrain.files import describe_os_error
 from hpctrain.run.bottleneck import last_bottleneck
+from hpctrain.run.best_checkpoint import BestCheckpoint
 from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import last_evaluation
@@ -195,12 +196,21 @@ def _with_details(status: RunStatus, records: RunRecords, claims: Sequence[int],
     kept = status.step if is_unsaved else saved or 0
     return replace(
         status,
+        best_warning=_best_warning(status, directory, saved or 0),
         checkpoint_step=saved,
         saved_path=None if save is None else str(save.path),
         set_aside=tuple(path.name for path in directory.set_aside()),
         account=_account(records, status.attempts, status.state, kept, all_count=is_unsaved),
         verdict=last_bottleneck(directory, claims),
     )
+
+
+def _best_warning(status: RunStatus, directory: RunDirectory, saved_step: int) -> str:
+    """Warn if the best checkpoint wasn't kept; one that a live run may be about to write isn't missed."""
+    step = status.best_step
+    if step is None or directory.checkpoint(step).exists() or (status.state.may_change and step > saved_step):
+        return ""
+    return BestCheckpoint.of(directory).warning
 
 
 def _account(

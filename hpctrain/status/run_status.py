@@ -29,6 +29,7 @@ class RunStatus:
         metrics_time: when the last of them was logged.
         best: the best value of the metric by which the run is judged; None before the first evaluation.
         best_step: its step.
+        best_warning: that the checkpoint of this step wasn't kept, and which is the best that was; or empty.
         varied: the keys that the run's sweep varied, with this run's values as typed; empty without a sweep.
         checkpoint_step: of the newest complete checkpoint, or of the newest save that a program reported and that still
             exists; None without one.
@@ -54,6 +55,7 @@ class RunStatus:
     metrics_time: float | None = None
     best: Score | None = None
     best_step: int | None = None
+    best_warning: str = ""
     varied: Mapping[str, str] = field(default_factory=dict)
     checkpoint_step: int | None = None
     saved_path: str | None = None

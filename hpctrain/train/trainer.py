@@ -97,7 +97,7 @@ class Trainer:
         self._loop = self._new_loop(start)
 
     def _new_saver(self) -> CheckpointSaver:
-        world, policy = self._world, self._config.checkpoint
+        world, policy = self._world, self._parts.checkpoint_policy
         arguments = self._directory, self._claim, policy, self._stopping.request
         if self._parts.sharded is None:
             return CheckpointSaver(*arguments)

@@ -25,13 +25,36 @@ def weights(directory, step):
 
 
 def test_it_trains_evaluates_and_saves_at_the_configured_steps(attempt, directory):
-    trainer = attempt()
+    trainer = attempt("checkpoint.keep_best=0")
     assert (trainer.step, trainer.total_steps) == (0, 10)
     assert trainer.run()
     assert trainer.step == 10
     found = records(directory)
     assert [record["step"] for record in found if "train/loss" in record] == [3, 6, 9, 10]
     assert [record["step"] for record in found if "eval/loss" in record] == [4, 8, 10]
+    assert [info.step for info in list_checkpoints(directory)] == [5, 10]
+
+
+def test_the_best_evaluation_is_kept_unless_configured_otherwise(attempt, directory, tmp_path):
+    words = ("optimizer.lr=0.3", "trainer.eval_every_steps=1", "checkpoint.every_steps=null")
+    assert attempt(*words).run()
+    evaluated = {record["step"]: record["eval/loss"] for record in records(directory) if "eval/loss" in record}
+    best = min(evaluated, key=evaluated.get)
+    assert best < 9
+    assert best in [info.step for info in list_checkpoints(directory)]
+    kept = weights(directory, 10)
+    directory.path.rename(tmp_path / "kept")
+    directory.create(0o750)
+    assert attempt(*words, "checkpoint.keep_best=0").run()
+    assert [info.step for info in list_checkpoints(directory)] == [10]
+    assert all(torch.equal(value, kept[name]) for name, value in weights(directory, 10).items())
+
+
+@pytest.mark.parametrize("words", [("+task.eval_samples=0",), ("checkpoint.metric=f1", "trainer.sanity_batches=0")])
+def test_where_no_metric_is_judged_there_is_no_best_to_keep(attempt, directory, words):
+    trainer = attempt(*words)
+    assert trainer._parts.checkpoint_policy.keep_best == 0
+    assert trainer.run()
     assert [info.step for info in list_checkpoints(directory)] == [5, 10]
 
 
