@@ -33,6 +33,7 @@ class RunStatus:
         varied: the keys that the run's sweep varied, with this run's values as typed; empty without a sweep.
         checkpoint_step: of the newest complete checkpoint, or of the newest save that a program reported and that still
             exists; None without one.
+        gone_step: of the newest checkpoint that the run has saved, if it is gone; None otherwise.
         saved_path: of that save; None for a training.
         set_aside: names of damaged checkpoints that a resume passed over.
         attempts: oldest first; an open one with the times that it has recorded so far.
@@ -58,6 +59,7 @@ class RunStatus:
     best_warning: str = ""
     varied: Mapping[str, str] = field(default_factory=dict)
     checkpoint_step: int | None = None
+    gone_step: int | None = None
     saved_path: str | None = None
     set_aside: tuple[str, ...] = ()
     attempts: tuple[Attempt, ...] = ()
