@@ -92,7 +92,7 @@ def _table(report: dict[str, Any], found: list[CheckpointInfo]) -> str:
         written = "-" if info.time is None else local_time(info.time)
         condition = "intact" if info.intact else f"damaged: {info.problem}"
         if info.score is not None:
-            which = "the best that was kept" if report["best_warning"] else "the best"
+            which = "the best on disk" if report["best_warning"] else "the best"
             best = f", {which}" if info.step == report["best"] else ""
             condition += f"  {info.score.name} {info.score.value:.6g}{best}"
         lines.append(f"  {info.path.name}  {byte_size(info.bytes):>10}  {written:<19}  {condition}")

@@ -21,7 +21,7 @@ class BestCheckpoint:
 
     Attributes:
         info: the checkpoint with the best score; None if none has a score.
-        warning: that the run has evaluated better, and with which step and value; empty if it hasn't.
+        warning: that the run has evaluated better, and at which step; empty if it hasn't.
     """
 
     info: CheckpointInfo | None
@@ -49,11 +49,11 @@ class BestCheckpoint:
         top = None if evaluation is None else evaluation.best
         if evaluation is None or top is None or (best is not None and _is_best(best, top, evaluation.best_step)):
             return cls(best, "")
-        kept = "no checkpoint has a score" if best is None else f"the best one that was is {_described(best)}"
+        kept = "no checkpoint has a score" if best is None else f"the best one that is on disk is {_described(best)}"
         policy = read_plain_values(directory.config, (KEEP_BEST,)).get(KEEP_BEST)
         advice = f" ({KEEP_BEST}=0; set it to 1 to keep the best)" if policy == 0 else ""
         at = f"{top.name} {top.value:.6g} at step {evaluation.best_step}"
-        return cls(best, f"the best evaluation is {at}, whose checkpoint wasn't kept{advice}; {kept}")
+        return cls(best, f"the best evaluation is {at}, whose checkpoint isn't on disk{advice}; {kept}")
 
     def require(self, directory: RunDirectory) -> CheckpointInfo:
         """Return the best checkpoint of the run.

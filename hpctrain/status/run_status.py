@@ -29,7 +29,7 @@ class RunStatus:
         metrics_time: when the last of them was logged.
         best: the best value of the metric by which the run is judged; None before the first evaluation.
         best_step: its step.
-        best_warning: that the checkpoint of this step wasn't kept, and which is the best that was; or empty.
+        best_warning: that no checkpoint of this step is on disk, and which is the best that is; or empty.
         varied: the keys that the run's sweep varied, with this run's values as typed; empty without a sweep.
         checkpoint_step: of the newest complete checkpoint, or of the newest save that a program reported and that still
             exists; None without one.

@@ -130,14 +130,14 @@ def test_a_best_evaluation_without_a_checkpoint_is_named(directory, capsys):
         save(directory, step, accuracy)
     directory.claim(1).mkdir()
     EvaluationRecord(step=400, best=Score("accuracy", "max", 0.95), best_step=180).write(directory.claim(1))
-    kept = "the best one that was is that of step 380, with accuracy 0.9"
+    kept = "the best one that is on disk is that of step 380, with accuracy 0.9"
     why = "checkpoint.keep_best=0; set it to 1 to keep the best"
-    warning = f"the best evaluation is accuracy 0.95 at step 180, whose checkpoint wasn't kept ({why}); {kept}"
+    warning = f"the best evaluation is accuracy 0.95 at step 180, whose checkpoint isn't on disk ({why}); {kept}"
     assert report(capsys, "digits")[1]["best_warning"] == warning
     assert main(["digits"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == f"warning         {warning}"
-    assert [line for line in lines if line.endswith("intact  accuracy 0.9, the best that was kept")]
+    assert [line for line in lines if line.endswith("intact  accuracy 0.9, the best on disk")]
     assert read_status(directory, {}).best_warning == warning
     assert read_status(directory, {}, brief=True).best_warning == ""
     save(directory, 180, 0.95)
