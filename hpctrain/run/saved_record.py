@@ -11,7 +11,7 @@ from hpctrain.config.plain_yaml import read_plain_values
 from hpctrain.files import read_json_or_empty, write_json
 from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.directory import SET_ASIDE, RunDirectory
-from hpctrain.run.ledger import Ledger
+from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.run.record_fields import COUNT
 
 SAVED = "saved.json"
@@ -58,13 +58,12 @@ def _newest_record(directory: RunDirectory) -> tuple[int, bool]:
         if (directory.claim(number) / STARTS_OVER).exists():
             return 0, True
         saved = read_json_or_empty(directory.claim(number) / SAVED).get("step")
-        attempt = attempts.get(number)
-        if attempt is not None and attempt.start_step is not None:
-            # attempts of earlier versions recorded only what was there when they ended
-            ended = int(attempt.extra.get("saved_step", 0))
-            published = saved if isinstance(saved, int) and COUNT.accepts(saved) else 0
-            step = max(attempt.start_step, ended, published)
-            is_program = bool(step) and "run" in read_plain_values(directory.config, ("run",))
+        attempt = attempts.get(number, Attempt(attempt=number))
+        # attempts of earlier versions recorded only what was there when they ended
+        steps = [attempt.start_step, attempt.extra.get("saved_step"), saved if COUNT.accepts(saved) else None]
+        if attempt.start_step is not None or steps[-1] is not None:
+            step = max(step for step in steps if step is not None)
+            is_program = step > 0 and "run" in read_plain_values(directory.config, ("run",))
             return (0 if is_program else step), False
     return 0, False
 

@@ -300,6 +300,7 @@ def test_json_of_one_run_is_an_object(make_run, capsys):
         "varied": {},
         "checkpoint_step": 460,
         "saved_path": None,
+        "gone_step": None,
         "set_aside": [],
         "attempts": [
             {
