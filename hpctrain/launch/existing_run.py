@@ -50,10 +50,15 @@ def revert_failed_changes(directories: Sequence[RunDirectory], report: Report = 
 
 
 def nothing_left(status: RunStatus, config: RunConfig) -> bool:
-    """Return whether a run has completed, and this configuration neither makes it longer nor changes its weights."""
+    """Return whether a run has completed, and this configuration neither makes it longer nor changes its weights.
+
+    False if its checkpoints are gone, and the configuration allows to train it again.
+    """
     # not by the state, which is that of a newer job if there is one
     completed = bool(status.attempts) and status.attempts[-1].reason is Reason.COMPLETED
     if not completed or status.state.may_change:
+        return False
+    if config.resume.from_scratch and describe_missing(RunDirectory(status.path)):
         return False
     changed = changed_keys(stored_values(trained_config(RunDirectory(status.path))), config)
     length = ["trainer.max_steps", "trainer.max_epochs"]

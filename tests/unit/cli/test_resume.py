@@ -158,12 +158,12 @@ def test_a_resume_of_a_sweep_that_sbatch_refuses_leaves_it_as_it_was(tmp_path, m
     assert all_of(RunDirectory.at("many")) == before
 
 
-def saved(directory, step=40):
+def saved(directory, step=40, reason=Reason.INTERRUPTED):
     """As if an attempt had saved a checkpoint, which is gone."""
     ledger = Ledger(directory)
     number = ledger.claim()
     ledger.start(number, job_id=None, nodes=[], world_size=1, step=0)
-    ledger.end(number, reason=Reason.INTERRUPTED, step=step, saved_step=step)
+    ledger.end(number, reason=reason, step=step, saved_step=step)
 
 
 def test_a_run_whose_checkpoints_are_gone_is_refused_unless_it_may_start_over(run, slurm, capsys):
@@ -178,8 +178,9 @@ def test_a_run_whose_checkpoints_are_gone_is_refused_unless_it_may_start_over(ru
     assert all_of(run) == before
 
 
-def test_a_resume_that_may_start_over_says_so_to_its_attempt_alone(run, slurm):
-    saved(run)
+@pytest.mark.parametrize("reason", [Reason.INTERRUPTED, Reason.COMPLETED])
+def test_a_resume_that_may_start_over_says_so_to_its_attempt_alone(run, slurm, reason):
+    saved(run, reason=reason)
     assert main(["resume", str(run.path), "cluster=slurm", "resume.from_scratch=true"]) == 0
     assert may_start_over(run)
     assert not load(run.config).resume.from_scratch
