@@ -9,7 +9,7 @@ from hpctrain.config.plain_yaml import read_plain_values
 from hpctrain.errors import CheckpointError
 from hpctrain.run.checkpoints import CheckpointInfo, list_checkpoints
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.evaluation import EvaluationRecord, last_evaluation
+from hpctrain.run.evaluation import last_evaluation
 from hpctrain.run.score import Score, best_steps
 
 KEEP_BEST = "checkpoint.keep_best"
@@ -28,24 +28,18 @@ class BestCheckpoint:
     warning: str
 
     @classmethod
-    def of(
-        cls,
-        directory: RunDirectory,
-        checkpoints: Sequence[CheckpointInfo] | None = None,
-        evaluation: EvaluationRecord | None = None,
-    ) -> BestCheckpoint:
+    def of(cls, directory: RunDirectory, checkpoints: Sequence[CheckpointInfo] | None = None) -> BestCheckpoint:
         """Find the best checkpoint of a run.
 
         Args:
             directory: of the run.
             checkpoints: of the run, if they are known already.
-            evaluation: the last of the run, if it is known already.
         """
         known = list_checkpoints(directory, verify=False) if checkpoints is None else checkpoints
         scored = {info.step: info for info in known}
         steps = best_steps({step: info.score for step, info in scored.items()}, 1)
         best = scored[steps[0]] if steps else None
-        evaluation = evaluation or last_evaluation(directory)
+        evaluation = last_evaluation(directory)
         top = None if evaluation is None else evaluation.best
         if evaluation is None or top is None or (best is not None and _is_best(best, top, evaluation.best_step)):
             return cls(best, "")

@@ -143,6 +143,11 @@ class Trainer:
         return self._loop.why_ended
 
     @property
+    def keep_best(self) -> int:
+        """How many checkpoints with the best evaluations the run keeps."""
+        return self._parts.checkpoint_policy.keep_best or 0
+
+    @property
     def total_steps(self) -> int:
         """The last step of the run."""
         return self._parts.total_steps

@@ -64,7 +64,7 @@ def test_the_newest_intact_checkpoint_or_the_same_error_on_every_rank(train, wor
 
 @pytest.mark.nightly
 def test_ranks_are_refused_alike_once_all_checkpoints_are_gone_and_start_over_together(train):
-    code, run, output = train("run", *QUIET, world_size=2, TRIAL_ACT="0:14:SIGKILL,1:14:SIGKILL")
+    code, run, output = train("run", *QUIET, world_size=2, TRIAL_ACT="0:7:SIGKILL,1:7:SIGKILL")
     assert (code, run.steps) == (-9, [4]), output
     shutil.rmtree(run.directory.checkpoints)
     logged = run.directory.metrics.read_bytes()

@@ -62,7 +62,8 @@ def test_checkpoints_are_purged_while_a_preempted_run_waits(runs: SubmittedRuns)
     run.until_step(3)
     run.sandbox.preempt(seconds=8)
     run.until(lambda: run.reasons == ["preempted"] and not run.ranks(), "the requeue")
-    shutil.rmtree(run.directory.checkpoints)
+    for path in run.directory.checkpoints.iterdir():
+        shutil.rmtree(path)
     logged = run.directory.metrics.read_bytes()
     assert run.until_ended() == "FAILED"
     (_, _, stopped), (_, reason, _) = run.story
