@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from hpctrain.config.checkpoint import EVAL_PREFIX, Checkpoint
@@ -25,6 +26,20 @@ def judged_by(policy: Checkpoint, metric: str, mode: str) -> tuple[str, str | No
     return name, policy.metric_mode or known
 
 
+def resolved_policy(policy: Checkpoint, metric: str, mode: str, *, evaluates: bool) -> Checkpoint:
+    """Return the policy with the number for which `checkpoint.keep_best=null` stands.
+
+    Args:
+        policy: conf/checkpoint.
+        metric: of the task.
+        mode: of the task's metric.
+        evaluates: whether the task has held-out samples.
+    """
+    if policy.keep_best is not None:
+        return policy
+    return replace(policy, keep_best=int(evaluates and judged_by(policy, metric, mode)[1] is not None))
+
+
 class Scored(NamedTuple):
     """An evaluated step and its score."""
 
@@ -42,12 +57,14 @@ class Best:
         name: of the metric, as the task's `evaluate` names it.
         mode: `min` or `max`: which values are better.
         keep: how many checkpoints are kept for their scores.
+        required: whether each evaluation must return the metric.
     """
 
-    def __init__(self, name: str, mode: str, keep: int) -> None:
+    def __init__(self, name: str, mode: str, keep: int, *, required: bool = False) -> None:
         self._name = name
         self._mode = mode
         self._keep = keep
+        self._required = required
         self._scores: dict[int, Score] = {}
         self._last: Scored | None = None
         self.top: Scored | None = None
@@ -66,7 +83,8 @@ class Best:
         """
         name, chosen = judged_by(policy, metric, mode)
         if chosen is not None:
-            return cls(name, chosen, policy.keep_best)
+            keep = 1 if policy.keep_best is None else policy.keep_best
+            return cls(name, chosen, keep, required=bool(policy.keep_best))
         if policy.keep_best:
             problem = f"the task doesn't define which values of {name} are better"
             known = " or ".join(dict.fromkeys((metric, "loss")))
@@ -82,11 +100,11 @@ class Best:
             means: by logged name, such as `eval/loss`.
 
         Raises:
-            ConfigError: the configuration keeps the best, but the evaluation doesn't return the metric.
+            ConfigError: the metric is required, but the evaluation doesn't return it.
         """
         value = means.get(f"{EVAL_PREFIX}{self._name}")
         if value is None:
-            if self._keep:
+            if self._required:
                 given = ", ".join(sorted(name.removeprefix(EVAL_PREFIX) for name in means)) or "nothing"
                 raise ConfigError(
                     "checkpoint.metric", self._name, f"the evaluation returns {given}", "name one of these"

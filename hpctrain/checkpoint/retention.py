@@ -48,7 +48,7 @@ def steps_to_remove(found: Sequence[CheckpointInfo], policy: Checkpoint) -> list
     kept = set(intact[: policy.keep])
     if policy.keep_every is not None:
         kept.update(step for step in intact if step % policy.keep_every == 0)
-    kept.update(best_steps({info.step: info.score for info in found if info.intact}, policy.keep_best))
+    kept.update(best_steps({info.step: info.score for info in found if info.intact}, policy.keep_best or 0))
     overtaken = intact[ALWAYS_KEPT - 1] if len(intact) >= ALWAYS_KEPT else -1
     damaged = [info.step for info in found if not info.intact and info.weights_digest is not None]
     return sorted([step for step in intact if step not in kept] + [step for step in damaged if step < overtaken])

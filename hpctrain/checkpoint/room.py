@@ -11,6 +11,7 @@ from pathlib import Path
 from hpctrain.checkpoint.retention import ALWAYS_KEPT
 from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.errors import HpctrainError
+from hpctrain.files import read_json_or_empty
 from hpctrain.phrases import all_of, listed, scaled
 from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.directory import RunDirectory
@@ -52,8 +53,7 @@ def shortage(directory: RunDirectory, step: int, checkpoint_bytes: int, policy: 
     with suppress(OSError):
         free = FileSystem.of(directory.checkpoints).free_bytes
         # until the first one is removed; those that keep_every keeps have no bound
-        most = max(policy.keep, ALWAYS_KEPT) + policy.keep_best + 1
-        count = max(1, most - len(directory.checkpoint_steps()))
+        count = max(1, most_at_once(policy) - len(directory.checkpoint_steps()))
         needed = count * checkpoint_bytes
         if free >= needed:
             return ""
@@ -65,6 +65,30 @@ def shortage(directory: RunDirectory, step: int, checkpoint_bytes: int, policy: 
         problem = f"{_size(free)} are free, but {_size(needed)} are needed: {why}"
         return f"{directory.checkpoints}: {problem}; the checkpoint of step {step} {fits}; {advice(directory)}"
     return ""
+
+
+def most_at_once(policy: Checkpoint) -> int:
+    """The most checkpoints of a run at once, the one that is being written included; without those of `keep_every`."""
+    return max(policy.keep, ALWAYS_KEPT) + (policy.keep_best or 0) + 1
+
+
+def describe_need(directory: RunDirectory, checkpoint_bytes: int, policy: Checkpoint) -> str:
+    """Describe the room for the checkpoints of a run, and of its sweep, for the log of an attempt's start.
+
+    Args:
+        directory: of the run.
+        checkpoint_bytes: of each.
+        policy: conf/checkpoint.
+    """
+    most, keep_best = most_at_once(policy), policy.keep_best or 0
+    text = f"at most {most} x {_size(checkpoint_bytes)} = {_size(most * checkpoint_bytes)}"
+    if keep_best:
+        text += f", {_size(keep_best * checkpoint_bytes)} of it for the best"
+    if (num_runs := _num_runs_of_the_sweep(directory)) > 1:
+        text += f"; {_size(num_runs * most * checkpoint_bytes)} for the {num_runs} runs of the sweep"
+    with suppress(OSError):
+        text += f"; {_size(FileSystem.of(directory.checkpoints).free_bytes)} are free"
+    return text + ("" if policy.keep_every is None else "; those of checkpoint.keep_every come on top")
 
 
 def is_full(error: Exception) -> bool:
@@ -129,6 +153,17 @@ def _others_of_the_sweep(directory: RunDirectory) -> list[RunDirectory]:
             others = [RunDirectory(path) for path in home.path.iterdir() if path != directory.path]
             return [other for other in others if other.config.is_file()]
     return []
+
+
+def _num_runs_of_the_sweep(directory: RunDirectory) -> int:
+    """The number of runs of the run's sweep, those that a search has yet to draw included; 0 without a sweep."""
+    home = RunDirectory(directory.path.parent)
+    with suppress(OSError):
+        if home.sweep.is_file():
+            drawn = sum(name.isdecimal() for name in os.listdir(home.path))  # noqa: PTH208 - names
+            planned = read_json_or_empty(home.sweep).get("num_runs")
+            return max(drawn, planned) if isinstance(planned, int) else drawn
+    return 0
 
 
 def _bytes_in(folder: Path) -> int:

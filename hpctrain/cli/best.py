@@ -119,6 +119,12 @@ def _table(ranking: Ranking, rows: Sequence[RankedRow], runs_dir: Path) -> list[
         lines.append(f"{counted(len(ranking.rows) - len(rows), 'more row')}: leave out --top to see all")
     if live := sum(run.is_live for row in rows for run in row.runs):
         lines.append(f"{counted(live, 'run')} still queued or training, with the values so far")
+    if ranking.winner is not None and ranking.winner in rows:
+        lines += [
+            f"warning: {_name(run, runs_dir)}: {run.status.best_warning}"
+            for run in ranking.winner.runs
+            if run.status.best_warning
+        ]
     return lines
 
 
@@ -193,6 +199,7 @@ def _runs(row: RankedRow) -> list[dict[str, Any]]:
             "best": number.best,
             "best_step": number.step,
             "last": _finite(number.last),
+            "best_warning": run.status.best_warning,
             "state": run.status.state,
         }
         for run, number, seed in zip(row.runs, row.numbers, row.seeds, strict=True)

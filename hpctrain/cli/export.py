@@ -16,9 +16,10 @@ from hpctrain.cli.byte_progress import ByteProgress
 from hpctrain.config.plain_yaml import is_program
 from hpctrain.errors import CheckpointDamagedError, CheckpointError, ConfigError, ExitCode, HpctrainError
 from hpctrain.phrases import byte_size, counted, listed
-from hpctrain.run.checkpoints import find_damage, list_checkpoints, newest_intact
+from hpctrain.run.best_checkpoint import BestCheckpoint
+from hpctrain.run.checkpoints import find_damage, newest_intact
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.score import best_steps
+from hpctrain.run.saved_record import gone_step
 from hpctrain.streams import print_warning
 
 _EPILOG = """\
@@ -160,9 +161,15 @@ def _verified(directory: RunDirectory, wanted: int | str | None) -> Path:
             newest, damaged = newest_intact(directory, progress.show)
             for info in damaged:
                 print_warning(f"{os.path.relpath(info.path)} is not intact, and passed over: {info.problem}")
+            gone = gone_step(directory)
             if newest is None:
-                none = "no checkpoint of the run is intact" if damaged else "the run has saved no checkpoint yet"
+                saved = "no checkpoint yet" if gone is None else f"step {gone}, but its checkpoints are gone"
+                none = "no checkpoint of the run is intact" if damaged else f"the run has saved {saved}"
                 raise CheckpointError(f"{os.path.relpath(directory.path)}: {none}")
+            if gone is not None:
+                print_warning(
+                    f"the checkpoint of step {gone}, which the run has saved, is gone: exporting an older one"
+                )
             return newest.path
         path = _named(directory, wanted)
         if problem := find_damage(path):
@@ -175,12 +182,11 @@ def _verified(directory: RunDirectory, wanted: int | str | None) -> Path:
 def _named(directory: RunDirectory, wanted: int | str) -> Path:
     shown = os.path.relpath(directory.path)
     if wanted == BEST:
-        scores = {info.step: info.score for info in list_checkpoints(directory, verify=False)}
-        if best := best_steps(scores, 1):
-            return directory.checkpoint(best[0])
-        raise CheckpointError(
-            f"{shown}: no checkpoint has a score; checkpoint.keep_best=1 keeps the best of a run that evaluates"
-        )
+        best = BestCheckpoint.of(directory)
+        path = best.require(directory).path
+        if best.warning:
+            print_warning(f"{shown}: {best.warning}")
+        return path
     assert isinstance(wanted, int)
     if wanted not in (steps := directory.checkpoint_steps()):
         raise CheckpointError(f"{shown}: no checkpoint of step {wanted}; there are {listed(steps) or 'none'}")

@@ -31,8 +31,9 @@ class Checkpoint(require.Checked):
     """Number of newest checkpoints to keep; the last two intact ones are always kept."""
     keep_every: Annotated[int | None, require.at_least(1)] = None
     """Keep checkpoints whose step is a multiple of this; null: none."""
-    keep_best: Annotated[int, require.at_least(0)] = 0
-    """Number of checkpoints with the best evaluations to keep; each such evaluation is followed by a save. 0: none."""
+    keep_best: Annotated[int | None, require.at_least(0)] = None
+    """Number of checkpoints with the best evaluations to keep; each such evaluation is followed by a save. 0: none;
+    null: 1 if the run evaluates, and which values of its metric are better is defined."""
     metric: str | None = None
     """Metric that ranks evaluations, such as accuracy (eval/accuracy means the same); null: the task's own metric."""
     metric_mode: Annotated[str | None, require.one_of("min", "max")] = None

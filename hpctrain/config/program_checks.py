@@ -41,6 +41,9 @@ def check_program(config: ProgramConfig, environ: Mapping[str, str] = os.environ
     if config.run.cwd == "own" and config.code.snapshot == "none":
         problem = "is a folder with links to the copy of the code, and code.snapshot=none makes no copy"
         raise ConfigError("run.cwd", "own", problem, "leave out one of the two")
+    if config.resume.from_scratch:
+        problem = "has no effect on a program, which finds its own saves"
+        raise ConfigError("resume.from_scratch", "true", problem, "leave it out")
     _check_args("args", config.args)
     _refuse_unset(config)
     check_node_counts(config, resources_of(config, environ))

@@ -17,11 +17,12 @@ from hpctrain.config.program import ProgramConfig, texts_of, values_of_args
 from hpctrain.config.root import Config
 from hpctrain.config.run_config import RunConfig
 from hpctrain.config.stored import OPEN_GROUPS, OPEN_OF_PROGRAMS, load_run
-from hpctrain.errors import ConfigError
+from hpctrain.errors import ConfigError, RunDirectoryError
 from hpctrain.launch.launch_code import importing_code_of
 from hpctrain.run.config_change import revert_config, trained_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.reason import Reason
+from hpctrain.run.saved_record import describe_missing
 from hpctrain.status.before_launch import statuses_before_launch
 from hpctrain.status.run_status import RunStatus
 from hpctrain.status.state import RunState
@@ -55,10 +56,13 @@ def nothing_left(status: RunStatus, config: RunConfig) -> bool:
 
     A program may continue with other values. So may a training whose number of steps depends on the changed keys; if it
     doesn't, its ranks find that out.
+    False as well if its checkpoints are gone, and the configuration allows to train it again.
     """
     # not by the state, which is that of a newer job if there is one
     completed = bool(status.attempts) and status.attempts[-1].reason is Reason.COMPLETED
     if not completed or status.state.may_change:
+        return False
+    if config.resume.from_scratch and describe_missing(RunDirectory(status.path)):
         return False
     changed = changed_keys(stored_values(trained_config(RunDirectory(status.path))), config)
     length = ["trainer.max_steps", "trainer.max_epochs"]
@@ -69,6 +73,16 @@ def nothing_left(status: RunStatus, config: RunConfig) -> bool:
     else:
         length += [key for key in changed if decides_the_weights(key)]  # a training is refused them
     return not any(key in length for key in changed)
+
+
+def require_checkpoint(directory: RunDirectory, config: RunConfig) -> None:
+    """Require that something is left of what a run has saved, before it is launched again.
+
+    Raises:
+        RunDirectoryError: nothing is, and `resume.from_scratch` doesn't allow to start over.
+    """
+    if not config.resume.from_scratch and (problem := describe_missing(directory)):
+        raise RunDirectoryError(problem)
 
 
 def stored_values(path: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 from hpctrain.config.plain_yaml import read_plain_values
 from hpctrain.errors import RunDirectoryError, SchedulerError, SchedulerMissingError
 from hpctrain.files import describe_os_error
+from hpctrain.run.best_checkpoint import BestCheckpoint
 from hpctrain.run.bottleneck import last_bottleneck
 from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.config_change import trained_varied
@@ -21,6 +22,7 @@ from hpctrain.run.evaluation import last_evaluation
 from hpctrain.run.ledger import Attempt
 from hpctrain.run.owner import Owner
 from hpctrain.run.record_fields import COUNT
+from hpctrain.run.saved_record import gone_step
 from hpctrain.run.saves import last_save
 from hpctrain.run.times import read_times
 from hpctrain.scheduler.job import JobRecord
@@ -195,12 +197,22 @@ def _with_details(status: RunStatus, records: RunRecords, claims: Sequence[int],
     kept = status.step if is_unsaved else saved or 0
     return replace(
         status,
+        best_warning=_best_warning(status, directory, saved or 0),
         checkpoint_step=saved,
+        gone_step=gone_step(directory),
         saved_path=None if save is None else str(save.path),
         set_aside=tuple(path.name for path in directory.set_aside()),
         account=_account(records, status.attempts, status.state, kept, all_count=is_unsaved),
         verdict=last_bottleneck(directory, claims),
     )
+
+
+def _best_warning(status: RunStatus, directory: RunDirectory, saved_step: int) -> str:
+    """Warn if the best checkpoint isn't there; one that a live run may be about to write isn't missed."""
+    step = status.best_step
+    if step is None or directory.checkpoint(step).exists() or (status.state.may_change and step > saved_step):
+        return ""
+    return BestCheckpoint.of(directory).warning
 
 
 def _account(

@@ -24,6 +24,7 @@ from hpctrain.run.checkpoints import ShowRead
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import EvaluationRecord
 from hpctrain.run.ledger import Claim, Ledger
+from hpctrain.run.saved_record import keep_records, recorded_step
 from hpctrain.train.modes import names_in_evaluation_mode, restore_modes
 from hpctrain.train.parts import Parts
 from hpctrain.train.update_state import optimizers_of, progress_of, restore_updates, scalers_of
@@ -76,6 +77,7 @@ class Checkpointing:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.best_step: int | None = None
+        self._saving_step: int | None = None
         self._parts = parts
         self._config = parts.config
         self._world = parts.world
@@ -83,6 +85,7 @@ class Checkpointing:
         self._claim = claim
         self._clock = clock
         self._saver = saver
+        self._keeps_best = bool(parts.checkpoint_policy.keep_best)
         self._best = Best.configured(parts.config.checkpoint, parts.task.metric, parts.task.metric_mode)
         self._saved_at_s = clock()
         self._interval_s: float | None = None
@@ -110,6 +113,9 @@ class Checkpointing:
         if found is not None:
             if self._world.is_rank_zero:
                 set_aside(found.passed_over, self._claim)
+                if found.step < recorded_step(self._directory):
+                    folder = keep_records(self._directory, self._claim.attempt)
+                    log.warning("the metrics after step %d are dropped; %s has a copy", found.step, folder)
             self._restore(found)
         self._parts.settle_values(restored=found is not None)
         step = 0 if found is None else found.step
@@ -196,7 +202,7 @@ class Checkpointing:
         among_the_best = self._best is not None and self._best.update(step, means)
         if self._world.is_rank_zero:
             self._describe_evaluation(step, means)
-        if self._config.checkpoint.keep_best and self._world.broadcast(among_the_best):
+        if self._keeps_best and self._world.broadcast(among_the_best):
             self.best_step = step
 
     def _describe_evaluation(self, step: int, means: Mapping[str, float]) -> None:
@@ -217,7 +223,7 @@ class Checkpointing:
             step: completed steps.
             evaluation_due: whether the evaluation after these steps isn't done yet.
             wait: return when the checkpoint is durable. Otherwise the save is skipped while an earlier one is being
-                written, unless the step is one of the best.
+                written, unless one of the two is of one of the best evaluations.
 
         Raises:
             CheckpointError: the checkpoint can't be written, and checkpoint.on_error is "fail".
@@ -226,14 +232,17 @@ class Checkpointing:
         """
         if wait or not self._is_left_out(step):
             self._save(step, evaluation_due=evaluation_due, wait=wait)
+            self._saving_step = step
         self._restart_interval()
 
     def _is_left_out(self, step: int) -> bool:
         if not self._world.broadcast(self._saver.busy):
             return False
-        waits = step == self.best_step
+        # those of the best evaluations are extra saves: none of the others is left out for them
+        waits = self.best_step is not None and self.best_step in (step, self._saving_step)
         if self._world.is_rank_zero and waits:
-            log.info("the checkpoint of step %d is one of the best: it waits for the one before", step)
+            which = "it" if step == self.best_step else "the one before"
+            log.info("the checkpoint of step %d waits for the one before: %s is one of the best", step, which)
         elif self._world.is_rank_zero:
             log.warning("no checkpoint of step %d: the one before is still being written", step)
         return not waits

@@ -11,8 +11,9 @@ import torch
 from torch.utils.data import Dataset
 
 from hpctrain.attempt.lost_gpu import closing_unless_lost
-from hpctrain.checkpoint.best import judged_by
+from hpctrain.checkpoint.best import judged_by, resolved_policy
 from hpctrain.config.batch import micro_batch_size_of
+from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.config.mesh import keeps_gradients_whole
 from hpctrain.config.named_optimizers import named_optimizers
 from hpctrain.config.root import Config
@@ -227,6 +228,12 @@ class Parts:
     def eval_data(self) -> Dataset[Any] | None:
         """The held-out samples; None without any."""
         return self.task.eval_dataset()
+
+    @cached_property
+    def checkpoint_policy(self) -> Checkpoint:
+        """conf/checkpoint, with the number of best checkpoints for which null stands in this run."""
+        metric, mode = self.task.metric, self.task.metric_mode
+        return resolved_policy(self.config.checkpoint, metric, mode, evaluates=self.eval_data is not None)
 
     @cached_property
     def evaluation(self) -> Evaluation | None:

@@ -8,16 +8,17 @@ from collections.abc import Mapping
 
 import torch
 
+from hpctrain.checkpoint.room import describe_need
 from hpctrain.config.batch import counted_shares
-from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.config.schedule import AnySchedule, schedule_of
 from hpctrain.distributed.nccl_variables import ALIASES, nccl_defaults, user_nccl_variables
 from hpctrain.distributed.replica import inner
 from hpctrain.distributed.world import World
-from hpctrain.phrases import byte_size, counted, listed
+from hpctrain.phrases import all_of, byte_size, counted, listed
 from hpctrain.run.config_change import trained_varied
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.manifest import varied_text
+from hpctrain.train.model_memory import model_memory
 from hpctrain.train.modes import describe_evaluation_mode
 from hpctrain.train.parts import Parts
 from hpctrain.train.profiling.flops import flops_text
@@ -60,7 +61,8 @@ def log_start(
         **_nccl(parts),
         "precision": parts.config.precision.kind + (", compiled" if parts.config.trainer.compile else ""),
         "data": _data(parts),
-        "checkpoints": _plan(parts.config.checkpoint),
+        "checkpoints": _plan(parts, step),
+        "disk": describe_need(directory, _checkpoint_bytes(parts), parts.checkpoint_policy),
     }
     if in_evaluation_mode := describe_evaluation_mode(inner(parts.model)):
         rows["eval mode"] = in_evaluation_mode
@@ -188,18 +190,30 @@ def _kind(thing: object) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _plan(policy: Checkpoint) -> str:
-    times = []
+def _checkpoint_bytes(parts: Parts) -> int:
+    """About how many bytes a checkpoint takes, as if each rank wrote as much as this one."""
+    found = model_memory({parts.module}, parts.optimizers, parts.ema)
+    size = found.weights * (1 + parts.config.checkpoint.safetensors) + (found.optimizer or 0) + found.average
+    return size if (mesh := parts.world.mesh) is None else size * mesh.shape.replica_size
+
+
+def _plan(parts: Parts, step: int) -> str:
+    policy, times = parts.checkpoint_policy, []
     if policy.every_steps is not None:
         times.append(f"every {counted(policy.every_steps, 'step')}")
     if policy.auto:
         times.append("as often as it pays")
     elif policy.every_min is not None:
         times.append(f"every {policy.every_min:g} min")
+    if policy.keep_best:
+        every, total = parts.config.trainer.eval_every_steps or parts.plan.steps_per_epoch, parts.total_steps
+        most = total // every - step // every + bool(total % every)
+        among = "the best so far" if policy.keep_best == 1 else f"among the best {policy.keep_best} so far"
+        times.append(f"after each evaluation that is {among} ({most} to come)")
     how = "in the background" if policy.asynchronous else "while training waits"
     kept = [f"the newest {policy.keep}"]
     if policy.keep_every is not None:
         kept.append(f"those of every {counted(policy.keep_every, 'step')}")
     if policy.keep_best:
         kept.append(f"the best {policy.keep_best}")
-    return f"{' and '.join([*times, 'at the end'])}, written {how}; {' and '.join(kept)} are kept"
+    return f"{all_of([*times, 'at the end'])}, written {how}; {' and '.join(kept)} are kept"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -17,9 +18,9 @@ from hpctrain.config.root import Config
 from hpctrain.distributed.determinism import seed_everything
 from hpctrain.errors import CheckpointError
 from hpctrain.phrases import listed
-from hpctrain.run.checkpoints import list_checkpoints
+from hpctrain.run.best_checkpoint import BestCheckpoint
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.score import best_steps
+from hpctrain.run.saved_record import describe_missing
 from hpctrain.tasks.task import Task
 from hpctrain.train.build import build_model, build_task
 from hpctrain.train.precision import PURE_TYPES, compute_in
@@ -27,6 +28,8 @@ from hpctrain.train.process_state import process_state_restored
 
 Which: TypeAlias = Literal["newest", "best"] | int
 """Which checkpoint: the newest intact one, that with the best score, or that of a step."""
+
+log = logging.getLogger("hpctrain.checkpoint")
 
 
 def load_task(config: Config) -> Task:
@@ -80,16 +83,15 @@ def choose(directory: RunDirectory, which: Which) -> Path:
     if which == "newest":
         newest, _ = choose_newest(directory)
         if newest is None:
-            raise CheckpointError(f"{directory.path}: expected a checkpoint, but the run has saved none yet")
+            missing = f"{directory.path}: expected a checkpoint, but the run has saved none yet"
+            raise CheckpointError(describe_missing(directory) or missing)
         return newest
     if which == "best":
-        scores = {info.step: info.score for info in list_checkpoints(directory, verify=False)}
-        if not (best := best_steps(scores, 1)):
-            raise CheckpointError(
-                f"{directory.path}: expected a checkpoint with a score, found none; checkpoint.keep_best=1 keeps the "
-                "best of a run that evaluates"
-            )
-        return directory.checkpoint(best[0])
+        best = BestCheckpoint.of(directory)
+        path = best.require(directory).path
+        if best.warning:
+            log.warning("%s: %s", directory.path, best.warning)
+        return path
     if which not in (steps := directory.checkpoint_steps()):
         known = listed(map(str, steps)) or "none"
         raise CheckpointError(f"{directory.path}: expected newest, best or a saved step ({known}), got {which!r}")

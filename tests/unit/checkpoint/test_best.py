@@ -52,8 +52,8 @@ def test_another_metric_begins_anew():
 
 def test_a_metric_that_is_not_evaluated_is_named_with_those_that_are():
     with pytest.raises(ConfigError, match=r"checkpoint\.metric=f1: the evaluation returns accuracy, loss"):
-        Best("f1", "max", 1).update(1, {"eval/loss": 1.0, "eval/accuracy": 0.5})
-    assert not Best("f1", "max", 0).update(1, {"eval/loss": 1.0})
+        Best("f1", "max", 1, required=True).update(1, {"eval/loss": 1.0, "eval/accuracy": 0.5})
+    assert not Best("f1", "max", 1).update(1, {"eval/loss": 1.0})
 
 
 @pytest.mark.parametrize(

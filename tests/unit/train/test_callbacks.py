@@ -66,7 +66,7 @@ def test_a_hook_that_the_constructor_sets_is_called():
 def test_hooks_are_called_around_the_steps(attempt, calls):
     assert attempt(RECORDER, "trainer.max_steps=5").run()
     each = [[("before_step", n), ("after_backward", n), ("after_step", n + 1)] for n in range(5)]
-    first = [("on_start", 0), *itertools.chain(*each[:4]), ("after_evaluation", 4)]
+    first = [("on_start", 0), *itertools.chain(*each[:4]), ("after_evaluation", 4), ("after_save", 4)]
     last = [("after_evaluation", 5), ("after_save", 5), ("on_end", 5)]
     assert calls == [*first, *each[4], *last]
 

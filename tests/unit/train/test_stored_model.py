@@ -40,7 +40,7 @@ def test_the_model_has_the_weights_of_the_end_and_is_in_evaluation_mode(trained)
     model = load()
     assert equal(model.state_dict(), parts.module.state_dict())
     assert not any(module.training for module in model.modules())
-    assert not equal(load(5).state_dict(), model.state_dict())
+    assert not equal(load(8).state_dict(), model.state_dict())
 
 
 def test_the_best_is_the_checkpoint_with_the_best_score(trained, directory):
@@ -51,6 +51,16 @@ def test_the_best_is_the_checkpoint_with_the_best_score(trained, directory):
     assert equal(load("best").state_dict(), load(best).state_dict())
 
 
+def test_a_best_that_was_not_kept_is_named_with_the_one_that_is_loaded(trained, directory, caplog):
+    words = ("checkpoint.metric_mode=max", "checkpoint.keep_best=0", "checkpoint.every_steps=null")
+    _, load = trained(*words)
+    assert equal(load("best").state_dict(), load(10).state_dict())
+    (message,) = caplog.messages[-1:]
+    assert f"{directory.path}: the best evaluation is loss " in message
+    assert " at step 4, whose checkpoint isn't on disk" in message
+    assert "the best one that is on disk is that of step 10, with loss " in message
+
+
 def test_without_a_score_there_is_no_best(trained):
     _, load = trained("+task.eval_samples=0")
     with pytest.raises(CheckpointError, match=r"a score, found none; checkpoint\.keep_best=1"):
@@ -59,8 +69,8 @@ def test_without_a_score_there_is_no_best(trained):
 
 def test_a_step_is_a_number(trained):
     _, load = trained()
-    with pytest.raises(CheckpointError, match=r"a saved step \(.*5.*\), got '5'"):
-        load("5")
+    with pytest.raises(CheckpointError, match=r"a saved step \(.*8.*\), got '8'"):
+        load("8")
 
 
 def test_a_moving_average_is_loaded_where_the_run_evaluates_it(trained):
@@ -102,7 +112,7 @@ def test_weights_that_checkpoints_leave_out_are_those_that_the_task_builds(train
 
 def test_a_step_that_was_not_saved_is_named_with_those_that_were(trained):
     _, load = trained()
-    with pytest.raises(CheckpointError, match=r"expected newest, best or a saved step \(5, 10\), got 7"):
+    with pytest.raises(CheckpointError, match=r"expected newest, best or a saved step \(8, 10\), got 7"):
         load(7)
 
 
@@ -114,7 +124,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_newest_intact_one_is_taken(trai
     file.write_bytes(content)
     with pytest.raises(CheckpointDamagedError, match="is not intact"):
         load(10)
-    assert equal(load().state_dict(), load(5).state_dict())
+    assert equal(load().state_dict(), load(8).state_dict())
 
 
 def test_a_run_without_a_checkpoint_has_no_model(compose_small, directory):
