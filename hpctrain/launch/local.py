@@ -43,6 +43,7 @@ from hpctrain.run.owner import Owner
 from hpctrain.run.process import environ_replaced, handlers_restored, may_handle_signals, signals_blocked
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.slurm import Slurm
+from hpctrain.streams import LogFile, LostOutput
 from hpctrain.terminal import can_redraw, is_terminal
 from hpctrain.worker.entry import run_rank
 from hpctrain.worker.host_program import HostProgram
@@ -99,7 +100,7 @@ def _launch(run: RunPlan, program: HostProgram | None, quiet: Collection[Reason]
     port = run.config.cluster.master_port or free_port()
     ranks = LocalRanks(directory, attempt, world_size, port=port, code=code.digest, independent=run.is_program)
     ranks.run(rank_command(run, code.copy), code_variables(run, code.copy, os.environ))
-    return _conclude(run, attempt, kills, notifier, codes=ranks.codes, cut_short=ranks.cut_short, quiet=quiet)
+    return _conclude(run, attempt, kills, notifier, ranks, quiet=quiet)
 
 
 def _refuse(run: RunPlan, attempt: int, code: CheckedCode, notifier: Notifier) -> int:
@@ -118,9 +119,8 @@ def _conclude(
     attempt: int,
     kills: int,
     notifier: Notifier,
+    ranks: LocalRanks | None = None,
     *,
-    codes: Sequence[int | None] = (),
-    cut_short: bool = False,
     quiet: Collection[Reason] = (),
 ) -> int:
     """Record and print how the attempt ended, unless that is recorded already; return the exit code.
@@ -130,22 +130,22 @@ def _conclude(
         attempt: the attempt's number.
         kills: the kernel's count of processes that it killed for their memory, before the attempt.
         notifier: of the run.
-        codes: by rank, the exit code; None for a rank that the launcher killed. Empty if the launching process
-            is the only rank.
-        cut_short: whether a second Ctrl-C ended the ranks.
+        ranks: that have ended; None if the launching process was the only rank.
         quiet: reasons for which nothing is printed.
     """
     directory, world_size = run.directory, run.resources.world_size
     # a rank in this process that hung has recorded its end, and printed it
     is_recorded = not Ledger(directory).attempt(attempt).open
+    codes = [] if ranks is None else ranks.codes
     complaint = oom_complaint(kills, codes, read_exit_records(directory.claim(attempt))) or alarm_complaint(codes)
     outcome = with_memory_advice(Outcome.of_attempt(directory, attempt, world_size, complaint), run.config)
-    if cut_short and outcome.reason in (Reason.INFRASTRUCTURE, Reason.OUT_OF_MEMORY):
+    if ranks is not None and ranks.cut_short and outcome.reason in (Reason.INFRASTRUCTURE, Reason.OUT_OF_MEMORY):
         # the ranks were killed because their user asked for it, and left no exit record
         outcome = replace(outcome, reason=Reason.INTERRUPTED, report="ended at once by a second Ctrl-C, without a save")
     copy = current_code(directory)
     digest = "" if copy is None else copy.digest
-    record_end(directory, attempt, outcome, world_size=world_size, ends_run=True, code=digest)
+    lost = {} if ranks is None else {0: ranks.lost}
+    record_end(directory, attempt, outcome, lost, world_size=world_size, ends_run=True, code=digest)
     if outcome.report and not is_recorded and outcome.reason not in (Reason.COMPLETED, *quiet):
         print(f"hpctrain: {_end(outcome, run, attempt)}", file=sys.stderr)
         print(resume_advice(directory, outcome.reason), file=sys.stderr)
@@ -193,6 +193,7 @@ class LocalRanks:
     Attributes:
         processes: by rank, once they are started.
         codes: by rank, the exit code; None for a rank that the launcher killed.
+        lost: what the log of rank zero lacks.
         interrupts: how often Ctrl-C was pressed.
     """
 
@@ -204,6 +205,7 @@ class LocalRanks:
     independent: bool = False
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list, init=False)
     codes: list[int | None] = field(default_factory=list, init=False)
+    lost: LostOutput = field(default_factory=LostOutput, init=False)
     interrupts: int = field(default=0, init=False)
 
     @property
@@ -231,13 +233,15 @@ class LocalRanks:
                     process = self._start(rank, [*command, str(self.directory.path)], variables | common, terminal)
                     self.processes.append(process)
                     if process.stdout is not None:
-                        copier = self._copy(process.stdout, over_bar=terminal is not None)
+                        log = LogFile(self.directory.rank_log(0))
+                        copier = self._copy(process.stdout, log, over_bar=terminal is not None)
             if terminal is not None:
                 os.close(terminal)
             self._watch()
             self.codes = [process.poll() for process in self.processes]
             self._kill_all()
             copier.join(timeout=GRACE_S)
+            self.lost = log.lost
 
     def _handover(self, store: str, terminal: int | None) -> Handover:
         parent = os.getpid()
@@ -259,8 +263,7 @@ class LocalRanks:
                 start_new_session=True,  # the terminal's Ctrl-C reaches the ranks through this process alone, once
             )
 
-    def _copy(self, source: IO[bytes], *, over_bar: bool) -> threading.Thread:
-        log = self.directory.rank_log(0).open("ab", buffering=0)
+    def _copy(self, source: IO[bytes], log: LogFile, *, over_bar: bool) -> threading.Thread:
         copier = threading.Thread(target=copy_output, args=(source, log), kwargs={"over_bar": over_bar}, daemon=True)
         copier.start()
         return copier

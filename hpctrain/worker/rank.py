@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import socket
+import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from hpctrain.run.owner import Owner
 from hpctrain.run.reason import Reason
 from hpctrain.run.stacks import request_stacks
 from hpctrain.run.times import Times
+from hpctrain.streams import LostOutput, lost_output
 from hpctrain.sync.sender_processes import SenderProcesses, enabled_services
 from hpctrain.worker.by_hand import record_own_end
 from hpctrain.worker.host_program import HostProgram
@@ -135,6 +137,14 @@ class Rank:
         """Rank, host, attempt and step."""
         place = f"rank {self.environment.rank} of {self.environment.world_size} on {socket.gethostname()}"
         return f"{place}, attempt {self.attempt}, step {self.step}"
+
+    @property
+    def lost_output(self) -> LostOutput:
+        """What its log lacks, because its file couldn't be written."""
+        if self.handover.logged:
+            return lost_output(sys.stdout, sys.stderr)
+        handlers = logging.getLogger("hpctrain").handlers
+        return lost_output(*(handler.stream for handler in handlers if isinstance(handler, logging.FileHandler)))
 
     def write_exit_record(
         self, reason: Reason, error: BaseException | None = None, *, blames_peer: bool = False, advice: str = ""
@@ -274,6 +284,7 @@ class Rank:
     def _exit_record(
         self, reason: Reason, *, message: str, trace: str, blames_peer: bool, stop_signal: int | None
     ) -> ExitRecord:
+        lost = self.lost_output
         return ExitRecord(
             rank=self.environment.rank,
             host=socket.gethostname(),
@@ -284,6 +295,8 @@ class Rank:
             blames_peer=blames_peer,
             stop_signal=stop_signal,
             time=time.time(),
+            lost_lines=lost.lines,
+            lost_bytes=lost.size_bytes,
         )
 
 
