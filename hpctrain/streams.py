@@ -135,7 +135,6 @@ class LogFile(io.FileIO):
         closefd: whether to close a descriptor with the file.
 
     Attributes:
-        lost: all that was dropped.
         report: gets a line at the first failure.
     """
 
@@ -146,7 +145,16 @@ class LogFile(io.FileIO):
         self._gap = LostOutput()
         self._error = ""
         self._ends_line = True
-        self.lost = LostOutput()
+        self._written = LostOutput()
+        self._dropped = LostOutput()
+        self._is_removed = False
+
+    @property
+    def lost(self) -> LostOutput:
+        """All that was dropped, and all that was written if the file has been removed since."""
+        if not self.closed:
+            self._is_removed = os.fstat(self.fileno()).st_nlink == 0
+        return self._dropped + self._written if self._is_removed else self._dropped
 
     def write(self, data: ReadableBuffer, /) -> int:
         """Write all of the data, or count what is dropped; return its size."""
@@ -164,9 +172,9 @@ class LogFile(io.FileIO):
         """Close the file; try once more to write what it lacks."""
         if self.closed:
             return
-        if self._error:
-            with contextlib.suppress(OSError):
-                self._close_gap()
+        with contextlib.suppress(OSError):
+            self._close_gap()
+            self._is_removed = os.fstat(self.fileno()).st_nlink == 0
         try:
             super().close()
         except OSError as error:  # NFS reports here what it couldn't store
@@ -186,13 +194,14 @@ class LogFile(io.FileIO):
         if not written:
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         self._ends_line = data[written - 1] == ord("\n")
+        self._written += LostOutput(data[:written].tobytes().count(b"\n"), written)
         return written
 
     def _drop(self, data: bytes, error: OSError) -> None:
         more = LostOutput(data.count(b"\n"), len(data))
-        if not self.lost.size_bytes:
+        if not self._dropped.size_bytes:
             self.report(f"{self.name} can't be written ({error.strerror}): lines are dropped while that lasts")
-        self.lost += more
+        self._dropped += more
         self._gap += more
         self._error = error.strerror or str(error)
 

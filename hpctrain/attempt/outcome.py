@@ -291,7 +291,7 @@ def record_end(
     if outcome.error_after_signal:
         extra["error_after_signal"] = True
     if incomplete := _incomplete_logs(directory, attempt, lost):
-        log.warning("%s", incomplete)
+        log.warning("the log is incomplete: %s", incomplete)
         extra["incomplete_logs"] = incomplete
     ledger.end(attempt, reason=outcome.reason, step=outcome.step, detail=outcome.headline, saved_step=saved, **extra)
 

@@ -100,7 +100,13 @@ def _launch(run: RunPlan, program: HostProgram | None, quiet: Collection[Reason]
     port = run.config.cluster.master_port or free_port()
     ranks = LocalRanks(directory, attempt, world_size, port=port, code=code.digest, independent=run.is_program)
     ranks.run(rank_command(run, code.copy), code_variables(run, code.copy, os.environ))
-    return _conclude(run, attempt, kills, notifier, ranks, quiet=quiet)
+    return _conclude(
+        *(run, attempt, kills, notifier),
+        codes=ranks.codes,
+        cut_short=ranks.cut_short,
+        lost={0: ranks.lost},
+        quiet=quiet,
+    )
 
 
 def _refuse(run: RunPlan, attempt: int, code: CheckedCode, notifier: Notifier) -> int:
@@ -119,8 +125,10 @@ def _conclude(
     attempt: int,
     kills: int,
     notifier: Notifier,
-    ranks: LocalRanks | None = None,
     *,
+    codes: Sequence[int | None] = (),
+    cut_short: bool = False,
+    lost: Mapping[int, LostOutput] = MappingProxyType({}),
     quiet: Collection[Reason] = (),
 ) -> int:
     """Record and print how the attempt ended, unless that is recorded already; return the exit code.
@@ -130,21 +138,22 @@ def _conclude(
         attempt: the attempt's number.
         kills: the kernel's count of processes that it killed for their memory, before the attempt.
         notifier: of the run.
-        ranks: that have ended; None if the launching process was the only rank.
+        codes: by rank, the exit code; None for a rank that the launcher killed. Empty if the launching process
+            is the only rank.
+        cut_short: whether a second Ctrl-C ended the ranks.
+        lost: by rank, what its log lacks, as far as the launcher wrote it.
         quiet: reasons for which nothing is printed.
     """
     directory, world_size = run.directory, run.resources.world_size
     # a rank in this process that hung has recorded its end, and printed it
     is_recorded = not Ledger(directory).attempt(attempt).open
-    codes = [] if ranks is None else ranks.codes
     complaint = oom_complaint(kills, codes, read_exit_records(directory.claim(attempt))) or alarm_complaint(codes)
     outcome = with_memory_advice(Outcome.of_attempt(directory, attempt, world_size, complaint), run.config)
-    if ranks is not None and ranks.cut_short and outcome.reason in (Reason.INFRASTRUCTURE, Reason.OUT_OF_MEMORY):
+    if cut_short and outcome.reason in (Reason.INFRASTRUCTURE, Reason.OUT_OF_MEMORY):
         # the ranks were killed because their user asked for it, and left no exit record
         outcome = replace(outcome, reason=Reason.INTERRUPTED, report="ended at once by a second Ctrl-C, without a save")
     copy = current_code(directory)
     digest = "" if copy is None else copy.digest
-    lost = {} if ranks is None else {0: ranks.lost}
     record_end(directory, attempt, outcome, lost, world_size=world_size, ends_run=True, code=digest)
     if outcome.report and not is_recorded and outcome.reason not in (Reason.COMPLETED, *quiet):
         print(f"hpctrain: {_end(outcome, run, attempt)}", file=sys.stderr)

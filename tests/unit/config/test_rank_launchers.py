@@ -88,12 +88,15 @@ def composed(line, *overrides):
         (
             "bash train.sh",
             ["cluster=slurm", "nodes=2", "cluster.gpus_per_node=4"],
-            "torchrun in train.sh starts the ranks itself, so its 8 copies (4 per node) would train separately, and "
-            "overwrite each other's files; write run.processes=node before --, or run.independent_ranks=true",
+            "its 8 copies (4 per node) would train separately, and overwrite each other's files; write run.processes=",
         ),
         ("torchrun --nproc_per_node=8 x.py", ["cluster=slurm", "nodes=2"], "its 2 copies (1 per node)"),
         ("{args.a} x.py", ["args.a=torchrun", "cluster.processes_per_node=2"], "torchrun starts"),
-        ("mpirun ./x", ["cluster=slurm", "nodes=2"], "leave mpirun out, since hpctrain starts the ranks, or write run.in"),
+        (
+            "mpirun ./x",
+            ["cluster=slurm", "nodes=2"],
+            "leave mpirun out, since hpctrain starts the ranks, or write run.in",
+        ),
     ],
 )
 def test_a_launcher_in_each_rank_is_refused_with_what_to_type(scripts, line, overrides, message):
