@@ -153,7 +153,7 @@ class LogFile(io.FileIO):
     def lost(self) -> LostOutput:
         """All that was dropped, and all that was written if the file has been removed since."""
         if not self.closed:
-            self._is_removed = os.fstat(self.fileno()).st_nlink == 0
+            self._look_for_file()
         return self._dropped + self._written if self._is_removed else self._dropped
 
     def write(self, data: ReadableBuffer, /) -> int:
@@ -174,11 +174,17 @@ class LogFile(io.FileIO):
             return
         with contextlib.suppress(OSError):
             self._close_gap()
-            self._is_removed = os.fstat(self.fileno()).st_nlink == 0
+        self._look_for_file()
         try:
             super().close()
         except OSError as error:  # NFS reports here what it couldn't store
             self._drop(b"?", error)
+
+    def _look_for_file(self) -> None:
+        try:
+            self._is_removed = os.fstat(self.fileno()).st_nlink == 0
+        except OSError as error:  # of NFS, whose files another node may remove
+            self._is_removed = error.errno == errno.ESTALE
 
     def _close_gap(self) -> None:
         if not self._error:

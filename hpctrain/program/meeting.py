@@ -131,6 +131,8 @@ def _sockets(process: Process) -> Iterator[_Socket]:
     for name in ("tcp", "tcp6"):
         for line in _bytes(f"/proc/{process.pid}/net/{name}").decode().splitlines()[1:]:
             fields = line.split()
+            if len(fields) < 10:
+                continue
             yield _Socket(_address(fields[1]), _address(fields[2]), fields[3], fields[9])
 
 

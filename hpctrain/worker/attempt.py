@@ -56,7 +56,7 @@ def run_attempt(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -
     """Train as one rank of the world; collective.
 
     Args:
-        rank: this rank; its directory, attempt, world and trainer are set here.
+        rank: this rank; its directory, attempt, log, world and trainer are set here.
         make_directory: makes the run directory, on rank zero; None if it exists.
 
     Returns:
@@ -80,6 +80,7 @@ def run_attempt(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -
         log_stream: TextIO | None = open_log(directory.rank_log(0))
     else:
         log_stream = None if rank.handover.logged else _log_to_file(directory, environment.rank)
+    rank.log_stream = log_stream
     set_determinism(config.trainer.deterministic, cudnn_benchmark=config.trainer.cudnn_benchmark)
     world = rank.world = _join(rank, store)
     return _train(rank, world, Claim(Ledger(directory), attempt), log_stream, terminal)

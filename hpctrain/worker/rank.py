@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from traceback import format_exception
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from hpctrain.attempt.outcome import Outcome, record_end, resume_command
 from hpctrain.attempt.peers import NCCL_ERRORS
@@ -65,6 +65,7 @@ class Rank:
         program: in which it trains, if its process is a user's.
         world: the ranks, once they have met.
         trainer: once it is built.
+        log_stream: its log, if standard output doesn't go there already.
         senders: that send the run to services, once they are started; on rank zero alone.
     """
 
@@ -78,6 +79,7 @@ class Rank:
     program: HostProgram | None = None
     world: World | None = None
     trainer: Trainer | None = None
+    log_stream: TextIO | None = None
     senders: SenderProcesses | None = None
 
     @property
@@ -141,10 +143,7 @@ class Rank:
     @property
     def lost_output(self) -> LostOutput:
         """What its log lacks, because its file couldn't be written."""
-        if self.handover.logged:
-            return lost_output(sys.stdout, sys.stderr)
-        handlers = logging.getLogger("hpctrain").handlers
-        return lost_output(*(handler.stream for handler in handlers if isinstance(handler, logging.FileHandler)))
+        return lost_output(self.log_stream, *((sys.stdout, sys.stderr) if self.handover.logged else ()))
 
     def write_exit_record(
         self, reason: Reason, error: BaseException | None = None, *, blames_peer: bool = False, advice: str = ""
