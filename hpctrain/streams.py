@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
+import stat
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
+from hpctrain.phrases import counted
 from hpctrain.terminal import GuardedStream, unguarded
 
 if TYPE_CHECKING:
@@ -78,7 +82,9 @@ def ignore_write_errors() -> None:
         # a stream that a test put there, or that a program replaced, is its owner's
         if stream is getattr(sys, f"__{name}__") and isinstance(stream, io.TextIOWrapper):
             stream.flush()
-            raw = _ErrorIgnoringFile(stream.fileno(), "w", closefd=False)
+            is_file = stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+            kind = LogFile if is_file else _ErrorIgnoringFile
+            raw = kind(stream.fileno(), "w", closefd=False)
             made = io.TextIOWrapper(
                 raw if isinstance(stream.buffer, io.RawIOBase) else io.BufferedWriter(raw),  # python -u has no buffer
                 encoding=stream.encoding,
@@ -97,3 +103,124 @@ class _ErrorIgnoringFile(io.FileIO):
         except OSError:
             # the reader is gone, or the disk is full: it has room again later, perhaps
             return memoryview(data).nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class LostOutput:
+    """Output that a log lacks, because its file couldn't be written.
+
+    Attributes:
+        lines: number of lines whose end is missing.
+        size_bytes: their size.
+    """
+
+    lines: int = 0
+    size_bytes: int = 0
+
+    def __add__(self, other: LostOutput) -> LostOutput:
+        return LostOutput(self.lines + other.lines, self.size_bytes + other.size_bytes)
+
+    def __str__(self) -> str:
+        return f"{counted(max(1, self.lines), 'line')} ({counted(self.size_bytes, 'byte')})"
+
+
+class LogFile(io.FileIO):
+    """A log file whose writer neither fails nor waits while the file system does (full, read-only, unmounted).
+
+    What can't be written is dropped and counted. The next output that can be written follows a line with these counts.
+
+    Args:
+        file: its path, or a descriptor.
+        mode: `a`, or `w` for a descriptor.
+        closefd: whether to close a descriptor with the file.
+
+    Attributes:
+        report: gets a line at the first failure.
+    """
+
+    report: Report = staticmethod(lambda _text: None)
+
+    def __init__(self, file: int | Path, mode: str = "a", *, closefd: bool = True) -> None:
+        super().__init__(file, mode, closefd=closefd)
+        self._gap = LostOutput()
+        self._error = ""
+        self._ends_line = True
+        self._written = LostOutput()
+        self._dropped = LostOutput()
+        self._is_removed = False
+
+    @property
+    def lost(self) -> LostOutput:
+        """All that was dropped, and all that was written if the file has been removed since."""
+        if not self.closed:
+            self._look_for_file()
+        return self._dropped + self._written if self._is_removed else self._dropped
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Write all of the data, or count what is dropped; return its size."""
+        rest = memoryview(data).cast("B")
+        size_bytes = rest.nbytes
+        try:
+            self._close_gap()
+            while rest:
+                rest = rest[self._write_some(rest) :]
+        except OSError as error:
+            self._drop(rest.tobytes(), error)
+        return size_bytes
+
+    def close(self) -> None:
+        """Close the file; try once more to write what it lacks."""
+        if self.closed:
+            return
+        with contextlib.suppress(OSError):
+            self._close_gap()
+        self._look_for_file()
+        try:
+            super().close()
+        except OSError as error:  # NFS reports here what it couldn't store
+            self._drop(b"?", error)
+
+    def _look_for_file(self) -> None:
+        try:
+            self._is_removed = os.fstat(self.fileno()).st_nlink == 0
+        except OSError as error:  # of NFS, whose files another node may remove
+            self._is_removed = error.errno == errno.ESTALE
+
+    def _close_gap(self) -> None:
+        if not self._error:
+            return
+        mark = f"hpctrain: {self._gap} lost here: the file could not be written ({self._error})\n".encode()
+        rest = memoryview(mark if self._ends_line else b"\n" + mark)
+        while rest:
+            rest = rest[self._write_some(rest) :]
+        self._gap, self._error = LostOutput(), ""
+
+    def _write_some(self, data: memoryview) -> int:
+        written = super().write(data)
+        if not written:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        self._ends_line = data[written - 1] == ord("\n")
+        self._written += LostOutput(data[:written].tobytes().count(b"\n"), written)
+        return written
+
+    def _drop(self, data: bytes, error: OSError) -> None:
+        more = LostOutput(data.count(b"\n"), len(data))
+        if not self._dropped.size_bytes:
+            self.report(f"{self.name} can't be written ({error.strerror}): lines are dropped while that lasts")
+        self._dropped += more
+        self._gap += more
+        self._error = error.strerror or str(error)
+
+
+def open_log(path: Path) -> io.TextIOWrapper[Any]:
+    """Open a `LogFile` for text, which is appended and written at once; its first failure is printed."""
+    raw = LogFile(path)
+    raw.report = print_warning
+    return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
+
+
+def lost_output(*streams: TextIO | None) -> LostOutput:
+    """What the log files behind text streams lack; other streams count for nothing."""
+    buffers = [getattr(unguarded(stream), "buffer", None) for stream in streams if stream is not None]
+    files = [getattr(buffer, "raw", buffer) for buffer in buffers]
+    return sum((file.lost for file in files if isinstance(file, LogFile)), LostOutput())

@@ -6,12 +6,13 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from hpctrain.attempt.hang_report import GIL_HELD, SIGALRM_MESSAGE, hang_report
 from hpctrain.attempt.termination import USER_SIGNALS, Termination
 from hpctrain.config.plain_yaml import is_program
 from hpctrain.errors import RunDirectoryError
-from hpctrain.phrases import numbered
+from hpctrain.phrases import listed, numbered
 from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.code import current_code
 from hpctrain.run.config_change import changes_weights, keep_config, revert_config
@@ -21,6 +22,7 @@ from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.run.saved_record import allow_start_over, may_start_over, recorded_step
 from hpctrain.run.times import read_times
+from hpctrain.streams import LostOutput
 
 OUT_OF_MEMORY = re.compile(r"out of memory|oom.kill", re.IGNORECASE)
 """What srun and slurmstepd print when the kernel killed a rank that used too much memory."""
@@ -250,6 +252,8 @@ def record_end(
     directory: RunDirectory,
     attempt: int,
     outcome: Outcome,
+    lost: Mapping[int, LostOutput] = MappingProxyType({}),
+    /,
     *,
     world_size: int,
     job_id: str | None = None,
@@ -264,6 +268,7 @@ def record_end(
         directory: the run.
         attempt: the attempt's number.
         outcome: how it ended.
+        lost: by rank, what its log lacks, beyond what its exit record says.
         world_size: number of ranks; this, `job_id`, `nodes` and `code` are fields of the start.
         job_id: its job's id.
         nodes: the nodes of its ranks.
@@ -289,6 +294,9 @@ def record_end(
         _conclude_change(directory, attempt, outcome.reason)
     if outcome.error_after_signal:
         extra["error_after_signal"] = True
+    if incomplete := _incomplete_logs(directory, attempt, lost):
+        log.warning("the log is incomplete: %s", incomplete)
+        extra["incomplete_logs"] = incomplete
     ledger.end(attempt, reason=outcome.reason, step=outcome.step, detail=outcome.headline, saved_step=saved, **extra)
 
 
@@ -305,3 +313,13 @@ def _conclude_change(directory: RunDirectory, attempt: int, reason: Reason) -> N
     if reverts and revert_config(directory):
         what = "no step was trained" if reason is Reason.COMPLETED else "the attempt failed before it trained"
         log.warning("%s: restored the configuration from before this resume", what)
+
+
+def _incomplete_logs(directory: RunDirectory, attempt: int, lost: Mapping[int, LostOutput]) -> str:
+    """Which logs lack lines that couldn't be written, in one line; empty if none does."""
+    records = read_exit_records(directory.claim(attempt))
+    lacking = dict(lost)
+    for rank, record in records.items():
+        lacking[rank] = lacking.get(rank, LostOutput()) + LostOutput(record.lost_lines, record.lost_bytes)
+    texts = [f"logs/rank_{rank}.log lacks {output}" for rank, output in sorted(lacking.items()) if output.size_bytes]
+    return listed(texts, shown=2)

@@ -8,12 +8,16 @@ import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.config.cluster import Slurm
+from hpctrain.config.identity import flat
 from hpctrain.config.node_counts import check_node_counts
+from hpctrain.config.plain_yaml import read_plain_values
 from hpctrain.config.program import PLACEHOLDER, USAGE, ProgramConfig, command_of, placeholders, values_of_args
-from hpctrain.config.resources import resources_of
+from hpctrain.config.rank_launchers import RankLauncher
+from hpctrain.config.resources import Resources, resources_of
 from hpctrain.config.run_checks import check_run
 from hpctrain.config.scripts import INTERPRETERS, interpreter_of, near_script
 from hpctrain.errors import ConfigError
@@ -21,6 +25,7 @@ from hpctrain.phrases import either
 
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\.[\w.-]+)?=.*", re.DOTALL)
 """A key with its value, or a variable of a shell."""
+_PROCESSES = ("nodes", "cluster.kind", "cluster.processes_per_node", "cluster.gpus_per_node")
 CODE = re.compile(r"[\s'\"]")
 """Characters of a word that is code, such as an f-string of Python, in which `{args.NAME}` may be a name of its own."""
 
@@ -46,8 +51,11 @@ def check_program(config: ProgramConfig, environ: Mapping[str, str] = os.environ
         raise ConfigError("resume.from_scratch", "true", problem, "leave it out")
     _check_args("args", config.args)
     _refuse_unset(config)
-    check_node_counts(config, resources_of(config, environ))
+    resources = resources_of(config, environ)
+    check_node_counts(config, resources)
     _refuse_assignment(config.run.command)
+    if (launchers := _launchers_of_ranks(config, resources)) is not None and launchers.is_refused:
+        raise ConfigError("run.processes", "ranks", launchers.problem, launchers.remedy)
     if not isinstance(config.cluster, Slurm):
         _check_executable(command_of(config)[0])
 
@@ -86,6 +94,55 @@ def _refuse_assignment(command: Sequence[str]) -> None:
     raise ConfigError("run.command", command[0], problem, remedy)
 
 
+@dataclass(frozen=True, slots=True)
+class _Launchers:
+    """Copies of a launcher, such as torchrun, as the ranks of a run."""
+
+    launcher: RankLauncher
+    resources: Resources
+    begun: bool
+    """Whether the run exists already: it continues as it was."""
+
+    @property
+    def is_refused(self) -> bool:
+        return self.launcher.is_certain and not self.begun
+
+    @property
+    def problem(self) -> str:
+        launcher, resources = self.launcher, self.resources
+        name = f"{launcher.name} in {launcher.script}" if launcher.script else launcher.name
+        per_node = f" ({resources.processes_per_node} per node)" if resources.num_nodes > 1 else ""
+        would = "would" if launcher.is_certain else "might"
+        copies = f"its {resources.world_size} copies{per_node} {would} train separately"
+        return f"{name} starts the ranks itself, so {copies}, and overwrite each other's files"
+
+    @property
+    def remedy(self) -> str:
+        alone = "run.independent_ranks=true if separate trainings are intended"
+        if self.launcher.starts_whole_job and self.resources.num_nodes > 1:
+            return f"leave {self.launcher.name} out, since hpctrain starts the ranks, or write {alone}"
+        return f"write run.processes=node before --, or {alone}"
+
+
+def _launchers_of_ranks(config: ProgramConfig, resources: Resources) -> _Launchers | None:
+    """The launchers that would be the ranks of a run; None if there is only one, or they meet each other."""
+    run = config.run
+    if run.processes == "node" or run.independent_ranks or resources.world_size == 1:
+        return None
+    launcher = RankLauncher.of(command_of(config))
+    if launcher is None or (resources.processes_per_node == 1 and launcher.spans_nodes):
+        return None
+    return _Launchers(launcher, resources, begun=_is_begun(config))
+
+
+def _is_begun(config: ProgramConfig) -> bool:
+    """Whether a run, or its sweep, was begun with the same processes."""
+    folder, now = Path(config.run_dir or "runs"), flat(config)
+    stored = read_plain_values(folder / "config.yaml", _PROCESSES)
+    is_same = bool(stored) and all(stored.get(key) == now.get(key) for key in _PROCESSES)
+    return config.run_dir is not None and (is_same or (folder / "sweep.json").is_file())
+
+
 def _check_executable(word: str) -> None:
     if shutil.which(word) is not None:
         return
@@ -110,6 +167,9 @@ def program_warnings(config: ProgramConfig) -> list[str]:
     unused, unset = placeholders(config)
     found = [f"{key} is not in the command: write {{{key}}} where its value belongs" for key in unused]
     found += [f"{{{key}}} stays as it is, because {key} is not set: add {key}=VALUE" for key in unset]
+    launchers = _launchers_of_ranks(config, resources_of(config))
+    if launchers is not None:
+        found.append(f"{launchers.problem}; {launchers.remedy}")
     if isinstance(config.cluster, Slurm):
         word = command_of(config)[0]
         if shutil.which(word) is None and config.cluster.container.image is None:

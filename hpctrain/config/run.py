@@ -19,6 +19,9 @@ class ProgramRun(require.Checked):
     processes: Annotated[str, require.one_of("ranks", "node")] = "ranks"
     """ranks: start the program once per rank; node: once per node, for a program such as torchrun that starts the
     ranks itself."""
+    independent_ranks: bool = False
+    """The ranks don't train one model together: a launcher in each of them, such as torchrun, isn't refused, and no
+    warning says that they haven't connected to each other."""
     on_stop: Annotated[str, require.one_of("requeue", "exit_code")] = "requeue"
     """Meaning of the program's end after it was asked to stop. requeue: interrupted, whatever the exit code, unless it
     called session.done(); exit_code: completed if the code is 0, else failed."""

@@ -64,7 +64,7 @@ def refuse_missing_script(command: Sequence[str], warn: Report) -> None:
     Raises:
         ConfigError: an interpreter's script isn't in the working directory.
     """
-    program = _kind(command[0])
+    program = program_name(command[0])
     if program not in STARTERS:
         return
     word, is_script = _first_script(program, command[1:])
@@ -77,8 +77,8 @@ def refuse_missing_script(command: Sequence[str], warn: Report) -> None:
     warn(f"{word} doesn't exist on this machine; {remedy}")
 
 
-def _kind(program: str) -> str:
-    """The program's name, without the version of `python3.11`."""
+def program_name(program: str) -> str:
+    """Return a program's name, without its folder and the version of `python3.11`."""
     return Path(program).name.rstrip("0123456789.") or program
 
 

@@ -44,6 +44,7 @@ from hpctrain.run.owner import Owner
 from hpctrain.run.process import environ_replaced, handlers_restored, may_handle_signals, signals_blocked
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.slurm import Slurm
+from hpctrain.streams import LogFile, LostOutput
 from hpctrain.terminal import can_redraw, is_terminal
 from hpctrain.worker.entry import run_rank
 from hpctrain.worker.host_program import HostProgram
@@ -100,7 +101,13 @@ def _launch(run: RunPlan, program: HostProgram | None, quiet: Collection[Reason]
     port = run.config.cluster.master_port or free_port()
     ranks = LocalRanks(directory, attempt, world_size, port=port, code=code.digest, independent=run.is_program)
     ranks.run(rank_command(run, code.copy), code_variables(run, code.copy, os.environ))
-    return _conclude(run, attempt, kills, notifier, codes=ranks.codes, cut_short=ranks.cut_short, quiet=quiet)
+    return _conclude(
+        *(run, attempt, kills, notifier),
+        codes=ranks.codes,
+        cut_short=ranks.cut_short,
+        lost={0: ranks.lost},
+        quiet=quiet,
+    )
 
 
 def _refuse(run: RunPlan, attempt: int, code: CheckedCode, notifier: Notifier) -> int:
@@ -122,6 +129,7 @@ def _conclude(
     *,
     codes: Sequence[int | None] = (),
     cut_short: bool = False,
+    lost: Mapping[int, LostOutput] = MappingProxyType({}),
     quiet: Collection[Reason] = (),
 ) -> int:
     """Record and print how the attempt ended, unless that is recorded already; return the exit code.
@@ -134,6 +142,7 @@ def _conclude(
         codes: by rank, the exit code; None for a rank that the launcher killed. Empty if the launching process
             is the only rank.
         cut_short: whether a second Ctrl-C ended the ranks.
+        lost: by rank, what its log lacks, as far as the launcher wrote it.
         quiet: reasons for which nothing is printed.
     """
     directory, world_size = run.directory, run.resources.world_size
@@ -146,7 +155,7 @@ def _conclude(
         outcome = replace(outcome, reason=Reason.INTERRUPTED, report="ended at once by a second Ctrl-C, without a save")
     copy = current_code(directory)
     digest = "" if copy is None else copy.digest
-    record_end(directory, attempt, outcome, world_size=world_size, ends_run=True, code=digest)
+    record_end(directory, attempt, outcome, lost, world_size=world_size, ends_run=True, code=digest)
     if outcome.report and not is_recorded and outcome.reason not in (Reason.COMPLETED, *quiet):
         print(f"hpctrain: {_end(outcome, run, attempt)}", file=sys.stderr)
         print(resume_advice(directory, outcome.reason), file=sys.stderr)
@@ -194,6 +203,7 @@ class LocalRanks:
     Attributes:
         processes: by rank, once they are started.
         codes: by rank, the exit code; None for a rank that the launcher killed.
+        lost: what the log of rank zero lacks.
         interrupts: how often Ctrl-C was pressed.
     """
 
@@ -205,6 +215,7 @@ class LocalRanks:
     independent: bool = False
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list, init=False)
     codes: list[int | None] = field(default_factory=list, init=False)
+    lost: LostOutput = field(default_factory=LostOutput, init=False)
     interrupts: int = field(default=0, init=False)
 
     @property
@@ -232,13 +243,15 @@ class LocalRanks:
                     process = self._start(rank, [*command, str(self.directory.path)], variables | common, terminal)
                     self.processes.append(process)
                     if process.stdout is not None:
-                        copier = self._copy(process.stdout, over_bar=terminal is not None)
+                        log = LogFile(self.directory.rank_log(0))
+                        copier = self._copy(process.stdout, log, over_bar=terminal is not None)
             if terminal is not None:
                 os.close(terminal)
             self._watch()
             self.codes = [process.poll() for process in self.processes]
             self._kill_all()
             copier.join(timeout=GRACE_S)
+            self.lost = log.lost
 
     def _handover(self, store: str, terminal: int | None) -> Handover:
         parent = os.getpid()
@@ -260,8 +273,7 @@ class LocalRanks:
                 start_new_session=True,  # the terminal's Ctrl-C reaches the ranks through this process alone, once
             )
 
-    def _copy(self, source: IO[bytes], *, over_bar: bool) -> threading.Thread:
-        log = self.directory.rank_log(0).open("ab", buffering=0)
+    def _copy(self, source: IO[bytes], log: LogFile, *, over_bar: bool) -> threading.Thread:
         copier = threading.Thread(target=copy_output, args=(source, log), kwargs={"over_bar": over_bar}, daemon=True)
         copier.start()
         return copier

@@ -52,6 +52,7 @@ class Child:
         folder: its working directory.
         stop_signal: by which it is asked to stop.
         session: a folder to remove if this process is killed.
+        output: the descriptor for its standard output and error.
 
     Raises:
         ConfigError: it can't be started.
@@ -62,13 +63,20 @@ class Child:
     """
 
     def __init__(
-        self, command: Sequence[str], variables: Mapping[str, str], folder: Path, stop_signal: int, session: Path
+        self,
+        command: Sequence[str],
+        variables: Mapping[str, str],
+        folder: Path,
+        *,
+        stop_signal: int,
+        session: Path,
+        output: int,
     ) -> None:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self.code: int | None = None
         # blocked: a handler of this process would run in the new one, and write to the pipe that both share
         with signals_blocked((*STOP_SIGNALS, signal.SIGCHLD)):
-            self._popen = _start(command, variables, folder, partial(_prepare, os.getpid(), stop_signal))
+            self._popen = _start(command, variables, folder, output, partial(_prepare, os.getpid(), stop_signal))
             process = Process.of(self._popen.pid)
             assert process is not None  # nothing has reaped it
             self.process = process
@@ -132,7 +140,7 @@ class Child:
 
 
 def _start(
-    command: Sequence[str], variables: Mapping[str, str], folder: Path, prepare: Callable[[], None]
+    command: Sequence[str], variables: Mapping[str, str], folder: Path, output: int, prepare: Callable[[], None]
 ) -> subprocess.Popen[bytes]:
     if not folder.is_dir():
         problem = f"its working directory {folder} doesn't exist on this node"
@@ -143,6 +151,8 @@ def _start(
             env=variables,
             cwd=folder,
             stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
             process_group=0,
             preexec_fn=prepare,  # noqa: PLW1509 - this process has no other threads
         )

@@ -36,7 +36,7 @@ from hpctrain.program.child import Child
 from hpctrain.program.ending import ProgramEnd, ProgramOutcome, outcome_of
 from hpctrain.program.environment import program_variables
 from hpctrain.program.loop import EventLoop, HangError
-from hpctrain.program.output import read_tail
+from hpctrain.program.output import ProgramOutput, read_tail
 from hpctrain.program.places import command_in_copy
 from hpctrain.program.rank import ProgramRank
 from hpctrain.program.records import Records
@@ -128,6 +128,7 @@ def _this_rank(directory: RunDirectory) -> ProgramRank:
         session=Path(tempfile.mkdtemp(prefix="hpctrain-session-")),
         code=code,
         deadline=_deadline(os.environ),
+        output=ProgramOutput(),
     )
 
 
@@ -163,12 +164,17 @@ def _run(rank: ProgramRank, times: Times, signals: Signals) -> int:
         command = command_in_copy(rank.code, command)
     output_start, kills, began = _size(rank.log), oom_kills(), time.time()
     log.info("attempt %d: starting %s", rank.attempt, _shown(command))
-    child = Child(command, variables, rank.folder, signal.Signals[f"SIG{rank.config.run.signal}"], rank.session)
+    stop_signal = signal.Signals[f"SIG{rank.config.run.signal}"]
+    child = Child(
+        *(command, variables, rank.folder), stop_signal=stop_signal, session=rank.session, output=rank.output.writer
+    )
+    rank.output.start()
     try:
         if records is not None:
             records.begun()
         loop = EventLoop(rank, child, signals, events, records)
         end = replace(loop.run(), out_of_memory=oom_kills() > kills)
+        rank.output.drain()
         outcome = _outcome(rank, end, output_start)
         rank.write_exit_record(
             outcome.reason,
@@ -187,6 +193,7 @@ def _run(rank: ProgramRank, times: Times, signals: Signals) -> int:
         loop.end_rest()
     finally:
         child.close()
+        rank.output.close()
         events.close()
     # after a stop, another code would have the launcher kill the other ranks, which may still save
     stopped = end.stop_signal is not None

@@ -16,6 +16,7 @@ from hpctrain.program.child import Child
 from hpctrain.program.ending import ProgramEnd
 from hpctrain.program.forwarded_stop import ForwardedStop
 from hpctrain.program.hang import LOOK_S, HangWatch
+from hpctrain.program.meeting import MeetingWatch
 from hpctrain.program.rank import ProgramRank
 from hpctrain.program.records import Records
 from hpctrain.program.session_events import EventPipe, Progress
@@ -68,6 +69,7 @@ class EventLoop:
         self._records = records
         self.progress = Progress()
         self._hang = HangWatch(rank.config.health)
+        self._meeting = MeetingWatch(rank, child.process)
         self._requests = StacksRequests(rank.directory.stacks_request(rank.attempt))
         run = rank.config.run
         self._stop = ForwardedStop(
@@ -170,6 +172,7 @@ class EventLoop:
         complaint = self._hang.look(self.progress, self._stops, now)
         if complaint:
             self._record_hang(complaint)
+        self._meeting.look(now)
         if self._records is not None:
             self._records.look(self.progress)
         if now < self._request_at:

@@ -1,12 +1,22 @@
-"""The end of a program's output, and the error in it."""
+"""The output of a program: on its way to the log, and the error at its end."""
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
+import select
+import stat
+import struct
+import sys
+import termios
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from hpctrain.streams import LogFile, LostOutput, lost_output
 
 TAIL_BYTES = 64 * 2**10
 ARRIVED_S = 2.0
@@ -28,6 +38,64 @@ _ABORT = re.compile(r"(\[rank\d+\]: ?)?terminate called after throwing an instan
 """torch's backends end a process so, such as NCCL's watchdog; frames of C++ follow."""
 _WRAPPER = "ChildFailedError"
 """torchrun's own error when one of its processes has failed."""
+
+
+class ProgramOutput:
+    """The output of a program, which a thread of this process writes if it goes into a file.
+
+    On a full disk, a program that writes into the file itself would fail at its next print.
+
+    Attributes:
+        writer: the descriptor that the program gets as standard output and error.
+    """
+
+    def __init__(self) -> None:
+        self._reader: int | None = None
+        self.writer = sys.stdout.fileno()
+        # the launcher reads rank zero's output from a pipe, and writes it
+        if stat.S_ISREG(os.fstat(self.writer).st_mode):
+            self._log = LogFile(self.writer, "w", closefd=False)
+            self._reader, self.writer = os.pipe2(os.O_CLOEXEC)
+            self._writing = threading.Lock()
+            self._thread = threading.Thread(target=self._copy, args=(self._reader,), daemon=True)
+
+    @property
+    def lost(self) -> LostOutput:
+        """What the log lacks of the output of the program and of this process."""
+        own = lost_output(sys.stdout, sys.stderr)
+        return own if self._reader is None else own + self._log.lost
+
+    def start(self) -> None:
+        """Write what the program prints; call it once the program has the descriptor."""
+        if self._reader is not None:
+            os.close(self.writer)
+            self._thread.start()
+
+    def drain(self) -> None:
+        """Wait until all that the program has printed is written, for at most `ARRIVED_S`."""
+        deadline = time.monotonic() + ARRIVED_S
+        while self._reader is not None and time.monotonic() < deadline:
+            with self._writing:
+                (waiting,) = struct.unpack("i", fcntl.ioctl(self._reader, termios.FIONREAD, bytes(4)))
+            if not waiting:
+                return
+            time.sleep(0.001)
+
+    def close(self) -> None:
+        """Wait until the last process of the program has closed its output, for at most `ARRIVED_S`."""
+        if self._reader is not None:
+            self._thread.join(ARRIVED_S)
+
+    def _copy(self, reader: int) -> None:
+        poll = select.poll()
+        poll.register(reader, select.POLLIN)
+        while True:
+            poll.poll()  # without the lock
+            with self._writing:
+                data = os.read(reader, 65536)
+                self._log.write(data)
+            if not data:
+                return
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.program import ProgramConfig
 from hpctrain.files import read_json_or_empty
+from hpctrain.program.output import ProgramOutput
 from hpctrain.run.code import CodeSnapshot
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord
@@ -31,6 +32,7 @@ class ProgramRank:
         environment: its place. With ``run.processes=node`` each node is one rank here.
         session: the folder through which the program reports and learns of a stop.
         code: the copy of the code in which the program runs; None if it runs where it was launched.
+        output: of the program.
         deadline: epoch seconds at which the job's time is over; None if that isn't known.
     """
 
@@ -39,6 +41,7 @@ class ProgramRank:
     attempt: int
     environment: ClusterEnvironment
     session: Path
+    output: ProgramOutput
     code: CodeSnapshot | None = None
     deadline: float | None = None
 
@@ -106,6 +109,7 @@ class ProgramRank:
         done: bool = False,
     ) -> None:
         """Write the exit record, with the fields of `ExitRecord`; an error of the file system is only logged."""
+        lost = self.output.lost
         record = ExitRecord(
             rank=self.number,
             host=socket.gethostname(),
@@ -117,6 +121,8 @@ class ProgramRank:
             stop_signal=stop_signal,
             time=time.time(),
             done=done,
+            lost_lines=lost.lines,
+            lost_bytes=lost.size_bytes,
         )
         try:
             record.write(self.claim_folder)

@@ -25,6 +25,8 @@ _FIELD_TYPES = {
     "stop_signal": FieldType("a signal", lambda value: value in set(signal.Signals)),
     "time": TIME,
     "done": FLAG,
+    "lost_lines": COUNT,
+    "lost_bytes": COUNT,
 }
 
 
@@ -44,6 +46,8 @@ class ExitRecord:
             processes of a rank, and the death of a child process then looks like an error of the task.
         time: epoch seconds.
         done: whether a program called `session.done()`.
+        lost_lines: number of lines that its log lacks, because its file couldn't be written.
+        lost_bytes: their size.
         collectives: of a rank that hung among others, as far as they are known.
     """
 
@@ -57,6 +61,8 @@ class ExitRecord:
     stop_signal: int | None = None
     time: float = 0.0
     done: bool = False
+    lost_lines: int = 0
+    lost_bytes: int = 0
     collectives: Collectives | None = None
 
     def write(self, claim: Path) -> None:

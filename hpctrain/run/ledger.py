@@ -43,6 +43,7 @@ _FIELD_TYPES = {
     "next": TEXT,
     "requeued_by": TEXT,
     "after": TEXT,
+    "incomplete_logs": TEXT,
 }
 _FIELDS = {"start": ("job_id", "nodes", "world_size"), "end": ("reason", "detail")}
 """Fields of `Attempt` by the event that records them; each event also has a step and a time. Others go into `extra`."""

@@ -24,6 +24,7 @@ from hpctrain.run.owner import Owner
 from hpctrain.run.record_fields import COUNT
 from hpctrain.run.saved_record import gone_step
 from hpctrain.run.saves import last_save
+from hpctrain.run.separate_ranks import SeparateRanks
 from hpctrain.run.times import read_times
 from hpctrain.scheduler.job import JobRecord
 from hpctrain.scheduler.slurm import Slurm
@@ -156,6 +157,10 @@ def read_status(
     pending = [record for record in facts.known_jobs.values() if record.state.is_pending]
     if state is RunState.QUEUED and (waits_for := _waits_for(config, pending[-1], records)):
         note = f"{waits_for} ({pending[-1].reason})"
+    logs = [str(attempt.extra["incomplete_logs"]) for attempt in attempts if "incomplete_logs" in attempt.extra]
+    note = "; ".join(filter(None, [note, *logs]))
+    if "run" in config and (separate := SeparateRanks.read(directory.claim(last.attempt))) is not None:
+        note = "; ".join(filter(None, [note, separate.text]))
     status = RunStatus(
         name=str(config.get("name") or directory.path.name),
         path=directory.path,

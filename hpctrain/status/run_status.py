@@ -21,7 +21,7 @@ class RunStatus:
         name: the run's name in its configuration.
         path: its directory.
         state: its state.
-        note: the reason for the state, in one line; empty if the state needs none.
+        note: the reason for the state, and what its logs or its ranks lack, in one line; empty if there is neither.
         command: a program's command as typed, quoted; empty for a training.
         step: the last step known to be completed; of a program, that it reported.
         total_steps: the step at which the run ends; None if only the number of epochs is known.

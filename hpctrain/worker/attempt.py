@@ -34,6 +34,7 @@ from hpctrain.run.owner import Owner
 from hpctrain.run.reason import Reason
 from hpctrain.run.secret import discard_secret, read_secret, user_secret
 from hpctrain.scheduler.slurm import Slurm
+from hpctrain.streams import open_log
 from hpctrain.train.stopping import Stopping
 from hpctrain.train.trainer import Trainer
 from hpctrain.worker.rank import Rank
@@ -55,7 +56,7 @@ def run_attempt(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -
     """Train as one rank of the world; collective.
 
     Args:
-        rank: this rank; its directory, attempt, world and trainer are set here.
+        rank: this rank; its directory, attempt, log, world and trainer are set here.
         make_directory: makes the run directory, on rank zero; None if it exists.
 
     Returns:
@@ -76,9 +77,10 @@ def run_attempt(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -
     terminal = _terminal(rank)
     if terminal is not None:
         # no handler of logging: what this process prints arrives there already
-        log_stream: TextIO | None = directory.rank_log(0).open("a", encoding="utf-8", errors="backslashreplace")
+        log_stream: TextIO | None = open_log(directory.rank_log(0))
     else:
         log_stream = None if rank.handover.logged else _log_to_file(directory, environment.rank)
+    rank.log_stream = log_stream
     set_determinism(config.trainer.deterministic, cudnn_benchmark=config.trainer.cudnn_benchmark)
     world = rank.world = _join(rank, store)
     return _train(rank, world, Claim(Ledger(directory), attempt), log_stream, terminal)
@@ -254,8 +256,9 @@ def _terminal(rank: Rank) -> TextIO | None:
 
 
 def _log_to_file(directory: RunDirectory, rank: int) -> TextIO:
-    handler = logging.FileHandler(directory.rank_log(rank), encoding="utf-8", errors="backslashreplace")
+    stream = open_log(directory.rank_log(rank))
+    handler = logging.FileHandler(directory.rank_log(rank), delay=True)
+    handler.setStream(stream)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", DATE_TIME))
     logging.getLogger("hpctrain").addHandler(handler)
-    assert handler.stream is not None  # without delay=True it opens the file at once
-    return handler.stream
+    return stream

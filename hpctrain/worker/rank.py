@@ -6,11 +6,12 @@ import contextlib
 import logging
 import os
 import socket
+import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from traceback import format_exception
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from hpctrain.attempt.outcome import Outcome, record_end, resume_command
 from hpctrain.attempt.peers import NCCL_ERRORS
@@ -26,6 +27,7 @@ from hpctrain.run.owner import Owner
 from hpctrain.run.reason import Reason
 from hpctrain.run.stacks import request_stacks
 from hpctrain.run.times import Times
+from hpctrain.streams import LostOutput, lost_output
 from hpctrain.sync.sender_processes import SenderProcesses, enabled_services
 from hpctrain.worker.by_hand import record_own_end
 from hpctrain.worker.host_program import HostProgram
@@ -63,6 +65,7 @@ class Rank:
         program: in which it trains, if its process is a user's.
         world: the ranks, once they have met.
         trainer: once it is built.
+        log_stream: its log, if standard output doesn't go there already.
         senders: that send the run to services, once they are started; on rank zero alone.
     """
 
@@ -76,6 +79,7 @@ class Rank:
     program: HostProgram | None = None
     world: World | None = None
     trainer: Trainer | None = None
+    log_stream: TextIO | None = None
     senders: SenderProcesses | None = None
 
     @property
@@ -135,6 +139,11 @@ class Rank:
         """Rank, host, attempt and step."""
         place = f"rank {self.environment.rank} of {self.environment.world_size} on {socket.gethostname()}"
         return f"{place}, attempt {self.attempt}, step {self.step}"
+
+    @property
+    def lost_output(self) -> LostOutput:
+        """What its log lacks, because its file couldn't be written."""
+        return lost_output(self.log_stream, *((sys.stdout, sys.stderr) if self.handover.logged else ()))
 
     def write_exit_record(
         self, reason: Reason, error: BaseException | None = None, *, blames_peer: bool = False, advice: str = ""
@@ -274,6 +283,7 @@ class Rank:
     def _exit_record(
         self, reason: Reason, *, message: str, trace: str, blames_peer: bool, stop_signal: int | None
     ) -> ExitRecord:
+        lost = self.lost_output
         return ExitRecord(
             rank=self.environment.rank,
             host=socket.gethostname(),
@@ -284,6 +294,8 @@ class Rank:
             blames_peer=blames_peer,
             stop_signal=stop_signal,
             time=time.time(),
+            lost_lines=lost.lines,
+            lost_bytes=lost.size_bytes,
         )
 
 

@@ -38,3 +38,33 @@ def test_interrupted_and_straight_are_equal(name, world_size, tmp_path, variable
     assert done.returncode == 0, done.stdout + done.stderr
     # a short program may end before a second interruption
     assert "exact: interrupted after step" in done.stdout
+
+
+APART = "import time, torch; time.sleep(70)"
+LATE = "import time, torch; time.sleep(65); torch.distributed.init_process_group('gloo'); time.sleep(10)"
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(("code", "is_separate"), [(APART, True), (LATE, False)], ids=["never", "late"])
+def test_ranks_that_have_not_connected_after_a_minute_are_named(code, is_separate, tmp_path, variables):
+    hpctrain = [sys.executable, "-m", "hpctrain"]
+    words = [
+        "run",
+        "run_dir=run",
+        "code.snapshot=none",
+        "cluster.processes_per_node=2",
+        "--",
+        sys.executable,
+        "-c",
+        code,
+    ]
+    done = subprocess.run(
+        [*hpctrain, *words], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=180, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    separate = "rank 1 has not connected to rank 0, so each may train a copy of its own"
+    assert done.stdout.count(separate) == 1
+    assert ("something has connected to rank 0 since" in done.stdout) is not is_separate
+    status = subprocess.run([*hpctrain, "status", "run"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert (f"completed: {separate}" in status.stdout) is is_separate

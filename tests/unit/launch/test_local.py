@@ -29,6 +29,7 @@ from hpctrain.run.handover import Handover
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.run.times import Times
+from hpctrain.streams import LogFile, LostOutput
 from hpctrain.worker.rank import Rank
 from hpctrain.worker.stacks import Position
 
@@ -280,17 +281,23 @@ def test_a_console_whose_reader_goes_costs_neither_the_run_nor_its_log(ranks, co
 
 def test_a_log_that_can_t_be_written_costs_neither_the_run_nor_the_console(tmp_path, capfdbinary):
     reader, writer = os.pipe()
-    os.write(writer, b"heard all the same")
+    os.write(writer, b"heard\nall the same")
     os.close(writer)
-    with Path("/dev/full").open("wb", buffering=0) as log:
-        copy_output(os.fdopen(reader, "rb"), log)
-    assert capfdbinary.readouterr().out == b"heard all the same"
+    log = LogFile(Path("/dev/full"))
+    copy_output(os.fdopen(reader, "rb"), log)
+    assert log.lost == LostOutput(1, 18)
+    console = capfdbinary.readouterr()
+    assert console.out == b"heard\nall the same"
+    warning = (
+        b"hpctrain: warning: /dev/full can't be written (No space left on device): lines are dropped while that lasts\n"
+    )
+    assert console.err == warning
 
 
 def test_lines_replace_a_bar_and_the_rest_of_a_line_does_not(tmp_path, monkeypatch):
     pieces = [b"one\n", b"two, ", b"three\n", b"four\n", b""]
     monkeypatch.setattr(os, "read", lambda descriptor, size: pieces.pop(0))
-    log, source = (tmp_path / "log").open("wb"), Path(os.devnull).open("rb")  # noqa: SIM115 - they are closed there
+    log, source = LogFile(tmp_path / "log"), Path(os.devnull).open("rb")  # noqa: SIM115 - they are closed there
     with (tmp_path / "console").open("w") as console:
         monkeypatch.setattr(sys, "stdout", console)
         copy_output(source, log, over_bar=True)

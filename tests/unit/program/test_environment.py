@@ -9,6 +9,7 @@ from hpctrain.config.cluster import Local, Slurm
 from hpctrain.config.program import ProgramConfig
 from hpctrain.config.run import ProgramRun
 from hpctrain.program.environment import program_variables
+from hpctrain.program.output import ProgramOutput
 from hpctrain.program.rank import ProgramRank
 from hpctrain.run.code import CodeSnapshot
 from hpctrain.run.directory import RunDirectory
@@ -50,6 +51,7 @@ def variables_of(inherited, cluster=None, deadline=None, **run):
         attempt=2,
         environment=ClusterEnvironment.from_environment(inherited),
         session=Path("/tmp/session"),
+        output=ProgramOutput(),
         code=CODE,
         deadline=deadline,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -283,3 +284,26 @@ def test_a_signal_ends_the_wait_for_rank_zero(program):
     record = run.record(rank=1)
     assert (record.reason, record.stop_signal) == (Reason.INTERRUPTED, signal.SIGTERM)
     assert not (run.folder / "started").exists()
+
+
+PRINTS = """
+import os, time
+open("ready", "w")
+while not os.path.exists("go"):
+    time.sleep(0.01)
+for _ in range(99):
+    print("x" * 99)
+"""
+
+
+def test_a_full_disk_costs_lines_of_the_log_and_not_the_program(program):
+    run = program(sys.executable, "-Sc", PRINTS)
+    process = run.start()
+    run.await_file("ready")
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (2000, 2000))
+    (run.folder / "go").touch()
+    assert process.wait() == 0
+    record = run.record()
+    assert record.reason is Reason.COMPLETED
+    assert run.log().count("x" * 99 + "\n") + record.lost_lines == 99 + 1  # with this rank's line on the end
+    assert record.lost_bytes > 8000

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,7 @@ from hpctrain.run.ledger import Ledger
 from hpctrain.run.owner import Owner
 from hpctrain.run.reason import Reason
 from hpctrain.run.times import Times
+from hpctrain.streams import open_log
 from hpctrain.worker import rank as rank_module
 from hpctrain.worker.rank import Rank
 from hpctrain.worker.stacks import Position
@@ -76,6 +78,16 @@ def test_a_rank_records_its_end_in_its_attempt(make, directory):
     assert record.host == socket.gethostname()
     assert "ValueError: wrong" in record.traceback
     assert rank.description == f"rank 1 of 2 on {socket.gethostname()}, attempt 1, step 0"
+
+
+def test_a_rank_records_what_its_log_lacks(make, directory):
+    rank = make()
+    enter(rank, directory)
+    with open_log(Path("/dev/full")) as rank.log_stream:
+        print("lost", file=rank.log_stream)
+        rank.write_exit_record(Reason.COMPLETED)
+    (record,) = read_exit_records(directory.claim(rank.attempt)).values()
+    assert (record.lost_lines, record.lost_bytes) == (1, 5)
 
 
 def test_the_record_of_an_error_of_hpctrain_is_one_line(make, directory):

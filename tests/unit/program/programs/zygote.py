@@ -32,7 +32,7 @@ def rank(order):
     os.dup2(log, 2)
     os.environ.clear()
     os.environ.update(order["variables"])
-    sys.stdout = os.fdopen(1, "w", buffering=1)
+    sys.stdout = sys.__stdout__ = os.fdopen(1, "w", buffering=1, closefd=False)
     open_streams()
     ignore_write_errors()
     return run_program(RunDirectory.existing(order["run"]))

@@ -1,0 +1,248 @@
+"""Programs such as torchrun that start the ranks of a training, found in a command."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hpctrain.config.scripts import program_name
+
+_OF_A_NODE = {
+    "torchrun": (),
+    "accelerate": ("launch",),
+    "accelerate-launch": (),
+    "deepspeed": (),
+    "composer": (),
+    "colossalai": ("run",),
+    "fabric": ("run",),
+}
+_OF_A_JOB = {
+    **dict.fromkeys(("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "prun", "horovodrun"), ()),
+    **dict.fromkeys(("srun", "jsrun", "aprun"), ()),
+    "torchx": ("run",),
+}
+_PROGRAMS: Mapping[str, tuple[str, ...]] = {**_OF_A_NODE, **_OF_A_JOB}
+"""Launchers, with the subcommands by which they start ranks; without any, they always do."""
+_MODULES = {
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torch.distributed.launch",
+    "accelerate.commands.launch": "accelerate launch",
+    "accelerate.commands.accelerate_cli": "accelerate",
+    "deepspeed.launcher.runner": "deepspeed",
+    "deepspeed.launcher.launch": "deepspeed",
+    "composer.cli.launcher": "composer",
+    "horovod.runner.launch": "horovodrun",
+}
+"""The launchers by the modules that `python -m` runs."""
+_SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "ash")
+_PREFIXES = {
+    **dict.fromkeys(("nohup", "setsid", "exec", "command", "busybox", "tini", "dumb-init", "valgrind"), (0, "")),
+    "env": (0, "-u --unset -C --chdir"),
+    "sudo": (0, "-u --user -g --group"),
+    "nice": (0, "-n --adjustment"),
+    "ionice": (0, "-c --class -n --classdata"),
+    "time": (0, "-f --format -o --output"),
+    "timeout": (1, "-k --kill-after -s --signal"),
+    "stdbuf": (0, "-i --input -o --output -e --error"),
+    "taskset": (1, ""),
+    "chrt": (1, ""),
+    "numactl": (0, "-i --interleave -N --cpunodebind -m --membind -C --physcpubind -p --preferred"),
+    "uv": (1, "-p --python --with --with-requirements --env-file --extra --group --directory --project --package"),
+    **dict.fromkeys(("poetry", "pdm", "pipenv", "rye", "hatch"), (1, "-C --directory -P --project -p -e --env")),
+    "pixi": (1, "-e --environment --manifest-path"),
+    **dict.fromkeys(("conda", "mamba", "micromamba"), (1, "-n --name -p --prefix --cwd")),
+    **dict.fromkeys(
+        ("singularity", "apptainer"),
+        (2, "-B --bind -H --home --env --env-file -W --workdir --pwd --cwd -o --overlay -S --scratch --app --mount"),
+    ),
+    **dict.fromkeys(
+        ("docker", "podman"),
+        (2, "-v --volume -e --env --env-file -w --workdir --gpus --name --network --ipc --shm-size -u --user --mount"),
+    ),
+    "enroot": (2, "-m --mount -e --env -c --conf"),
+    "nsys": (1, "-o --output -t --trace -s --sample -c --capture-range -f --force-overwrite"),
+    "ncu": (0, "-o --export --set -k --kernel-name -c --launch-count"),
+    "strace": (0, "-o -e -p"),
+    "py-spy": (1, "-o --output -f --format -r --rate -d --duration"),
+}
+"""Programs that run another one: the number of words before that one, and the options that take a value."""
+_SPANS_NODES = re.compile(
+    r"--(nnodes|node[-_]rank|rdzv[-_]\w+|num[-_](machines|nodes)|machine[-_]rank|config[-_]file|hostfile)\b|.*\$"
+)
+"""Options by which the launchers of several nodes meet; a variable of the shell may contain one."""
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+_KEYWORDS = ("export", "if", "then", "elif", "else", "while", "until", "do", "{", "!", "time")
+_COMMENT = re.compile(r"(?:^|(?<=\s))#.*$", re.MULTILINE)
+_HERE_DOCUMENT = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?([^\n]*)\n.*?\n\s*\1[ \t]*$", re.MULTILINE | re.DOTALL)
+_SEARCHED = re.compile(r"\$\((?:which|command -v|type -p) ([^()]+)\)|`which ([^`]+)`")
+_SEPARATORS = ";&|()\n"
+MAX_SCRIPT_BYTES = 2**16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLauncher:
+    """A launcher in the command of a program.
+
+    Attributes:
+        name: as its users call it.
+        words: that follow it.
+        script: the shell script in which it stands; empty if the command itself names it.
+        is_certain: whether the command always runs it, and not only in a branch of a shell's code.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    script: str = ""
+    is_certain: bool = True
+
+    @property
+    def starts_whole_job(self) -> bool:
+        """Whether it starts the ranks of all nodes, and not those of one node."""
+        return self.name.partition(" ")[0] in _OF_A_JOB
+
+    @property
+    def spans_nodes(self) -> bool:
+        """Whether its words, as far as they are known, make it meet the launchers of other nodes."""
+        return any(_SPANS_NODES.match(word) for word in self.words)
+
+    @classmethod
+    def of(cls, command: Sequence[str], *, in_script: bool = False) -> RankLauncher | None:
+        """Return the launcher that a command runs; None if it runs none, or hides it in a program of another kind.
+
+        Args:
+            command: of the run, whose shell script is read if it is in this folder.
+            in_script: whether the command is in such a script; other scripts aren't read then.
+        """
+        words = list(command)
+        while words and words[0]:
+            word, name, words = words[0], program_name(words[0]), words[1:]
+            if name in _PROGRAMS:
+                return _launcher(name, words)
+            if name == "python":
+                return _of_python(words)
+            if name in _SHELLS:
+                return _of_shell(words, in_script=in_script)
+            if name not in _PREFIXES:
+                return _of_script(word) if "/" in word and not in_script else None
+            words = _without_options(words, *_PREFIXES[name])
+        return None
+
+
+def _launcher(name: str, words: Sequence[str]) -> RankLauncher | None:
+    subcommands = _PROGRAMS.get(name, ())
+    if subcommands:
+        if not words or words[0] not in subcommands:
+            return None
+        name, words = f"{name} {words[0]}", words[1:]
+    if words and words[0] in ("-h", "--help", "--version"):
+        return None
+    return RankLauncher(name=name, words=tuple(words))
+
+
+def _without_options(words: Sequence[str], num_words: int, with_value: str) -> list[str]:
+    """Return the command that a program runs, without that program's own options, words and variables."""
+    left, options = list(words), with_value.split()
+    while left:
+        if left[0].startswith("-"):
+            del left[: 2 if left[0] in options else 1]
+        elif _ASSIGNMENT.fullmatch(left[0]):
+            del left[0]
+        elif num_words:
+            num_words -= 1
+            del left[0]
+        else:
+            break
+    return left
+
+
+def _of_python(words: Sequence[str]) -> RankLauncher | None:
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("-"):
+            as_module = str(Path(word).with_suffix("")).replace("/", ".")
+            named = next((name for module, name in _MODULES.items() if as_module.endswith(f".{module}")), None)
+            named = named or (Path(word).name if Path(word).name in _PROGRAMS else None)
+            return None if named is None else _launcher(named, rest)
+        for place, letter in enumerate(word[1:], start=2):
+            if letter == "c":
+                return None
+            if letter in "mWX":
+                argument = word[place:] or (rest.pop(0) if rest else "")
+                if letter == "m":
+                    return _launcher(_MODULES[argument], rest) if argument in _MODULES else None
+                break
+    return None
+
+
+def _of_shell(words: Sequence[str], *, in_script: bool) -> RankLauncher | None:
+    rest, is_text = list(words), False
+    while rest and rest[0][:1] in ("-", "+"):
+        option = rest.pop(0)
+        is_text = is_text or ("c" in option and not option.startswith("--"))
+        if option.endswith(("o", "O")) and not option.startswith("--"):
+            del rest[:1]
+    if not rest or (in_script and not is_text):
+        return None
+    return _in_text(rest[0], in_script=in_script) if is_text else _of_script(rest[0], is_shell=True)
+
+
+def _of_script(word: str, *, is_shell: bool = False) -> RankLauncher | None:
+    try:
+        with Path(word).open("rb") as file:
+            data = file.read(MAX_SCRIPT_BYTES)
+    except OSError:
+        return None
+    first, _, _ = data.partition(b"\n")
+    shells = [name for name in _SHELLS if re.search(rf"\b{name}\b".encode(), first)]
+    if b"\0" in data or not (is_shell or (first.startswith(b"#!") and shells)):
+        return None
+    launcher = _in_text(data.decode(errors="replace"), in_script=True)
+    return None if launcher is None else replace(launcher, script=word)
+
+
+def _in_text(text: str, *, in_script: bool) -> RankLauncher | None:
+    """The launcher that a shell's code runs; one that it always runs, if there are several."""
+    uncertain: RankLauncher | None = None
+    for words, is_certain in _simple_commands(text):
+        launcher = RankLauncher.of(words, in_script=in_script)
+        if launcher is not None and is_certain and launcher.is_certain:
+            return launcher
+        uncertain = uncertain or launcher
+    return None if uncertain is None else replace(uncertain, is_certain=False)
+
+
+def _simple_commands(text: str) -> Iterator[tuple[list[str], bool]]:
+    """Yield the commands of a shell's code, and whether each is run whatever the others do; loops count as run."""
+    depth, separator, words, was_test = 0, "", list[str](), False
+    variables: dict[str, list[str]] = {}
+    for token in [*_tokens(text), "\n"]:
+        if not set(token) <= set(_SEPARATORS):
+            words.append(token)
+            continue
+        is_certain = not depth and separator != "||" and not (separator == "&&" and was_test)
+        while words and (words[0] in _KEYWORDS or _ASSIGNMENT.fullmatch(words[0])):
+            name, is_assignment, text = words.pop(0).partition("=")
+            depth += name == "if"
+            variables |= {name: text.split()} if is_assignment else {}
+        if words:
+            words = variables.get(words[0].strip("${}"), words[:1]) + words[1:] if "$" in words[0] else words
+        if words:
+            depth += {"case": 1, "fi": -1, "esac": -1}.get(words[0], 0)
+            was_test = words[0] in ("[", "[[", "test")
+            yield words, is_certain and not depth
+        separator, words = token, []
+
+
+def _tokens(text: str) -> list[str]:
+    text = _HERE_DOCUMENT.sub(r"\2", _COMMENT.sub("", text.replace("\\\n", " ")))
+    text = _SEARCHED.sub(lambda found: found[1] or found[2], text)
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=_SEPARATORS)
+    lexer.whitespace, lexer.commenters, lexer.whitespace_split = " \t\r", "", True
+    try:
+        return list(lexer)
+    except ValueError:  # unbalanced quotes
+        return [token for line in text.split("\n") for token in (*line.split(), "\n")]

@@ -1,0 +1,166 @@
+"""Notice that the ranks of a program which uses torch never connect to each other: each may train a copy of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from hpctrain.config.resources import resources_of
+from hpctrain.program.process_tree import Process
+from hpctrain.program.rank import ProgramRank
+from hpctrain.run.separate_ranks import SeparateRanks
+
+LOOK_EVERY_S = 5.0
+"""Seconds between two looks; the kernel remembers a connection for 60 s after its end."""
+MEETING_S = 60.0
+"""Seconds from torch's import, which can take minutes itself, until the ranks are expected to have connected."""
+LOWEST_EPHEMERAL_PORT = 32_768
+"""gloo and NCCL listen on ports that the kernel chooses; proxies, databases and MLflow have lower ones."""
+_TORCH = re.compile(rb"/libtorch(_cpu|_python)?\.so")
+_MPI = re.compile(rb"/libmpi[\w-]*\.so")
+"""Processes that MPI connects may have no TCP connection at all."""
+_LIGHTNING = re.compile(rb"^\s*(?:from|import)\s+(?:pytorch_)?lightning\b", re.MULTILINE)
+_LISTENS, _CONNECTED, _SYN_SENT = "0A", "01", "02"
+_IPV4_IN_IPV6 = "0000000000000000FFFF0000"
+
+log = logging.getLogger("hpctrain.program")
+
+
+class MeetingWatch:
+    """Watches on rank zero whether another rank ever connects to its program, and warns once if none does.
+
+    Args:
+        rank: any rank; the others, and a rank without others, aren't watched.
+        root: the first process of its program.
+    """
+
+    def __init__(self, rank: ProgramRank, root: Process) -> None:
+        self._rank = rank
+        self._root = root
+        is_alone = rank.environment.world_size == 1
+        self._is_over = is_alone or not rank.is_rank_zero or rank.config.run.independent_ranks
+        self._look_at = float("-inf")
+        self._torch_since: float | None = None
+        self._warned = False
+
+    def look(self, now: float) -> None:
+        """Look for a connection if it is time to; call it about once a second.
+
+        Args:
+            now: seconds on a monotonic clock.
+        """
+        if self._is_over or now < self._look_at:
+            return
+        self._look_at = now + LOOK_EVERY_S
+        processes = [self._root, *self._root.descendants()]
+        libraries = {process: _bytes(f"/proc/{process.pid}/maps") for process in processes}
+        with_torch = [process for process in processes if _TORCH.search(libraries[process])]
+        if not with_torch:
+            return
+        port = self._rank.environment.master_port
+        if any(map(_MPI.search, libraries.values())) or _has_met(processes, with_torch[0], port):
+            self._end()
+            return
+        if self._torch_since is None:
+            self._torch_since = now
+        if not self._warned and now - self._torch_since >= MEETING_S:
+            self._warned = True
+            self._warn(with_torch)
+
+    def _end(self) -> None:
+        self._is_over = True
+        if self._warned:
+            SeparateRanks.withdraw(self._rank.claim_folder)
+            log.info("something has connected to rank 0 since: the ranks train together")
+
+    def _warn(self, processes: Iterable[Process]) -> None:
+        place, resources = self._rank.environment, resources_of(self._rank.config)
+        framework = "Lightning" if any(map(_uses_lightning, processes)) else ""
+        unit = "node" if self._rank.spawns else "rank"
+        record = SeparateRanks(number=place.world_size, unit=unit, framework=framework)
+        remedy = "call torch.distributed.init_process_group(), or what does so in your framework"
+        if framework:
+            devices = resources.spawned_per_node or resources.processes_per_node
+            remedy = f'pass devices={devices}, num_nodes={resources.num_nodes}, strategy="ddp" to Lightning\'s Trainer'
+        log.warning(
+            "%s: %.0f s after rank 0 loaded torch, nothing has connected to it at %s:%d (MASTER_ADDR, MASTER_PORT) or "
+            "elsewhere; %s; if they are to work independently, set run.independent_ranks=true",
+            *(record.text, MEETING_S, place.master_addr, place.master_port, remedy),
+        )
+        with contextlib.suppress(OSError):  # the log has it
+            record.write(self._rank.claim_folder)
+
+
+@dataclass(frozen=True, slots=True)
+class _Socket:
+    """One line of proc(5)'s net/tcp: addresses and ports in hexadecimal digits, as they stand there."""
+
+    local: tuple[str, int]
+    remote: tuple[str, int]
+    state: str
+    inode: str
+
+
+def _has_met(processes: Iterable[Process], process: Process, port: int) -> bool:
+    """Whether a program listens or is connected at a port, or has a connection that may be one to another rank."""
+    sockets = list(_sockets(process))
+    inodes = {inode for one in processes for inode in _inodes(one)}
+    owners = {(socket.local, socket.remote): socket.inode for socket in sockets}
+    own = [socket for socket in sockets if socket.inode in inodes]
+    listening = {socket.local[1] for socket in own if socket.state == _LISTENS}
+    ended = [socket for socket in sockets if socket.inode == "0"]  # for 60 s
+    if any(port in (each.local[1], each.remote[1]) and each.state != _SYN_SENT for each in (*own, *ended)):
+        return True
+    outside = [
+        socket
+        for socket in own
+        if socket.state == _CONNECTED and owners.get((socket.remote, socket.local)) not in inodes
+    ]
+    return any(
+        socket.local[1] in listening or min(socket.local[1], socket.remote[1]) >= LOWEST_EPHEMERAL_PORT
+        for socket in outside
+    )
+
+
+def _sockets(process: Process) -> Iterator[_Socket]:
+    for name in ("tcp", "tcp6"):
+        for line in _bytes(f"/proc/{process.pid}/net/{name}").decode().splitlines()[1:]:
+            fields = line.split()
+            if len(fields) < 10:
+                continue
+            yield _Socket(_address(fields[1]), _address(fields[2]), fields[3], fields[9])
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.partition(":")
+    return host.removeprefix(_IPV4_IN_IPV6), int(port, 16)
+
+
+def _inodes(process: Process) -> Iterator[str]:
+    with contextlib.suppress(OSError):
+        for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                kind, _, inode = str(descriptor.readlink()).partition(":")
+                if kind == "socket":
+                    yield inode.strip("[]")
+
+
+def _uses_lightning(process: Process) -> bool:
+    """Whether the script of a process imports Lightning; what the script imports isn't looked at."""
+    folder = Path(f"/proc/{process.pid}/cwd")
+    words = _bytes(f"/proc/{process.pid}/cmdline").decode(errors="replace").split("\0")
+    modules = [f"{after.replace('.', '/')}.py" for word, after in pairwise(words) if word == "-m"]
+    scripts = [word for word in words if word.endswith(".py")]
+    return any(_LIGHTNING.search(_bytes(folder / script)) for script in (*scripts, *modules))
+
+
+def _bytes(path: str | Path) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError:  # it has ended, or another user's process has taken its place
+        return b""
