@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import cached_property, partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from hpctrain.attempt.lost_gpu import closing_unless_lost
 from hpctrain.checkpoint.best import judged_by
 from hpctrain.config.batch import micro_batch_size_of
 from hpctrain.config.mesh import keeps_gradients_whole
-from hpctrain.config.named_optimizers import named_optimizers
+from hpctrain.config.named_optimizers import losses_of, named_optimizers
 from hpctrain.config.root import Config
 from hpctrain.data.bookmark import Bookmarks
 from hpctrain.data.fetch import dataset_length
@@ -34,6 +35,7 @@ from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
 from hpctrain.train.build import Network, build_network, build_trained_task
 from hpctrain.train.build_learning_rate import Span
+from hpctrain.train.build_record import SAME_CONFIGURATION, BuildRecord
 from hpctrain.train.callbacks import Callbacks
 from hpctrain.train.ema import Ema
 from hpctrain.train.ending import Ending
@@ -93,6 +95,7 @@ class Parts:
         self.task = self._prepared_task()
         self.task_state = TaskState(self.task, world)
         self.train_data = self.task.train_dataset()
+        self._require_same_training()
         self.num_samples = dataset_length(self.train_data)
         self.stream_state = StreamState(self.train_data, world)
         self.plan = self._batch_plan()
@@ -250,6 +253,14 @@ class Parts:
             pipeline=self.pipeline,
         )
 
+    def require_same_evaluation(self) -> None:
+        """Refuse ranks that evaluate differently; collective."""
+        record = BuildRecord(self.world)
+        record.add_dataset("held-out", self.eval_data)
+        if self.evaluation is not None:
+            self.evaluation.add_to(record)
+        record.require_same()
+
     def loader(self, start_step: int, bookmarks: Bookmarks | None = None) -> TrainLoader:
         """Return this rank's training batches from a step on.
 
@@ -293,6 +304,16 @@ class Parts:
                 task.prepare()
         self.world.barrier()
         return task
+
+    def _require_same_training(self) -> None:
+        """Refuse ranks that would plan different steps; collective."""
+        config, record = self.config, BuildRecord(self.world)
+        record.add("seed", config.seed, SAME_CONFIGURATION)
+        for key, setting in asdict(config.trainer).items():
+            record.add(f"trainer.{key}", setting, SAME_CONFIGURATION)
+        record.add("the losses", losses_of(named_optimizers(config.optimizer)), SAME_CONFIGURATION)
+        record.add_dataset("training", self.train_data)
+        record.require_same()
 
     def _batch_plan(self) -> BatchPlan:
         trainer, degree = self.config.trainer, self.world.pipeline_size

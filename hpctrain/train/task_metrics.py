@@ -16,6 +16,7 @@ from hpctrain.distributed.world import World
 from hpctrain.errors import TaskError
 from hpctrain.tasks.evaluation_contract import checked_computed, checked_metrics
 from hpctrain.tasks.task import Task
+from hpctrain.train.build_record import BuildRecord
 from hpctrain.train.growing_states import GrowingStates, exact_bytes
 from hpctrain.train.metric_states import (
     ELEMENTWISE,
@@ -53,6 +54,10 @@ class TaskMetrics:
     def __bool__(self) -> bool:
         """Whether there are any."""
         return bool(self._metrics)
+
+    def add_to(self, record: BuildRecord) -> None:
+        """Add the objects to what the ranks compare."""
+        record.add_metrics(self._metrics)
 
     def reset(self) -> None:
         """Begin an evaluation, or forget one."""
