@@ -14,6 +14,7 @@ from hpctrain.data.micro_batch import map_tensors
 from hpctrain.distributed.packed_state import packed, unpacked
 from hpctrain.distributed.world import World
 from hpctrain.errors import TaskError
+from hpctrain.phrases import counted
 from hpctrain.tasks.evaluation_contract import checked_computed, checked_metrics
 from hpctrain.tasks.task import Task
 from hpctrain.train.build_record import BuildRecord
@@ -107,7 +108,7 @@ class TaskMetrics:
         updates = [count for metric in self._metrics.values() for count in num_updates(metric)]
         elementwise = [state for state in states if state.is_elementwise]
         others = [state for state in states if not state.is_elementwise]
-        plan = self._agree(elementwise, updates)
+        plan = self._agree(elementwise, others, updates)
         found = self._gathered(others) if others else None
         self._reduce_elementwise(elementwise, plan)
         if not self._world.is_rank_zero:
@@ -133,15 +134,18 @@ class TaskMetrics:
     def _states(self) -> list[State]:
         return [state for metric in self._metrics.values() for state in states_of(metric)]
 
-    def _agree(self, elementwise: Sequence[State], updates: list[int]) -> Any:
+    def _agree(self, elementwise: Sequence[State], others: Sequence[State], updates: list[int]) -> Any:
         """Exchange what may differ from the defaults: the states' shapes and types, and the numbers of updates."""
         names = [f"{name}: {state.name}" for name, metric in self._metrics.items() for state in states_of(metric)]
         shapes = [list(state.value.shape) for state in elementwise]
         dtypes = [str(state.value.dtype).removeprefix("torch.") for state in elementwise]
-        gathered = self._world.gather({"names": names, "shapes": shapes, "dtypes": dtypes, "updates": updates})
+        forms = [_form(state) for state in others]
+        gathered = self._world.gather(
+            {"names": names, "shapes": shapes, "dtypes": dtypes, "updates": updates, "forms": forms}
+        )
         plan: dict[str, Any] = {"problem": ""}
         if gathered is not None:
-            plan = _plan(gathered, elementwise)
+            plan = _plan(gathered, elementwise, others)
         plan = self._world.broadcast(plan)
         if plan["problem"]:
             raise TaskError(f"{type(self._task).__name__}.metrics: {plan['problem']}")
@@ -197,19 +201,50 @@ def _default(state: State) -> Tensor:
     return state.default
 
 
-def _plan(gathered: list[Any], elementwise: Sequence[State]) -> dict[str, Any]:
+def _expands(shape: list[int], other: list[int]) -> bool:
+    return len(shape) <= len(other) and all(
+        size in (1, target) for size, target in zip(reversed(shape), reversed(other), strict=False)
+    )
+
+
+def _form(state: State) -> str | None:
+    """What the values of a state that isn't elementwise must have in common on all ranks; None without a value."""
+    value = state.value
+    if isinstance(value, Tensor) and getattr(state.owner, "_update_count", True):
+        return f"rows of shape {list(value.shape[1:])}" if state.reduction == "cat" else f"shape {list(value.shape)}"
+    if isinstance(value, list) and value and isinstance(value[0], Tensor):
+        # metrics concatenate numbers as tensors of one dimension
+        return f"tensors of {counted(max(1, value[0].ndim), 'dimension')}"
+    return None
+
+
+def _difference(values: Sequence[object]) -> str:
+    """Describe the first rank whose value differs from an earlier rank's; empty if there is none. None is ignored."""
+    known = [(rank, value) for rank, value in enumerate(values) if value is not None]
+    for rank, value in known:
+        if value != known[0][1]:
+            return f"{known[0][1]} on rank {known[0][0]} and {value} on rank {rank}"
+    return ""
+
+
+def _plan(gathered: list[Any], elementwise: Sequence[State], others: Sequence[State]) -> dict[str, Any]:
     """Rank zero's decision: the shape of each state, and the number of updates of each object over all ranks."""
     for rank, other in enumerate(gathered):
         if other["names"] != gathered[0]["names"]:
             return {"problem": f"expected the same metrics on every rank, but those of ranks 0 and {rank} differ"}
+    for index, state in enumerate(others):
+        if difference := _difference([other["forms"][index] for other in gathered]):
+            return {"problem": f"{state.name} has {difference}"}
     shapes, dtypes = [], []
     for index, state in enumerate(elementwise):
         default = list(_default(state).shape)
-        found = {tuple(other["shapes"][index]) for other in gathered if other["shapes"][index] != default}
-        if len(found) > 1:
-            few = " and ".join(map(str, map(list, sorted(found)[:2])))
-            return {"problem": f"{state.name} (reduce={state.reduction}) has different shapes on two ranks: {few}"}
-        shapes.append(list(found.pop()) if found else default)
+        found = [other["shapes"][index] for other in gathered]
+        changed = [None if shape == default else shape for shape in found]
+        shape = next((shape for shape in changed if shape is not None), default)
+        # a rank without samples has the default, which must become the others' shape
+        if difference := _difference(changed if _expands(default, shape) else found):
+            return {"problem": f"{state.name} (reduce={state.reduction}) has the shape {difference}"}
+        shapes.append(shape)
         dtype = reduce(torch.promote_types, (getattr(torch, other["dtypes"][index]) for other in gathered))
         if dtype.is_complex:
             return {"problem": f"{state.name} is complex, and can't be reduced by {state.reduction}"}
