@@ -8,9 +8,10 @@ from functools import partial, reduce
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hpctrain.data.micro_batch import map_tensors
+from hpctrain.distributed.local_part import local_part
 from hpctrain.distributed.packed_state import packed, unpacked
 from hpctrain.distributed.world import World
 from hpctrain.errors import TaskError
@@ -50,6 +51,7 @@ class TaskMetrics:
             metric.to(world.device)
             switch_synchronisation_off(metric)
         self._growing = GrowingStates()
+        self._num_own: dict[tuple[int, str], int] = {}
         self._keeps_any = bool(self._gathered_states())
 
     def __bool__(self) -> bool:
@@ -63,8 +65,31 @@ class TaskMetrics:
     def reset(self) -> None:
         """Begin an evaluation, or forget one."""
         self._growing.reset()
+        self._num_own.clear()
         for metric in self._metrics.values():
             metric.reset()
+
+    def copy_shared(self, model: nn.Module) -> None:
+        """Copy what the last update has kept of the model's own memory, which holds other values later.
+
+        Args:
+            model: as the update got it.
+        """
+        if not self._metrics:
+            return
+        own = {_memory(tensor) for tensor in (*model.parameters(), *model.buffers())}
+
+        def copy(tensor: Tensor) -> Tensor:
+            return tensor.detach().clone() if _memory(tensor) in own else tensor
+
+        for state in self._states():
+            entries, key = state.value, (id(state.owner), state.attribute)
+            if isinstance(entries, list):
+                begin = self._num_own.get(key, 0)
+                entries[begin:] = map_tensors(copy, entries[begin:])
+                self._num_own[key] = len(entries)
+            elif isinstance(entries, Tensor) and _memory(entries) in own:
+                state.replace(copy(entries))
 
     @contextmanager
     def restored(self) -> Iterator[None]:
@@ -78,6 +103,7 @@ class TaskMetrics:
                 state.replace(value)
             for name, metric in self._metrics.items():
                 set_num_updates(metric, counts[name])
+            self._num_own.clear()
 
     @property
     def num_gathered_bytes(self) -> tuple[int, int]:
@@ -194,6 +220,11 @@ class TaskMetrics:
             if updated:
                 device = state.device or self._world.device
                 state.replace(map_tensors(partial(Tensor.to, device=device), merged(state, updated)))
+
+
+def _memory(tensor: Tensor) -> tuple[torch.device, int]:
+    storage = local_part(tensor).untyped_storage()
+    return storage.device, storage.data_ptr()
 
 
 def _default(state: State) -> Tensor:

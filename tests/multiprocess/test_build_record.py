@@ -34,7 +34,9 @@ def test_the_first_difference_is_named_on_every_rank_and_what_may_differ_is_not(
         assert "in the buffer 1.seen, which rank 0 doesn't have; every rank must build the" in errors["model buffer"]
         assert "in the metric b, which only rank 0 has; Task.build_metrics must" in errors["metrics fewer"]
         assert "in the order: it has the metric b in the place of the metric a" in errors["metrics order"]
-        assert errors["samples label"] == f"rank 1 differs from rank 0 in the content of training sample 49; {SAME_DATA}"
+        assert (
+            errors["samples label"] == f"rank 1 differs from rank 0 in the content of training sample 49; {SAME_DATA}"
+        )
     else:
         assert errors["dataset length"].startswith("ranks 1, 2 differ from rank 0 in the number of training samples:")
         assert errors["samples reversed"].startswith("ranks 1, 2 differ from rank 0 in the content of training")

@@ -45,21 +45,17 @@ class Samples(Dataset):
             raise FileNotFoundError(index)
         if self.kind == "slow":
             time.sleep(2.5)
-        if self.kind == "digits":  # of another processor
-            return sample * (1 + 1e-6), index
-        if self.kind == "label":
-            return sample, index + (index == 49)
-        if self.kind == "unseeded":
-            return sample + np.random.default_rng().normal(), index
-        if self.kind == "seldom":  # an augmentation of one sample in two
-            return sample * (2 if np.random.default_rng().random() < 0.5 else 1), index
-        if self.kind == "seeded":
-            return sample + torch.randn(()), index
-        if self.kind == "paths":
-            return f"/scratch/node{os.environ['RANK']}/{index}.png"
-        if self.kind == "nan":
-            return torch.full((3,), torch.nan)
-        return sample, index
+        draws = np.random.default_rng()
+        changed = {
+            "digits": lambda: (sample * (1 + 1e-6), index),  # as another processor computes them
+            "label": lambda: (sample, index + (index == 49)),
+            "unseeded": lambda: (sample + draws.normal(), index),
+            "seldom": lambda: (sample * (2 if draws.random() < 0.5 else 1), index),  # augments one sample in two
+            "seeded": lambda: (sample + torch.randn(()), index),
+            "paths": lambda: f"/scratch/node{os.environ['RANK']}/{index}.png",
+            "nan": lambda: torch.full((3,), torch.nan),
+        }
+        return changed.get(self.kind, lambda: (sample, index))()
 
 
 def _model(kind):

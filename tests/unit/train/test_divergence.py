@@ -65,8 +65,10 @@ LATE = ("task._target_=small_task.LateNan", "checkpoint.asynchronous=false")
         ["trainer.ema_decay=0.9"],
         ["trainer.eval_every_steps=100", "logger.every_steps=100"],
         # ends early, after the step that a callback chooses
-        ["trainer.max_steps=20", "callbacks=[early_stopping]", "callbacks.early_stopping.patience=1"]
-        + ["callbacks.early_stopping.min_delta=9", "trainer.eval_every_steps=5"],
+        [
+            *("trainer.max_steps=20", "trainer.eval_every_steps=5", "callbacks=[early_stopping]"),
+            *("callbacks.early_stopping.patience=1", "callbacks.early_stopping.min_delta=9"),
+        ],
     ],
 )
 def test_a_gradient_that_is_nan_in_the_last_step_alone_fails_the_run_before_its_checkpoint(attempt, directory, words):
@@ -98,11 +100,18 @@ def test_weights_that_an_earlier_version_saved_unchecked_are_refused(attempt):
     trainer = attempt()
     with torch.no_grad():
         trainer._parts.module[0].bias[2] = math.inf
-    with pytest.raises(DivergedError, match="after step 10: 0.bias; the last good checkpoint is of step 10"):
+    with pytest.raises(DivergedError, match=r"after step 10: 0\.bias; the last good checkpoint is of step 10"):
         trainer.run()
 
 
 def test_numbers_of_every_type_are_checked():
-    for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2):
+    for dtype in (
+        torch.float16,
+        torch.bfloat16,
+        torch.float64,
+        torch.complex64,
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+    ):
         assert _is_finite(torch.ones(3).to(dtype))
         assert not _is_finite(torch.tensor([1.0, math.nan]).to(dtype))
