@@ -266,9 +266,8 @@ class Parts:
         if self.evaluation is not None:
             self.evaluation.add_to(record)
         record.require_same()
-        if self.eval_data is not None and not is_stream(self.eval_data):
-            with self.task_state.restored():
-                self._check_samples("held-out", self.eval_data, 0)
+        if self.eval_data is not None:
+            self._check_samples("held-out", self.eval_data, 0)
 
     def loader(self, start_step: int, bookmarks: Bookmarks | None = None) -> TrainLoader:
         """Return this rank's training batches from a step on.
@@ -326,18 +325,20 @@ class Parts:
 
     def _require_same_samples(self) -> None:
         """Refuse ranks whose training samples differ, or are in another order; collective."""
-        if is_stream(self.train_data) or self.world.control is None:
+        if self.world.control is None:
             return
         record = BuildRecord(self.world)
-        with random_states_restored(self.world.gpus), self.task_state.restored():
+        with random_states_restored(self.world.gpus):
             first = self._order()(0, np.arange(min(self.plan.num_samples, NUM_ORDERED)))
-            record.add("the order of the training samples", listed(first, shown=NUM_ORDERED), SAME_ORDER)
-            record.require_same()
-            self._check_samples("training", self.train_data, self.config.seed)
+        record.add("the order of the training samples", listed(first, shown=NUM_ORDERED), SAME_ORDER)
+        record.require_same()
+        self._check_samples("training", self.train_data, self.config.seed)
 
     def _check_samples(self, kind: str, dataset: Dataset[Any], seed: int) -> None:
         workers = self._workers(dataset)
-        SampleCheck(dataset, self.world, seed=seed, collate_fn=self.task.collate_fn, workers=workers)(kind)
+        check = SampleCheck(dataset, self.world, seed=seed, collate_fn=self.task.collate_fn, workers=workers)
+        with self.task_state.restored():
+            check(kind)
 
     def _batch_plan(self) -> BatchPlan:
         trainer, degree = self.config.trainer, self.world.pipeline_size

@@ -1,4 +1,4 @@
-"""Compare a few samples between ranks: lists of files that nodes sort differently give datasets of the same length."""
+"""Compare a few samples between ranks: datasets of one length may differ, and a stream may split itself by rank."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from hpctrain.data.fetch import BatchFetcher, Collate
+from hpctrain.data.bookmark import fresh_copy, loses_samples
+from hpctrain.data.fetch import BatchFetcher, Collate, EpochFetcher
 from hpctrain.data.micro_batch import iterate_tensors
+from hpctrain.data.sharded_stream import streams_of
+from hpctrain.data.shuffled_stream import ShuffledStream
+from hpctrain.data.stream import is_stream
 from hpctrain.data.workers import Workers, fetch_batches
 from hpctrain.distributed.determinism import random_states_restored
 from hpctrain.distributed.world import World
@@ -35,6 +39,8 @@ NUM_AVERAGED = 4096
 TOLERANCE = 0.02
 """Share of a tensor's largest number by which images and floating-point numbers may differ: processors of two kinds
 decode and compute with other last digits."""
+NUM_OF_STREAM = 3
+"""How many samples of a stream are compared."""
 REPEATS = 10
 """How often a rank reads a sample again that differs, to find out whether it is drawn at random."""
 
@@ -44,10 +50,13 @@ _FOLDERS = re.compile(r"[^\s'\"]*/")
 
 
 class SampleCheck:
-    """Compares the first, the middle and the last sample of a dataset between ranks.
+    """Compares the first, the middle and the last sample of a dataset between ranks; of a stream, the first three.
+
+    Of a `ShardedStream` it reads the first stream alone, as its ranks don't read them all; of a `ShuffledStream` the
+    stream inside, without filling a window; and nothing of a stream of Hugging Face with a shuffle buffer.
 
     Args:
-        dataset: with an index.
+        dataset: of the task.
         world: the ranks.
         seed: of the samples' random draws.
         collate_fn: as the loader gets it.
@@ -58,8 +67,10 @@ class SampleCheck:
     def __init__(
         self, dataset: Dataset[Any], world: World, *, seed: int, collate_fn: Collate | None, workers: Workers
     ) -> None:
+        self._dataset = dataset
         self._world = world
-        self._fetcher = BatchFetcher(dataset, seed, collate_fn)
+        self._seed = seed
+        self._collate = collate_fn
         self._workers = replace(workers, num_workers=min(1, workers.num_workers), pin_memory=False)
 
     def __call__(self, kind: str) -> None:
@@ -74,16 +85,16 @@ class SampleCheck:
         Raises:
             TaskError: on every rank; names the sample, and the ranks that differ from the first one that has read it.
         """
-        if self._world.control is None or not self._fetcher.num_samples:
+        if self._world.control is None:
             return
-        last = self._fetcher.num_samples - 1
-        indices = sorted({0, last // 2, last})
+        last = NUM_OF_STREAM - 1 if is_stream(self._dataset) else max(0, len(self._dataset) - 1)  # type: ignore[arg-type]  # Dataset declares no __len__
+        indices = [0, last // 2, last]
         samples = torch.stack(self._read(indices))
         differing = self._differs(samples).nonzero().flatten().tolist()
         if not differing:
             return
         index, sample = indices[differing[0]], samples[differing[0]]
-        varies = any(_differ(sample, again) for again in self._read([index] * REPEATS))
+        varies = any(_differ(sample, *self._read([index])) for _ in range(REPEATS))
         if self._world.combine_(torch.tensor([int(varies)]), "max").item():
             return
         gathered = self._world.gather(None if sample.isinf().any() else sample.tolist())
@@ -111,11 +122,23 @@ class SampleCheck:
         begin = time.monotonic()
         # an error of the dataset is raised where training reads the sample, if it does
         with random_states_restored(self._world.gpus), suppress(Exception):
-            for batch in fetch_batches(self._fetcher, [(0, np.array([index])) for index in indices], self._workers):
+            fetcher = self._fetcher()
+            for batch in fetch_batches(fetcher, [(0, np.array([index])) for index in indices], self._workers):
                 samples.append(_numbers_of(batch))
                 if time.monotonic() - begin > MAX_S:
                     break
         return samples + [UNREAD] * (len(indices) - len(samples))
+
+    def _fetcher(self) -> BatchFetcher:
+        """What reads the samples, and leaves the dataset's own position as it is."""
+        if not is_stream(self._dataset):
+            return BatchFetcher(self._dataset, self._seed, self._collate)
+        stream = streams_of(self._dataset)[0]
+        while isinstance(stream, ShuffledStream):
+            stream = stream._stream
+        if loses_samples(stream):
+            raise TaskError("its buffer would have to be filled first")
+        return EpochFetcher(fresh_copy(stream), self._collate)
 
 
 def _numbers_of(batch: Any) -> Tensor:

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from gloo_world import joined
 from torch import nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from trial import FEATURES, Trial
 
+from hpctrain.data import ShardedStream, ShuffledStream
 from hpctrain.data.workers import Workers
 from hpctrain.errors import TaskError
 from hpctrain.tasks import Metric
@@ -58,6 +59,37 @@ class Samples(Dataset):
         return changed.get(self.kind, lambda: (sample, index))()
 
 
+class Stream(IterableDataset):
+    """Reads every n-th sample from one of its own on if it splits itself by rank; the others read all of them."""
+
+    def __init__(self, kind=""):
+        self.kind, self.passes, self.position = kind, 0, 0
+
+    def __iter__(self):
+        self.passes += 1
+        if self.kind == "unseeded":
+            return (torch.tensor(np.random.default_rng().normal()) for _ in range(9))
+        if self.kind == "short":
+            return (torch.tensor(float(number)) for number in range(2))
+        return (torch.tensor(float(number)) for number in range(self.kind == "split", 90, 1 + (self.kind == "split")))
+
+    def state_dict(self):
+        return {"position": self.position}
+
+    def load_state_dict(self, state):
+        self.position = state["position"]
+
+
+STREAMS = {
+    "": lambda kind: Stream(),
+    "split": Stream,
+    "short": Stream,
+    "unseeded": Stream,
+    "shuffled": lambda kind: ShuffledStream(Stream("split" if kind else ""), window=10**9, seed=1),
+    "sharded": lambda kind: ShardedStream([Stream("split" if kind else ""), Stream()]),
+}
+
+
 def _model(kind):
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
     if kind == "shape":
@@ -93,6 +125,7 @@ CASES = [
     *(("metrics", kind) for kind in METRICS),
     *(("samples", kind) for kind in ("", "reversed", "label", "missing", "slow", "digits")),
     *(("samples", kind) for kind in ("unseeded", "seldom", "seeded", "paths", "nan")),
+    *(("stream", kind) for kind in STREAMS),
 ]
 ON_ALL_RANKS = {"unseeded", "seldom", "seeded", "paths", "nan", "ignored"}
 
@@ -112,9 +145,10 @@ def be_rank(odd_rank, kinds):
             record.add_metrics(METRICS[own])
         try:
             record.require_same()
-            if what == "samples":
-                for workers in (Workers(0), Workers(4))[: 1 if kind else 2]:
-                    SampleCheck(Samples(own), world, seed=1, collate_fn=None, workers=workers)("training")
+            dataset = Samples(own) if what == "samples" else STREAMS[kind](own) if what == "stream" else None
+            for workers in (Workers(0), Workers(4))[: 1 if kind else 2] if dataset is not None else ():
+                SampleCheck(dataset, world, seed=1, collate_fn=None, workers=workers)("training")
+                assert getattr(dataset, "passes", 0) == 0
         except TaskError as error:
             errors[f"{what} {kind}"] = str(error)
         assert what == "model" or torch.equal(torch.get_rng_state(), state)
