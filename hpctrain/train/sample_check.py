@@ -26,7 +26,7 @@ from hpctrain.distributed.determinism import random_states_restored
 from hpctrain.distributed.world import World
 from hpctrain.errors import TaskError
 from hpctrain.phrases import numbered
-from hpctrain.train.build_record import SAME_DATA
+from hpctrain.train.build_record import SAME_DATA, SAME_STREAM
 
 MAX_S = 2.0
 """Seconds of reading after which a rank compares only what it has read so far."""
@@ -98,8 +98,11 @@ class SampleCheck:
         if self._world.combine_(torch.tensor([int(varies)]), "max").item():
             return
         gathered = self._world.gather(None if sample.isinf().any() else sample.tolist())
-        text = None if gathered is None else _message(f"the content of {kind} sample {index}", gathered)
-        raise TaskError(self._world.broadcast(text))
+        message = None
+        if gathered is not None:
+            remedy = SAME_STREAM if is_stream(self._dataset) else SAME_DATA
+            message = f"{_who_differs(gathered)} in the content of {kind} sample {index}; {remedy}"
+        raise TaskError(self._world.broadcast(message))
 
     def _differs(self, samples: Tensor) -> Tensor:
         """Whether two ranks have read different numbers, for each sample; collective.
@@ -168,9 +171,8 @@ def _differ(one: Tensor, other: Tensor) -> bool:
     return bool(((one[0] - other[0]).abs() > torch.maximum(one[1], other[1])).any())
 
 
-def _message(name: str, gathered: list[Any]) -> str:
+def _who_differs(gathered: list[Any]) -> str:
     read = {rank: torch.tensor(sample) for rank, sample in enumerate(gathered) if sample is not None}
     first, *others = read
     ranks = [rank for rank in others if _differ(read[first], read[rank])]
-    verb = "differs" if len(ranks) == 1 else "differ"
-    return f"{numbered('rank', ranks)} {verb} from rank {first} in {name}; {SAME_DATA}"
+    return f"{numbered('rank', ranks)} {'differs' if len(ranks) == 1 else 'differ'} from rank {first}"
