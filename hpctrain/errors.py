@@ -184,7 +184,7 @@ class TaskError(HpctrainError):
 
 
 class DivergedError(HpctrainError):
-    """The loss is NaN or infinite, or the loss scale has collapsed, so that further steps are wasted."""
+    """The loss or the weights are NaN or infinite, or the loss scale has collapsed: further steps would be wasted."""
 
 
 class RunFailedError(HpctrainError):

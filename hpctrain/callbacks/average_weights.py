@@ -24,8 +24,8 @@ log = logging.getLogger("hpctrain.train")
 class AverageWeights(Callback):
     """Averages weights over steps, and writes the average when the run ends (Izmailov et al., UAI 2018).
 
-    Buffers of floating-point numbers are averaged too; others are those of the last step. A step whose update fp16
-    skipped counts like the others, with the weights that it left unchanged.
+    Buffers of floating-point and complex numbers are averaged too; others are those of the last step. A step
+    whose update fp16 skipped counts like the others, with the weights that it left unchanged.
 
     Args:
         start_fraction: completed part of the run, from 0 to 1, after which it begins.
@@ -54,15 +54,16 @@ class AverageWeights(Callback):
         position = training.position
         if training.rank or position.progress <= self.start_fraction or position.step % self.every_steps:
             return
-        weights = {name: value for name, value in training.weights().items() if value.is_floating_point()}
+        weights = {name: value for name, value in training.weights().items() if _is_averaged(value)}
         self.count += 1
         if self.num_last is not None:
             self.kept = [*self.kept, {name: value.clone() for name, value in weights.items()}][-self.num_last :]
         elif not self.kept:
-            self.kept = [{name: value.double() for name, value in weights.items()}]
+            # copies: without a conversion, `to` returns the weight itself
+            self.kept = [{name: value.to(_wide(value), copy=True) for name, value in weights.items()}]
         else:
             for name, average in self.kept[0].items():
-                average.lerp_(weights[name].double(), 1 / self.count)
+                average.lerp_(weights[name].to(average.dtype), 1 / self.count)
 
     def on_end(self, training: Training) -> None:
         """Write the average."""
@@ -75,7 +76,10 @@ class AverageWeights(Callback):
                 *(FILE_NAME, 100 * training.position.progress, self.start_fraction, self.every_steps),
             )
             return
-        means = {name: torch.stack([kept[name].double() for kept in self.kept]).mean(0) for name in self.kept[0]}
+        means = {
+            name: torch.stack([kept[name].to(_wide(first)) for kept in self.kept]).mean(0)
+            for name, first in self.kept[0].items()
+        }
         weights = {
             name: means[name].to(value.dtype).cpu() if name in means else value.cpu()
             for name, value in training.weights().items()
@@ -94,3 +98,11 @@ class AverageWeights(Callback):
         """See `Callback`."""
         self.count = state["count"]
         self.kept = state["kept"]
+
+
+def _is_averaged(value: Tensor) -> bool:
+    return value.is_floating_point() or value.is_complex()
+
+
+def _wide(value: Tensor) -> torch.dtype:
+    return torch.complex128 if value.is_complex() else torch.float64

@@ -22,6 +22,7 @@ from hpctrain.distributed.world import World
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.tasks.task import Task
 from hpctrain.train.activation_checkpointing import checkpoint_activations
+from hpctrain.train.build_record import require_same_model
 from hpctrain.train.modes import begin_training
 from hpctrain.train.parameter_groups import freeze
 from hpctrain.train.precision import (
@@ -167,6 +168,7 @@ def build_network(config: Config, task: Task, world: World, *, fresh: bool = Fal
         warm_start(module, Path(config.init_from), match=config.init_match, strict=config.init_strict)
     # before the half copy is made, which knows what is trained
     freeze(config.optimizer, module)
+    require_same_model(module, world)
     spreads = len(world.devices) > 1 and config.parallel.kind == "ddp"
     module = task.place(module, world.devices) if spreads else module.to(world.device)
     # before the half copy is made, which has the modes of the original

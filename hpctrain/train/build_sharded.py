@@ -26,6 +26,7 @@ from hpctrain.tasks.task import Task
 from hpctrain.train.activation_checkpointing import checkpoint_activations
 from hpctrain.train.build import Network, build_model
 from hpctrain.train.build_pipeline import cut_into_stages, join_pipeline
+from hpctrain.train.build_record import require_same_model
 from hpctrain.train.deferred_values import DeferredValues, deferred_values
 from hpctrain.train.modes import begin_training
 from hpctrain.train.parameter_groups import freeze
@@ -57,6 +58,7 @@ def build_sharded_network(
     model, values = deferred_values(build)
     _refuse_keras(model)
     freeze(config.optimizer, model)
+    require_same_model(model, world)
     if mesh.shape.tensor > 1:
         # importing the styles of tensor parallelism takes time
         from hpctrain.distributed.tensor_parallel import divide, find_plan

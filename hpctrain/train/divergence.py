@@ -1,9 +1,9 @@
-"""Stop a run whose loss is NaN or infinite, or whose loss scale has collapsed."""
+"""Stop a run whose loss or weights are NaN or infinite, or whose loss scale has collapsed."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -14,7 +14,9 @@ from torch import Tensor
 from hpctrain.checkpoint.read import load
 from hpctrain.checkpoint.saver import CheckpointSaver
 from hpctrain.checkpoint.sharded.read import whole_tensors
+from hpctrain.distributed.local_part import local_part
 from hpctrain.errors import CheckpointError, DivergedError
+from hpctrain.phrases import SHOWN, listed
 from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.directory import RunDirectory
 from hpctrain.train.parts import Parts
@@ -27,6 +29,9 @@ class Divergence:
     It reads values that training copies from the device anyway: the logged means, and before a save the sums so far,
     so that no checkpoint is written after the loss has become NaN. In fp16 a loss that overflowed does no harm if its
     update was skipped; there the scale decides.
+
+    A finite loss can have gradients that are NaN, and the next loss shows it. The last step has no next one: there the
+    weights themselves are checked, and wherever a norm that was measured isn't finite.
 
     Args:
         parts: of the training.
@@ -58,11 +63,16 @@ class Divergence:
                     f"the loss scale{turn.loss.suffix} fell to {scale:g} by step {step}, below "
                     f"precision.min_loss_scale={self._min_loss_scale:g}: gradients overflow at any scale"
                 )
+        self._check_norms(step, values)
         self._finite_at = step
         self._num_skipped = self._skipped_now()
 
-    def check_before_save(self, step: int) -> None:
-        """Check the loss since it was last logged; collective.
+    def check_before_save(self, step: int, *, ends_run: bool) -> None:
+        """Check the loss since it was last logged, and at the end the weights; collective.
+
+        Args:
+            step: completed steps.
+            ends_run: whether the run is complete once this is saved.
 
         Raises:
             DivergedError: names the steps and the last good checkpoint.
@@ -76,6 +86,36 @@ class Divergence:
                 counted = True
         if counted:
             self._finite_at = step
+        if ends_run:
+            self.require_finite_weights(step)
+        else:
+            self._check_norms(step, {name: total / count for name, (total, count) in sums.items() if count})
+
+    def require_finite_weights(self, step: int) -> None:
+        """Check the trained parameters, and their moving average; collective, and waits for the device.
+
+        Frozen parameters and buffers may hold any number.
+
+        Raises:
+            DivergedError: names the parameters and the last good checkpoint.
+        """
+        tensors = dict(self._trained)
+        if self._parts.ema is not None:
+            tensors |= {f"{name} (averaged)": average for name, average in self._parts.ema.state().items()}
+        # in a pipeline, other ranks have those on `meta`
+        own = [name for name, tensor in tensors.items() if not tensor.is_meta and not _is_finite(local_part(tensor))]
+        if names := self._parts.world.union(own[:SHOWN]):
+            self._fail(f"trained weights are NaN or infinite after step {step}: {listed(names)}")
+
+    def _check_norms(self, step: int, values: Mapping[str, float]) -> None:
+        """Check the weights if a norm isn't finite; they may be, as where clipping has made an infinite norm zero."""
+        if not all(math.isfinite(values.get(update.norm_name, 0.0)) for update in self._parts.step.updates):
+            self.require_finite_weights(step)
+
+    @property
+    def _trained(self) -> dict[str, Tensor]:
+        groups = [group for built in self._parts.optimizers for group in built.groups if not group.frozen]
+        return {name: parameter for group in groups for name, parameter in group.parameters.items()}
 
     def _skipped_now(self) -> dict[str, int]:
         return {turn.loss.name: turn.update.num_skipped for turn in self._parts.step.turns}
@@ -94,15 +134,15 @@ class Divergence:
         if world.is_rank_zero:
             with suppress(CheckpointError):
                 self._saver.finish()
-            text = f"{what}; {_last_good(self._directory)}"
+            text = f"{what}; {_last_good(self._directory, self._trained.keys())}"
         raise DivergedError(world.broadcast(text))
 
 
-def _last_good(directory: RunDirectory) -> str:
+def _last_good(directory: RunDirectory, trained: Container[str]) -> str:
     bad: list[int] = []
     for info in reversed(list_checkpoints(directory, verify=False)):
         path = directory.checkpoint(info.step)
-        if _is_finite(path):
+        if _is_good(path, trained):
             newer = f" (of the newer ones, {', '.join(map(str, bad))}, none is)" if bad else ""
             return (
                 f"the last good checkpoint is of step {info.step}{newer}: start a new run with init_from={path}, "
@@ -112,11 +152,17 @@ def _last_good(directory: RunDirectory) -> str:
     return "there is no good checkpoint: try a lower optimizer.lr, a warm-up or trainer.clip_grad_norm"
 
 
-def _is_finite(path: Path) -> bool:
+def _is_good(path: Path, trained: Container[str]) -> bool:
     try:
         weights = load(path).model
     except CheckpointError:
         return False
     # one after the other: of a sharded checkpoint, no process may hold all
-    tensors = (whole_tensors(value) for value in weights.values())
-    return all(bool(torch.isfinite(value).all()) for value in tensors if isinstance(value, Tensor))
+    tensors = (whole_tensors(value) for name, value in weights.items() if name in trained)
+    return all(_is_finite(value) for value in tensors if isinstance(value, Tensor))
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    # of torch's types of one byte, not all have the function
+    wide = tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
+    return bool(torch.isfinite(wide).all())

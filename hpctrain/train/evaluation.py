@@ -25,6 +25,7 @@ from hpctrain.distributed.world import World
 from hpctrain.errors import HpctrainError, TaskError
 from hpctrain.phrases import counted
 from hpctrain.tasks.task import Task
+from hpctrain.train.build_record import BuildRecord
 from hpctrain.train.ema import Ema
 from hpctrain.train.evaluation_pass import EvaluationPass
 from hpctrain.train.evaluation_results import EvaluationResults, OnRankZeroError
@@ -127,6 +128,10 @@ class Evaluation:
             collate_fn=task.collate_fn,
             workers=workers,
         )
+
+    def add_to(self, record: BuildRecord) -> None:
+        """Add the task's metric objects to what the ranks compare."""
+        self._metrics.add_to(record)
 
     def __call__(self, agreement: Agreement) -> Evaluated:
         """Evaluate, unless a rank receives a request to stop meanwhile; collective.

@@ -71,7 +71,7 @@ class EvaluationPass:
         """
         if self._pipeline is not None:
             return self._in_pipeline(self._pipeline, batch, number)
-        evaluate, moved = self._task.evaluate, self._moved(batch)
+        evaluate, moved = self._evaluate, self._moved(batch)
         if self._sharded is None:
             return evaluate(self._model, moved)
         if self._world.tensor_size > 1:
@@ -90,8 +90,14 @@ class EvaluationPass:
             return nullcontext()
         return self._pipeline.streams.of_task(-MOST_MICRO_BATCHES - number)
 
+    def _evaluate(self, model: nn.Module, batch: Any) -> Any:
+        returned = self._task.evaluate(model, batch)
+        # at once: weights that ranks share are only gathered for the call, and an average is only in place for a while
+        self._metrics.copy_shared(model)
+        return returned
+
     def _in_pipeline(self, pipeline: Pipeline, batch: Any, number: int) -> Any:
-        evaluate: Callable[..., Any] = self._task.evaluate
+        evaluate: Callable[..., Any] = self._evaluate
         if self._world.tensor_size > 1:
             evaluate = partial(_whole_results, evaluate)
         # a number that no step has: what the task draws is the same in each evaluation

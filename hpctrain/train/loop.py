@@ -98,6 +98,9 @@ class Loop:
         Returns:
             Whether the last step was reached.
         """
+        if self._is_at_end:
+            # an earlier version may have saved it unchecked
+            self._divergence.require_finite_weights(self.step)
         self._begin()
         if self._stopped_in_pending_evaluation():
             return False
@@ -153,6 +156,10 @@ class Loop:
             if is_last or every or decision.save or step == checkpointing.best_step:
                 self._save(wait=is_last)
         return True
+
+    @property
+    def _is_at_end(self) -> bool:
+        return self.step == self._parts.total_steps or self._ending.concluded
 
     def conclude(self, *, finished: bool) -> None:
         """Call the last hooks, once everything is saved."""
@@ -234,7 +241,7 @@ class Loop:
             self._profiler.before_save(self.step)
             # before the checkpoint is published: a resume from it must find every record up to its step
             self._log.flush()
-            self._divergence.check_before_save(self.step)
+            self._divergence.check_before_save(self.step, ends_run=self._is_at_end)
             self._checkpointing.save(self.step, evaluation_due=self._evaluation_due, wait=wait)
             self._callbacks.run_between_steps(self._callbacks.after_save)
         self._times.record(self.step, due=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import Dataset
 
@@ -15,7 +17,7 @@ from hpctrain.checkpoint.best import judged_by, resolved_policy
 from hpctrain.config.batch import micro_batch_size_of
 from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.config.mesh import keeps_gradients_whole
-from hpctrain.config.named_optimizers import named_optimizers
+from hpctrain.config.named_optimizers import losses_of, named_optimizers
 from hpctrain.config.root import Config
 from hpctrain.data.bookmark import Bookmarks
 from hpctrain.data.fetch import dataset_length
@@ -35,6 +37,7 @@ from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
 from hpctrain.train.build import Network, build_network, build_trained_task
 from hpctrain.train.build_learning_rate import Span
+from hpctrain.train.build_record import SAME_CONFIGURATION, SAME_ORDER, BuildRecord
 from hpctrain.train.callbacks import Callbacks
 from hpctrain.train.ema import Ema
 from hpctrain.train.ending import Ending
@@ -42,6 +45,7 @@ from hpctrain.train.evaluation import Evaluation
 from hpctrain.train.meters import meter_of
 from hpctrain.train.model_memory import ModelMemory, model_memory
 from hpctrain.train.optimizers import build_optimizers
+from hpctrain.train.sample_check import SampleCheck
 from hpctrain.train.state_check import StateCheck
 from hpctrain.train.step import TrainStep
 from hpctrain.train.stream_state import StreamState
@@ -51,6 +55,9 @@ from hpctrain.train.turn import Turn
 from hpctrain.train.turns import build_turns, loss_names
 from hpctrain.train.unused_parameters import check_gradients
 from hpctrain.train.update import parameters_of
+
+NUM_ORDERED = 16
+"""How many samples, in the order of the first epoch, ranks compare at the start."""
 
 log = logging.getLogger("hpctrain.train")
 
@@ -94,6 +101,7 @@ class Parts:
         self.task = self._prepared_task()
         self.task_state = TaskState(self.task, world)
         self.train_data = self.task.train_dataset()
+        self._require_same_training()
         self.num_samples = dataset_length(self.train_data)
         self.stream_state = StreamState(self.train_data, world)
         self.plan = self._batch_plan()
@@ -135,6 +143,7 @@ class Parts:
         self.workers = self._workers(self.train_data)
         self.ending = Ending(config, world)
         self.callbacks = Callbacks()
+        self._require_same_samples()
 
     def new_meter(self, *names: str) -> Meter:
         """Make a meter over all ranks, with these names in every result."""
@@ -257,6 +266,16 @@ class Parts:
             pipeline=self.pipeline,
         )
 
+    def require_same_evaluation(self) -> None:
+        """Refuse ranks that evaluate differently; collective."""
+        record = BuildRecord(self.world)
+        record.add_dataset("held-out", self.eval_data)
+        if self.evaluation is not None:
+            self.evaluation.add_to(record)
+        record.require_same()
+        if self.eval_data is not None:
+            self._check_samples("held-out", self.eval_data, 0)
+
     def loader(self, start_step: int, bookmarks: Bookmarks | None = None) -> TrainLoader:
         """Return this rank's training batches from a step on.
 
@@ -300,6 +319,33 @@ class Parts:
                 task.prepare()
         self.world.barrier()
         return task
+
+    def _require_same_training(self) -> None:
+        """Refuse ranks that would plan different steps; collective."""
+        config, record = self.config, BuildRecord(self.world)
+        record.add("seed", config.seed, SAME_CONFIGURATION)
+        for key, setting in asdict(config.trainer).items():
+            record.add(f"trainer.{key}", setting, SAME_CONFIGURATION)
+        record.add("the losses", losses_of(named_optimizers(config.optimizer)), SAME_CONFIGURATION)
+        record.add_dataset("training", self.train_data)
+        record.require_same()
+
+    def _require_same_samples(self) -> None:
+        """Refuse ranks whose training samples differ, or are in another order; collective."""
+        if self.world.control is None:
+            return
+        record = BuildRecord(self.world)
+        with random_states_restored(self.world.gpus):
+            first = self._order()(0, np.arange(min(self.plan.num_samples, NUM_ORDERED)))
+        record.add("the order of the training samples", listed(first, shown=NUM_ORDERED), SAME_ORDER)
+        record.require_same()
+        self._check_samples("training", self.train_data, self.config.seed)
+
+    def _check_samples(self, kind: str, dataset: Dataset[Any], seed: int) -> None:
+        workers = self._workers(dataset)
+        check = SampleCheck(dataset, self.world, seed=seed, collate_fn=self.task.collate_fn, workers=workers)
+        with self.task_state.restored():
+            check(kind)
 
     def _batch_plan(self) -> BatchPlan:
         trainer, degree = self.config.trainer, self.world.pipeline_size

@@ -8,14 +8,17 @@ from functools import partial, reduce
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hpctrain.data.micro_batch import map_tensors
+from hpctrain.distributed.local_part import local_part
 from hpctrain.distributed.packed_state import packed, unpacked
 from hpctrain.distributed.world import World
 from hpctrain.errors import TaskError
+from hpctrain.phrases import counted
 from hpctrain.tasks.evaluation_contract import checked_computed, checked_metrics
 from hpctrain.tasks.task import Task
+from hpctrain.train.build_record import BuildRecord
 from hpctrain.train.growing_states import GrowingStates, exact_bytes
 from hpctrain.train.metric_states import (
     ELEMENTWISE,
@@ -48,17 +51,45 @@ class TaskMetrics:
             metric.to(world.device)
             switch_synchronisation_off(metric)
         self._growing = GrowingStates()
+        self._num_own: dict[tuple[int, str], int] = {}
         self._keeps_any = bool(self._gathered_states())
 
     def __bool__(self) -> bool:
         """Whether there are any."""
         return bool(self._metrics)
 
+    def add_to(self, record: BuildRecord) -> None:
+        """Add the objects to what the ranks compare."""
+        record.add_metrics(self._metrics)
+
     def reset(self) -> None:
         """Begin an evaluation, or forget one."""
         self._growing.reset()
+        self._num_own.clear()
         for metric in self._metrics.values():
             metric.reset()
+
+    def copy_shared(self, model: nn.Module) -> None:
+        """Copy what the last update has kept of the model's own memory, which holds other values later.
+
+        Args:
+            model: as the update got it.
+        """
+        if not self._metrics:
+            return
+        own = {_memory(tensor) for tensor in (*model.parameters(), *model.buffers())}
+
+        def copy(tensor: Tensor) -> Tensor:
+            return tensor.detach().clone() if _memory(tensor) in own else tensor
+
+        for state in self._states():
+            entries, key = state.value, (id(state.owner), state.attribute)
+            if isinstance(entries, list):
+                begin = self._num_own.get(key, 0)
+                entries[begin:] = map_tensors(copy, entries[begin:])
+                self._num_own[key] = len(entries)
+            elif isinstance(entries, Tensor) and _memory(entries) in own:
+                state.replace(copy(entries))
 
     @contextmanager
     def restored(self) -> Iterator[None]:
@@ -72,6 +103,7 @@ class TaskMetrics:
                 state.replace(value)
             for name, metric in self._metrics.items():
                 set_num_updates(metric, counts[name])
+            self._num_own.clear()
 
     @property
     def num_gathered_bytes(self) -> tuple[int, int]:
@@ -102,7 +134,7 @@ class TaskMetrics:
         updates = [count for metric in self._metrics.values() for count in num_updates(metric)]
         elementwise = [state for state in states if state.is_elementwise]
         others = [state for state in states if not state.is_elementwise]
-        plan = self._agree(elementwise, updates)
+        plan = self._agree(elementwise, others, updates)
         found = self._gathered(others) if others else None
         self._reduce_elementwise(elementwise, plan)
         if not self._world.is_rank_zero:
@@ -128,15 +160,18 @@ class TaskMetrics:
     def _states(self) -> list[State]:
         return [state for metric in self._metrics.values() for state in states_of(metric)]
 
-    def _agree(self, elementwise: Sequence[State], updates: list[int]) -> Any:
+    def _agree(self, elementwise: Sequence[State], others: Sequence[State], updates: list[int]) -> Any:
         """Exchange what may differ from the defaults: the states' shapes and types, and the numbers of updates."""
         names = [f"{name}: {state.name}" for name, metric in self._metrics.items() for state in states_of(metric)]
         shapes = [list(state.value.shape) for state in elementwise]
         dtypes = [str(state.value.dtype).removeprefix("torch.") for state in elementwise]
-        gathered = self._world.gather({"names": names, "shapes": shapes, "dtypes": dtypes, "updates": updates})
+        forms = [_form(state) for state in others]
+        gathered = self._world.gather(
+            {"names": names, "shapes": shapes, "dtypes": dtypes, "updates": updates, "forms": forms}
+        )
         plan: dict[str, Any] = {"problem": ""}
         if gathered is not None:
-            plan = _plan(gathered, elementwise)
+            plan = _plan(gathered, elementwise, others)
         plan = self._world.broadcast(plan)
         if plan["problem"]:
             raise TaskError(f"{type(self._task).__name__}.metrics: {plan['problem']}")
@@ -187,24 +222,60 @@ class TaskMetrics:
                 state.replace(map_tensors(partial(Tensor.to, device=device), merged(state, updated)))
 
 
+def _memory(tensor: Tensor) -> tuple[torch.device, int]:
+    storage = local_part(tensor).untyped_storage()
+    return storage.device, storage.data_ptr()
+
+
 def _default(state: State) -> Tensor:
     assert state.default is not None
     return state.default
 
 
-def _plan(gathered: list[Any], elementwise: Sequence[State]) -> dict[str, Any]:
+def _expands(shape: list[int], other: list[int]) -> bool:
+    return len(shape) <= len(other) and all(
+        size in (1, target) for size, target in zip(reversed(shape), reversed(other), strict=False)
+    )
+
+
+def _form(state: State) -> str | None:
+    """What the values of a state that isn't elementwise must have in common on all ranks; None without a value."""
+    value = state.value
+    if isinstance(value, Tensor) and getattr(state.owner, "_update_count", True):
+        return f"rows of shape {list(value.shape[1:])}" if state.reduction == "cat" else f"shape {list(value.shape)}"
+    if isinstance(value, list) and value and isinstance(value[0], Tensor):
+        # metrics concatenate numbers as tensors of one dimension
+        return f"tensors of {counted(max(1, value[0].ndim), 'dimension')}"
+    return None
+
+
+def _difference(values: Sequence[object]) -> str:
+    """Describe the first rank whose value differs from an earlier rank's; empty if there is none. None is ignored."""
+    known = [(rank, value) for rank, value in enumerate(values) if value is not None]
+    for rank, value in known:
+        if value != known[0][1]:
+            return f"{known[0][1]} on rank {known[0][0]} and {value} on rank {rank}"
+    return ""
+
+
+def _plan(gathered: list[Any], elementwise: Sequence[State], others: Sequence[State]) -> dict[str, Any]:
     """Rank zero's decision: the shape of each state, and the number of updates of each object over all ranks."""
     for rank, other in enumerate(gathered):
         if other["names"] != gathered[0]["names"]:
             return {"problem": f"expected the same metrics on every rank, but those of ranks 0 and {rank} differ"}
+    for index, state in enumerate(others):
+        if difference := _difference([other["forms"][index] for other in gathered]):
+            return {"problem": f"{state.name} has {difference}"}
     shapes, dtypes = [], []
     for index, state in enumerate(elementwise):
         default = list(_default(state).shape)
-        found = {tuple(other["shapes"][index]) for other in gathered if other["shapes"][index] != default}
-        if len(found) > 1:
-            few = " and ".join(map(str, map(list, sorted(found)[:2])))
-            return {"problem": f"{state.name} (reduce={state.reduction}) has different shapes on two ranks: {few}"}
-        shapes.append(list(found.pop()) if found else default)
+        found = [other["shapes"][index] for other in gathered]
+        changed = [None if shape == default else shape for shape in found]
+        shape = next((shape for shape in changed if shape is not None), default)
+        # a rank without samples has the default, which must become the others' shape
+        if difference := _difference(changed if _expands(default, shape) else found):
+            return {"problem": f"{state.name} (reduce={state.reduction}) has the shape {difference}"}
+        shapes.append(shape)
         dtype = reduce(torch.promote_types, (getattr(torch, other["dtypes"][index]) for other in gathered))
         if dtype.is_complex:
             return {"problem": f"{state.name} is complex, and can't be reduced by {state.reduction}"}

@@ -80,6 +80,7 @@ class Trainer:
         self._parts = Parts(config, world, fresh=not resumes, resumes=resumes)
         # built before the random state is restored: the task's draws for its held-out samples must not advance it
         self._parts.callbacks = Callbacks(config.callbacks, RunningTraining(self._parts, directory))
+        self._parts.require_same_evaluation()
         if self._parts.evaluation is None:
             self._refuse_without_evaluation()
         self._saver = self._new_saver()

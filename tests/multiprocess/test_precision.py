@@ -174,6 +174,27 @@ def test_weights_that_turned_nan_without_the_loss_are_not_called_good(train):
     assert "of step 4 (of the newer ones, 8, none is)" in attempt.detail
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["precision=bf16"],
+        ["parallel=mesh"],
+        ["parallel=mesh", "parallel.pipeline_degree=2", "parallel.shard_degree=1", "trainer.micro_batch_size=8"],
+    ],
+)
+def test_weights_that_turn_nan_in_the_last_step_fail_the_run_however_ranks_share_them(train, words):
+    words = [*QUIET, "trainer.max_epochs=null", "trainer.max_steps=4", "trainer.global_batch_size=8", *words]
+    words += ["checkpoint.every_steps=2", "checkpoint.asynchronous=false"]
+    code, run, output = train("run", *words, world_size=2, TRIAL_ACT="0:4:poison,1:4:poison")
+    assert code == 1, output
+    (attempt,) = Ledger(run.directory).attempts()
+    assert "trained weights are NaN or infinite after step 4: 0.bias" in attempt.detail
+    assert "the last good checkpoint is of step 2:" in attempt.detail
+    assert (str(attempt.reason), run.steps) == ("failed", [2])
+
+
 def test_a_loss_scale_that_collapses_stops_the_run(train):
     words = [
         *QUIET,

@@ -38,6 +38,19 @@ def test_the_average_is_written_and_read(training, options, mean, stop):
     assert fresh.weight.dtype == torch.float32
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.complex64])
+@pytest.mark.parametrize(("num_last", "mean"), [(None, 2.5), (2, 3.5)])
+def test_weights_of_any_type_are_averaged(training, dtype, num_last, mean):
+    watched = training()
+    watched.model.weight = nn.Parameter(torch.zeros(1, 2, dtype=dtype))
+    callback = AverageWeights(0.0, num_last=num_last)
+    step_to(callback, watched, range(1, 5))
+    callback.on_end(watched)
+    saved = torch.load(watched.run_dir / FILE_NAME, weights_only=True)
+    assert saved["weight"].dtype == dtype
+    assert saved["weight"].tolist() == [[mean, mean]]
+
+
 def test_other_ranks_hold_no_copies_after_a_resume(training):
     watched, first, second = training(), AverageWeights(0.0, num_last=3), AverageWeights(0.0, num_last=3)
     step_to(first, watched, range(1, 6))

@@ -3,9 +3,10 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
 from hpctrain.errors import DivergedError
-from hpctrain.train.divergence import Divergence
+from hpctrain.train.divergence import Divergence, _is_finite
 from hpctrain.train.parts import Parts
 
 
@@ -52,3 +53,65 @@ def test_a_loss_that_overflowed_does_no_harm_if_its_update_was_skipped(divergenc
     divergence.check(6, {"train/loss": math.inf, "train/loss_scale": 1.0})
     with pytest.raises(DivergedError, match=r"the loss scale fell to 0.25 by step 9, below"):
         divergence.check(9, {"train/loss": 1.0, "train/loss_scale": 0.25})
+
+
+LATE = ("task._target_=small_task.LateNan", "checkpoint.asynchronous=false")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["trainer.ema_decay=0.9"],
+        ["trainer.eval_every_steps=100", "logger.every_steps=100"],
+        # ends early, after the step that a callback chooses
+        [
+            *("trainer.max_steps=20", "trainer.eval_every_steps=5", "callbacks=[early_stopping]"),
+            *("callbacks.early_stopping.patience=1", "callbacks.early_stopping.min_delta=9"),
+        ],
+    ],
+)
+def test_a_gradient_that_is_nan_in_the_last_step_alone_fails_the_run_before_its_checkpoint(attempt, directory, words):
+    trainer = attempt(*LATE, *words)
+    with pytest.raises(
+        DivergedError,
+        match=r"trained weights are NaN or infinite after step 10: .*2.weight.*; the last good checkpoint is of step 5",
+    ):
+        trainer.run()
+    assert directory.checkpoint_steps() == [5]
+    # as with another learning rate
+    assert attempt(*LATE, *words, "+task.last=0").run()
+
+
+@pytest.mark.parametrize("step", [3, 5])
+def test_a_norm_that_is_nan_shows_at_the_next_record_or_save(attempt, directory, step):
+    trainer = attempt(*LATE, f"+task.last={step}", "trainer.log_grad_norm=true", "logger.every_steps=3")
+    with pytest.raises(DivergedError, match=f"after step {step}: "):
+        trainer.run()
+    assert directory.checkpoint_steps() == []
+
+
+def test_a_norm_that_overflowed_is_harmless_if_the_weights_are_finite(divergence):
+    divergence.check(6, {"train/loss": 1.0, "train/grad_norm": math.inf})
+
+
+def test_weights_that_an_earlier_version_saved_unchecked_are_refused(attempt):
+    assert attempt().run()
+    trainer = attempt()
+    with torch.no_grad():
+        trainer._parts.module[0].bias[2] = math.inf
+    with pytest.raises(DivergedError, match=r"after step 10: 0\.bias; the last good checkpoint is of step 10"):
+        trainer.run()
+
+
+def test_numbers_of_every_type_are_checked():
+    for dtype in (
+        torch.float16,
+        torch.bfloat16,
+        torch.float64,
+        torch.complex64,
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+    ):
+        assert _is_finite(torch.ones(3).to(dtype))
+        assert not _is_finite(torch.tensor([1.0, math.nan]).to(dtype))

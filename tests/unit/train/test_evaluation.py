@@ -51,6 +51,31 @@ def test_averaged_weights_are_evaluated_if_configured(compose_small, lone_world,
     assert parts.evaluation(agreement).means["eval/loss"] == pytest.approx(before)
 
 
+class LastBias(Metric):
+    """Keeps a bias of the model itself."""
+
+    def __init__(self):
+        self.add_state("bias", torch.zeros(3), reduce="max")
+
+    def update(self, model):
+        self.bias = model[2].bias.detach()
+
+    def compute(self):
+        return self.bias.mean()
+
+
+def test_a_metric_that_keeps_a_weight_has_the_averaged_one(compose_small, lone_world, agreement, monkeypatch):
+    metric = LastBias()
+    monkeypatch.setattr(Small, "build_metrics", lambda _: {"bias": metric})
+    evaluate = Small.evaluate
+    monkeypatch.setattr(Small, "evaluate", lambda *given: (metric.update(given[1]), evaluate(*given))[1])
+    parts = Parts(compose_small("trainer.ema_decay=0.5"), lone_world)
+    before = parts.module[2].bias.mean().item()
+    with torch.no_grad():
+        parts.module[2].bias.add_(1.0)
+    assert parts.evaluation(agreement).means["eval/bias"] == pytest.approx(before)
+
+
 def test_a_part_that_a_task_keeps_in_evaluation_mode_stays_in_it(compose_small, lone_world, agreement):
     parts = Parts(compose_small(), lone_world)
     first, *_ = parts.module.children()

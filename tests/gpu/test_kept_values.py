@@ -1,0 +1,16 @@
+"""Values that are kept for later are copies, wherever the weights are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kept_values import DTYPES, KEEPERS, require_own
+
+pytestmark = [pytest.mark.gpu, pytest.mark.core]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_no_value_that_is_kept_shares_memory_with_a_weight(dtype):
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    for keeper in KEEPERS:
+        require_own(keeper, device, dtype)
