@@ -293,8 +293,7 @@ def _conclude_change(directory: RunDirectory, attempt: int, reason: Reason) -> N
     reverts = not reason.meaning.orderly
     if reason is Reason.COMPLETED:
         earlier = [entry.reason for entry in Ledger(directory).attempts() if entry.attempt < attempt]
-        reverts = changes_weights(directory) or earlier[-1:] == [Reason.COMPLETED]
-        if not reverts:
+        if not (reverts := changes_weights(directory) or earlier[-1:] == [Reason.COMPLETED]):
             keep_config(directory)  # a run that was made shorter has its new length
     if reverts and revert_config(directory):
         what = "no step was trained" if reason is Reason.COMPLETED else "the attempt failed before it trained"
