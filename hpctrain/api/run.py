@@ -14,6 +14,7 @@ from hpctrain.config.root import Config
 from hpctrain.config.stored import load_for_model, load_run
 from hpctrain.errors import ConfigError, HpctrainError, RunDirectoryError, RunFailedError
 from hpctrain.run.checkpoints import CheckpointInfo, list_checkpoints
+from hpctrain.run.config_change import trained_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import first_cause, read_exit_records
 from hpctrain.status.follow import LOOK_EVERY_S, RunWatch
@@ -225,7 +226,7 @@ class Run:
         Raises:
             ConfigError: its class can't be imported here.
         """
-        config = load_for_model(self._directory.config)
+        config = load_for_model(trained_config(self._directory))
         from hpctrain.api.training import own_task, working_directory_importable
         from hpctrain.config.main_module import require_own_targets
         from hpctrain.train.stored_model import load_task
@@ -261,7 +262,7 @@ class Run:
             CheckpointError: there is no such checkpoint, or it isn't intact.
             ConfigError: a class can't be imported here.
         """
-        config = load_for_model(self._directory.config)
+        config = load_for_model(trained_config(self._directory))
         from hpctrain.api.training import own_task, working_directory_importable
         from hpctrain.config.main_module import require_own_targets
         from hpctrain.train.stored_model import load_model

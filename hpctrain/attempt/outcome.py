@@ -302,14 +302,12 @@ def record_end(
 
 def _conclude_change(directory: RunDirectory, attempt: int, reason: Reason) -> None:
     """Decide on a resume's change to the configuration with which no step was trained, at the end of the run."""
+    # after a stop or a cancellation, the advice is a plain `resume`, which is to continue with the change
+    reverts = not reason.meaning.orderly
     if reason is Reason.COMPLETED:
         earlier = [entry.reason for entry in Ledger(directory).attempts() if entry.attempt < attempt]
-        reverts = changes_weights(directory) or earlier[-1:] == [Reason.COMPLETED]
-        if not reverts:
+        if not (reverts := changes_weights(directory) or earlier[-1:] == [Reason.COMPLETED]):
             keep_config(directory)  # a run that was made shorter has its new length
-    else:
-        # after a stop or a cancellation, the advice is a plain `resume`, which is to continue with the change
-        reverts = not reason.meaning.orderly
     if reverts and revert_config(directory):
         what = "no step was trained" if reason is Reason.COMPLETED else "the attempt failed before it trained"
         log.warning("%s: restored the configuration from before this resume", what)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,7 @@ from hydra.grammar.gen.OverrideParser import OverrideParser
 
 from hpctrain.config.program import text_of
 
-TEXTS = re.compile(r"cluster\.(env|sbatch|container\.env)\.")
+TEXTS = re.compile(r"cluster\.(env|sbatch|container\.env)(\.|$)")
 """Keys whose values become texts: variables, and options of sbatch."""
 
 
@@ -29,15 +30,15 @@ class TypedValue(QuotedString):
     sweep are written by `with_quotes`.
 
     Attributes:
-        typed: the text.
+        source: the text.
     """
 
     text: Any
-    typed: str
+    source: str
 
     def with_quotes(self) -> str:
         """Return the text as it was typed."""
-        return self.typed
+        return self.source
 
 
 class TypedValuesParser(OverridesParser):
@@ -50,19 +51,21 @@ class TypedValuesParser(OverridesParser):
             parser = OverrideParser(CommonTokenStream(OverrideLexer(InputStream(s))))
             override._value = _Visitor(self.functions).visitOverride(parser.override())._value  # type: ignore[no-untyped-call]
             if not is_argument(override):
-                is_flag = override.key_or_group.startswith("cluster.sbatch.")
+                is_flag = override.key_or_group.startswith("cluster.sbatch")
                 override._value = _map(override._value, partial(_as_option, keeps_flags=is_flag))
         return override
 
 
 class _Visitor(HydraOverrideVisitor):
     def visitPrimitive(self, ctx: OverrideParser.PrimitiveContext) -> Any:  # noqa: N802 - ANTLR's name
-        value, typed = super().visitPrimitive(ctx), ctx.getText().strip()
+        value, source = super().visitPrimitive(ctx), ctx.getText().strip()
         if isinstance(value, str | QuotedString):
             return value
         # such as the name of a commit, 12e4567
-        is_beyond = isinstance(value, float) and (math.isinf(value) or value == 0.0) and re.match(r"[^eE]*[1-9]", typed)
-        return typed if is_beyond else TypedValue(value, Quote.single, typed)
+        is_beyond = (
+            isinstance(value, float) and (math.isinf(value) or value == 0.0) and re.match(r"[^eE]*[1-9]", source)
+        )
+        return source if is_beyond else TypedValue(value, Quote.single, source)
 
     def visitFunction(self, ctx: OverrideParser.FunctionContext) -> Any:  # noqa: N802 - ANTLR's name
         if ctx.getChild(0).getText() == "str":
@@ -70,19 +73,19 @@ class _Visitor(HydraOverrideVisitor):
         value = super().visitFunction(ctx)
         if isinstance(value, ChoiceSweep):
             # Hydra unquotes the arguments of a function
-            typed = [one for one in map(self.visitElement, ctx.element()) if isinstance(one, TypedValue)]
-            value.list = [next((one for one in typed if _is(one.text, plain)), plain) for plain in value.list]
+            typed = [element for element in map(self.visitElement, ctx.element()) if isinstance(element, TypedValue)]
+            value.list = [_with_source(plain, typed) for plain in value.list]
         return value
 
 
-def _is(value: object, other: object) -> bool:
-    return type(value) is type(other) and value == other
+def _with_source(plain: Any, typed: Sequence[TypedValue]) -> Any:
+    return next((value for value in typed if type(value.text) is type(plain) and value.text == plain), plain)
 
 
 class _TextVisitor(HydraOverrideVisitor):
     def visitPrimitive(self, ctx: OverrideParser.PrimitiveContext) -> Any:  # noqa: N802 - ANTLR's name
         value = super().visitPrimitive(ctx)
-        return value if isinstance(value, QuotedString) else ctx.getText().strip()
+        return value if isinstance(value, str | QuotedString) else ctx.getText().strip()
 
 
 def is_argument(override: Override) -> bool:
@@ -93,19 +96,21 @@ def is_argument(override: Override) -> bool:
 def has_other_text(override: Override) -> bool:
     """Whether the text of an override's value isn't what a program gets for the value."""
     texts: list[bool] = []
-    _map(override._value, lambda typed: texts.append(typed.typed != text_of(typed.text)))
+    _map(override._value, lambda value: texts.append(value.source != text_of(value.text)))
     return any(texts)
 
 
 def as_texts(override: Override) -> Override:
     """Return an override of `args` with the texts of its numbers, truth values and nulls in their places."""
-    return dataclasses.replace(override, _value=_map(override._value, lambda typed: typed.typed))
+    # ~KEY=VALUE compares with the value
+    value = None if override.is_delete() else _map(override._value, lambda typed: typed.source)
+    return dataclasses.replace(override, _value=value)
 
 
-def _as_option(typed: TypedValue, *, keeps_flags: bool) -> object:
+def _as_option(value: TypedValue, *, keeps_flags: bool) -> object:
     """The text of a number or a truth value, except for sbatch, for which true is a flag."""
-    is_other = typed.text is not None and str(typed.text) != typed.typed
-    return typed.typed if is_other and not (keeps_flags and isinstance(typed.text, bool)) else typed.text
+    is_other = value.text is not None and str(value.text) != value.source
+    return value.source if is_other and not (keeps_flags and isinstance(value.text, bool)) else value.text
 
 
 def _map(value: Any, change: Any) -> Any:

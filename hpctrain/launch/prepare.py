@@ -10,6 +10,7 @@ from typing import Any
 
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.cluster import Slurm
+from hpctrain.config.identity import decides_the_weights, flat
 from hpctrain.config.node_counts import node_counts
 from hpctrain.config.program import ProgramConfig
 from hpctrain.config.resources import Resources, resources_of
@@ -20,10 +21,10 @@ from hpctrain.config.stored import load_run, to_yaml
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import write_json
 from hpctrain.launch.after import resolved
-from hpctrain.launch.existing_run import refuse_other_run, with_own_texts
+from hpctrain.launch.existing_run import changed_keys, refuse_other_run, with_own_texts
 from hpctrain.launch.launch_code import LaunchCode
 from hpctrain.launch.run_dir import default_path, undone_on_error
-from hpctrain.run.config_change import change_config
+from hpctrain.run.config_change import change_config, trained_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.manifest import manifest
@@ -119,7 +120,9 @@ def prepare(
     run = plan(with_absolute_init(config) if isinstance(config, Config) else config)
     directory = run.directory
     if directory.config.exists():
-        old = load_run(directory.config)
+        old, trained = load_run(directory.config), load_run(trained_config(directory))
+        if not any(map(decides_the_weights, changed_keys(flat(trained), run.config))):
+            old = trained  # what a resume changed since then was never trained with
         refuse_other_run(old, run.config, report)
         run = dataclasses.replace(run, config=with_own_texts(old, run.config, report))
     elif directory.path.is_dir() and any(directory.path.iterdir()):

@@ -13,6 +13,7 @@ from hpctrain.phrases import counted, listed
 from hpctrain.results.metric_value import metric_value
 from hpctrain.results.ranking_metric import RankingMetric
 from hpctrain.results.run_result import RunResult
+from hpctrain.run.config_change import trained_config
 from hpctrain.run.score import MODES
 from hpctrain.status.metrics import read_metrics
 
@@ -83,7 +84,7 @@ def _metric_of_config(result: RunResult) -> RankingMetric | None:
     from hpctrain.config.stored import load
 
     with contextlib.suppress(ConfigError):
-        config = load(result.directory.config, only=("name", "task", "checkpoint"))
+        config = load(trained_config(result.directory), only=("name", "task", "checkpoint"))
         name, mode = metric_name(config), metric_mode(config)
         if name is not None and mode is not None:
             return RankingMetric(EVAL_PREFIX + name, mode)

@@ -71,13 +71,13 @@ def varied_text(varied: Mapping[str, str]) -> str:
 class TypedFloat(float):
     """A number that was typed in another way than Python writes it, such as `1.10`."""
 
-    typed = ""
+    source = ""
 
 
 class TypedInt(int):
     """A whole number that was typed in another way than Python writes it, such as `+1`."""
 
-    typed = ""
+    source = ""
 
 
 def as_typed(value: object, text: str) -> object:
@@ -85,14 +85,14 @@ def as_typed(value: object, text: str) -> object:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     number = TypedFloat(value) if isinstance(value, float) else TypedInt(value)
-    number.typed = text
+    number.source = text
     return number
 
 
 def value_text(value: object) -> str:
     """A value as it is typed: `0.001`, `true`, `[0.9,0.99]`, `sgd`."""
     if isinstance(value, TypedFloat | TypedInt):
-        return value.typed
+        return value.source
     if isinstance(value, str):
         return value
     return json.dumps(value, default=str).replace(", ", ",").replace(": ", ":")

@@ -204,7 +204,11 @@ def _united(composer: Composer, before: Mapping[str, str], after: Mapping[str, s
 
 def _values(composer: Composer, key: str, text: str) -> dict[str, str]:
     """The texts of values by what is equal for equal values."""
-    return {comparable(composer.parse([f"{key}={one}"])[0].value()): one for one in _texts(composer, key, text)}
+    texts = _texts(composer, key, text)
+    return {
+        comparable(override.value()): text
+        for override, text in zip(composer.parse([f"{key}={text}" for text in texts]), texts, strict=True)
+    }
 
 
 def _texts(composer: Composer, key: str, text: str) -> list[str]:

@@ -95,6 +95,9 @@ def test_unless_the_user_allows_it_and_what_changed_is_printed(composer, folder,
         "the run continues with checkpoint.keep=5 instead of 2",
         "the run continues with seed=3 instead of 0; the run is no longer exact",
     ]
+    # nothing was trained with the change, so this changes nothing
+    prepare(composer.compose(["run_dir=R", "seed=0"]), COMMAND)
+    assert capsys.readouterr().out == ""
 
 
 def test_a_folder_with_other_files_is_left_alone(composer, folder):

@@ -253,6 +253,16 @@ def test_the_progress_of_a_running_program_is_recorded(python):
     run.end(process)
 
 
+@pytest.mark.parametrize(
+    ("text", "kept"), [("", True), ("session.start()", False), ("session.start(); session.step(3)", True)]
+)
+def test_a_change_is_kept_if_the_program_ran_with_it(python, text, kept):
+    run = python(text)
+    change_config(run.directory, run.directory.config.read_text() + "\n")
+    assert run.run()[0] == 0
+    assert run.directory.config_before.exists() == (not kept)
+
+
 def test_reports_of_a_superseded_attempt_are_not_written(python):
     text = "session.step(1, {'a': 1})\nopen('ready', 'w').close()\nwhile not os.path.exists('go'): time.sleep(0.01)\n"
     run = python(f"{text}session.saved(2, 'x')\ntime.sleep(30)")

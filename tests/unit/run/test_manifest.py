@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -11,7 +12,7 @@ from hpctrain.files import write_json
 from hpctrain.run import git as git_module
 from hpctrain.run import manifest as manifest_module
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.manifest import HEAD_BYTES, manifest, read_varied, value_text
+from hpctrain.run.manifest import HEAD_BYTES, as_typed, manifest, read_varied, value_text
 
 
 @pytest.fixture
@@ -196,3 +197,6 @@ def test_a_damaged_manifest_varies_nothing(tmp_path, text):
 def test_values_as_they_are_typed():
     texts = [value_text(value) for value in (0.001, 1e-05, True, None, "a b", [0.9, 0.99], {"a": 1})]
     assert texts == ["0.001", "1e-05", "true", "null", "a b", "[0.9,0.99]", '{"a":1}']
+    numbers = [as_typed(1.1, "1.10"), as_typed(1, "+1"), as_typed(True, "True")]
+    assert [value_text(number) for number in numbers] == ["1.10", "+1", "true"]
+    assert (numbers, json.dumps(numbers)) == ([1.1, 1, True], "[1.1, 1, true]")

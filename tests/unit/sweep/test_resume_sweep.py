@@ -63,6 +63,35 @@ def test_one_value_of_a_varied_key_adds_its_runs_and_changes_none(tmp_path, caps
     assert {path: path.read_bytes() for path in home.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.nightly
+def test_a_run_that_trained_with_two_values_is_shown_with_both(tmp_path, capsys):
+    home = made(tmp_path, "optimizer.lr=0.1,0.01")
+    words = ["optimizer.lr=0.5", "trainer.max_steps=2", "resume.allow_config_change=true"]
+    assert main(["resume", "sweep/0", *words]) == 0
+    assert rates(home) == [0.5, 0.01]
+    capsys.readouterr()
+    for words in (["best", "sweep"], ["status", "sweep"], ["status", "sweep/0"], ["compare", "sweep/0", "sweep/1"]):
+        assert main(words) == 0
+        assert "0.1 to step 1, then 0.5" in capsys.readouterr().out
+    # neither value has a run of its own any more
+    assert main(["resume", "sweep", "optimizer.lr=0.5"]) == 0
+    assert rates(home) == [0.5, 0.01, 0.5]
+    # the whole grid, in which each new value meets all of another key
+    for word in ("seed=1,2", "optimizer.lr=0.2"):
+        assert main(["resume", "sweep", word]) == 0
+    assert len(rates(home)) == 3 + 6 + 2
+    assert SweepRecord.read(home).space == {"optimizer.lr": "0.1,0.01,0.5,0.2", "seed": "1,2"}
+
+
+@pytest.mark.nightly
+def test_one_value_adds_runs_of_a_program_as_it_was_typed(tmp_path, capfd):
+    words = ["run_dir=sweep", "code.snapshot=none", "args.v=1.1,1.20", "args.b=[1],[+2]"]
+    assert main(["run", "-m", *words, "--", "echo", "got {args.v} {args.b}"]) == 0
+    assert main(["resume", "sweep", "args.v=1.30"]) == 0
+    got = [line for line in capfd.readouterr().out.splitlines() if line.startswith("got")]
+    assert got == [f"got {v} {b}" for v in ("1.1", "1.20", "1.30") for b in ("1", "+2")]
+
+
 def test_more_runs_are_those_of_one_command(tmp_path):
     home = made(tmp_path, *DRAWN, "sweep.num_runs=2")
     before = rates(home)
