@@ -18,9 +18,7 @@ from hpctrain.phrases import numbered
 from hpctrain.train.metric_states import states_of
 
 SAME_DATA = "every rank must build the same dataset: sort lists of files, and don't split samples by rank"
-SAME_STREAM = (
-    "every rank must read the same stream, which hpctrain divides among the ranks: don't split it by rank"
-)
+SAME_STREAM = "every rank must read the same stream, which hpctrain divides among the ranks: don't split it by rank"
 SAME_ORDER = "Task.order must be a function of the number of samples and the seed"
 SAME_MODEL = "every rank must build the same model"
 SAME_METRICS = "Task.build_metrics must return the same metrics on every rank"
