@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import cached_property, partial
 from typing import Any
@@ -344,7 +345,8 @@ class Parts:
     def _check_samples(self, kind: str, dataset: Dataset[Any], seed: int) -> None:
         workers = self._workers(dataset)
         check = SampleCheck(dataset, self.world, seed=seed, collate_fn=self.task.collate_fn, workers=workers)
-        with self.task_state.restored():
+        # a loading process leaves this one's state as it is
+        with nullcontext() if workers.num_workers else self.task_state.restored():
             check(kind)
 
     def _batch_plan(self) -> BatchPlan:

@@ -163,7 +163,7 @@ def _numbers_of(batch: Any) -> Tensor:
 
 
 def _spread(length: int, most: int) -> Tensor:
-    return torch.linspace(0, length - 1, min(length, most)).long()
+    return torch.linspace(0, length - 1, min(length, most), dtype=torch.float64).long()
 
 
 def _differ(one: Tensor, other: Tensor) -> bool:
