@@ -14,7 +14,8 @@ from hpctrain.distributed.pipeline.pipeline import Pipeline, Replica
 from hpctrain.errors import TaskError
 from hpctrain.phrases import listed
 from hpctrain.train.joint_update import JointUpdate
-from hpctrain.train.loss import Loss
+from hpctrain.train.loss import Loss, discarded
+from hpctrain.train.modes import batch_norms_at_rest
 from hpctrain.train.profiling.timing import PartTimer
 from hpctrain.train.task_log import AttachedLog
 from hpctrain.train.task_state import TaskState
@@ -77,7 +78,7 @@ class PipelinedTurn(Turn):
             self.update.scaler.scale(torch.zeros((), device=self.pipeline.device))
         work = _StepOfTurn(self, step_batches, timer)
         self.pipeline.step(work, [shapes_of(each.batch) for each in step_batches], first)
-        return self._end(timer)
+        return self._end(timer, step_batches[-1].rescale)
 
 
 class _StepOfTurn:
@@ -95,16 +96,20 @@ class _StepOfTurn:
         given = self._micro_batches[micro_batch]
         has_loss = self._stages.ends(local_stage)
         with ExitStack() as contexts:
-            if not has_loss:
+            if not has_loss or given.weight == 0:
                 contexts.enter_context(self._task_log.discarding())
+            if given.weight == 0:
+                contexts.enter_context(batch_norms_at_rest(self._turn.module.replica))
             if local_stage + 1 < self._stages.num_own:
                 # the task's code runs once for each stage, and counts once
                 contexts.enter_context(self._task_state.restored())
             found, others = self._turn.loss(replica, given)
         if self._timer is not None:
             self._timer.mark("forward")
-        if has_loss:
-            self._turn.loss.collect(found, others, given.num_samples)
+        if has_loss and given.weight == 0:
+            found = discarded(found)
+        elif has_loss:
+            self._turn.loss.collect(found, others, given.num_samples if given.weight is None else given.weight)
         return found
 
     def backward(self, found: Any, gradients: Sequence[Tensor] | None, micro_batch: int) -> None:

@@ -246,6 +246,8 @@ class Trainer:
 
     def _micro_batches(self) -> Generator[MicroBatch, None, None]:
         micro_batches = self._loader.micro_batches(self._parts.transfer)
+        if self._parts.loss_weights.vary:
+            micro_batches = self._parts.loss_weights.of_steps(micro_batches)
         if not self._config.logger.samples or not self._world.counts_samples:
             return micro_batches
         if self._world.is_rank_zero:

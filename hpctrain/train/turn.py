@@ -10,6 +10,7 @@ from torch import Tensor
 from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.errors import TaskError
 from hpctrain.phrases import listed
+from hpctrain.tasks.loss_contract import Scalar
 from hpctrain.train.joint_update import JointUpdate
 from hpctrain.train.loss import Loss
 from hpctrain.train.profiling.timing import PartTimer
@@ -73,20 +74,28 @@ class Turn:
                     self._accumulate(micro_batch, timer)
             if micro_batch.is_last:
                 break
-        return self._end(timer)
+        return self._end(timer, micro_batch.rescale)
 
-    def _end(self, timer: PartTimer | None) -> bool:
-        """Update the weights after the last backward pass; return whether they were updated."""
+    def _end(self, timer: PartTimer | None, rescale: float) -> bool:
+        """Update the weights after the last backward pass; return whether they were updated.
+
+        Args:
+            timer: times the parts of this step; None for no timing.
+            rescale: factor of the gradients; 0 if nothing in the step has a weight.
+        """
         if self.after_first_backward is not None:
             self._call_after_first_backward()
-        updated = self.update()
+        updated = self.update(rescale)
         if timer is not None:
             timer.mark("optimizer")
         return updated
 
     def try_out(self, micro_batch: MicroBatch) -> None:
         """Compute the gradients of a micro-batch in a pass that isn't a step's, under no loss scale; collective."""
-        loss = self.loss.compute_unlogged(self.module.replica, micro_batch)
+        if micro_batch.weight == 0:
+            loss = self.loss.without_weight(self.module.replica, micro_batch)
+        else:
+            loss = self.loss.compute_unlogged(self.module.replica, micro_batch)
         self._require_dependence(loss)
         torch.autograd.backward(loss)
         if self.after_first_backward is not None:
@@ -108,11 +117,16 @@ class Turn:
 
     def _accumulate(self, micro_batch: MicroBatch, timer: PartTimer | None) -> None:
         module = self.module
-        loss, others = self.loss(module.replica, micro_batch)
+        weight = micro_batch.num_samples if micro_batch.weight is None else micro_batch.weight
+        others: dict[str, Scalar] | None = None
+        if micro_batch.weight == 0:
+            loss = self.loss.without_weight(module.replica, micro_batch)
+        else:
+            loss, others = self.loss(module.replica, micro_batch)
         if timer is not None:
             timer.forward_done(module.unfrozen, synchronises=module.ddp is not None and micro_batch.is_last)
         self.add_gradients(loss, micro_batch)
-        self.loss.collect(loss, others, micro_batch.num_samples)
+        self.loss.collect(loss, others, weight)
         if timer is not None:
             timer.backward_done()
 

@@ -1,0 +1,67 @@
+"""Losses and gradients are weighted by what was trained on: those of a loop over whole batches, to rounding."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from weighed import expected
+
+from hpctrain.checkpoint.read import load
+
+STEPS, BATCH = 9, 12
+TRAINING = (
+    "task=custom",
+    "trainer.max_epochs=null",
+    f"trainer.max_steps={STEPS}",
+    f"trainer.global_batch_size={BATCH}",
+    "data.shuffle=false",
+    "optimizer.lr=0.01",
+    "schedule=constant",
+    "logger.every_steps=1",
+    "logger.tensorboard=false",
+    "checkpoint.keep=100",
+)
+NAMED = (
+    "optimizer=named",
+    'optimizer.named.first={_target_: torch.optim.AdamW, lr: 0.01, match: "0.*", loss: first_loss}',
+    'optimizer.named.second={_target_: torch.optim.AdamW, lr: 0.01, match: "[24].*", loss: second_loss}',
+)
+
+
+def weights_of(run):
+    return {name: torch.as_tensor(value) for name, value in load(run.directory.checkpoint(STEPS)).model.items()}
+
+
+def require_close(run, weights, losses):
+    for name, value in weights_of(run).items():
+        torch.testing.assert_close(value, weights[name], rtol=1e-9, atol=1e-11, msg=name)
+    logged = [record.get("train/loss") for record in run.metrics if "train/epoch" in record]
+    assert logged == [loss if loss is None else pytest.approx(loss, rel=1e-10) for loss in losses]
+
+
+def shapes(*gate):
+    every = [
+        (kind, size, micro)
+        for kind, size, micro in itertools.product(("Samples", "Tokens"), (1, 2, 4), (1, 3, 6, 12))
+        if size * micro <= BATCH
+    ]
+    return [each if each in gate else pytest.param(*each, marks=pytest.mark.nightly) for each in every]
+
+
+@pytest.mark.parametrize("options", [{}, {"clip": 0.05}, {"named": True}], ids=["plain", "clip", "turns"])
+@pytest.mark.parametrize(("kind", "world_size", "micro"), shapes())
+def test_weights_and_losses_are_those_of_whole_batches(train, kind, world_size, micro, options):
+    weights, losses = expected(kind, STEPS, BATCH, **options)
+    words = [f"trainer.clip_grad_norm={options.get('clip', 'null')}", *(NAMED if options.get("named") else ())]
+    code, run, output = train(
+        "run",
+        *TRAINING,
+        f"task._target_=weighed.{kind}",
+        f"trainer.micro_batch_size={micro}",
+        *words,
+        world_size=world_size,
+    )
+    assert code == 0, output
+    require_close(run, weights, losses)
