@@ -14,7 +14,6 @@ from hpctrain.distributed.local_part import whole
 from hpctrain.metrics.meter import Meter
 from hpctrain.tasks.loss_contract import Scalar, split_loss
 from hpctrain.tasks.task import Task
-from hpctrain.train.modes import batch_norms_at_rest
 from hpctrain.train.precision import autocasting
 from hpctrain.train.task_log import TRAIN_PREFIX, AttachedLog
 
@@ -113,26 +112,6 @@ class Loss:
         with self._task_log.discarding():
             return self(replica, micro_batch)[0]
 
-    def without_weight(self, replica: nn.Module, micro_batch: MicroBatch) -> Tensor:
-        """Take part in the collectives of a step with a micro-batch that adds nothing to it.
-
-        A loss over no samples may be NaN, and so may the statistics of a batch norm. So the loss is computed only
-        where other ranks wait for what the model exchanges: parts of its weights, or statistics.
-
-        Args:
-            replica: as for a step.
-            micro_batch: of this rank.
-
-        Returns:
-            A loss, 0-d, whose gradients are zero.
-        """
-        exchanges = any(isinstance(part, nn.SyncBatchNorm) for part in replica.modules())
-        if not exchanges and not getattr(replica, "is_sharded", False):
-            zero: Tensor = replica(_zero_of)
-            return zero
-        with self._task_log.discarding(), batch_norms_at_rest(replica):
-            return discarded(self(replica, micro_batch)[0])
-
     def collect(self, loss: Tensor, others: Mapping[str, Scalar] | None, weight: float) -> None:
         """Add to the meter a result of this loss, and what the task has logged with it.
 
@@ -159,28 +138,3 @@ class Loss:
         if not isinstance(loss, Tensor) or loss.ndim:
             loss, self._others = split_loss(self.method, loss, self._checked, self._task_log.own_names)
         return loss
-
-
-class _Discarded(torch.autograd.Function):
-    """Passes a loss on, and no gradient back: zeros would become NaN where a mean over nothing divided by zero."""
-
-    @staticmethod
-    def forward(_: Any, loss: Tensor) -> Tensor:
-        return loss.clone()
-
-    @staticmethod
-    def backward(_: Any, _gradient: Tensor) -> None:
-        return None
-
-
-def discarded(loss: Tensor) -> Tensor:
-    """Return a loss whose backward pass visits the same operations, and gives nothing to them."""
-    found: Tensor = _Discarded.apply(loss)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    return found
-
-
-def _zero_of(model: nn.Module) -> Tensor:
-    """Return 0 as a loss that depends on every parameter, since DDP waits for the gradients of each."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    # of no element, so that a parameter that isn't finite makes no NaN
-    return torch.stack([p.reshape(-1)[:0].abs().sum().to(trained[0].device, torch.float32) for p in trained]).sum()

@@ -13,9 +13,9 @@ from hpctrain.data.micro_batch import MOST_MICRO_BATCHES, MicroBatch, shapes_of
 from hpctrain.distributed.pipeline.pipeline import Pipeline, Replica
 from hpctrain.errors import TaskError
 from hpctrain.phrases import listed
+from hpctrain.train.empty_pass import EmptyPass
 from hpctrain.train.joint_update import JointUpdate
-from hpctrain.train.loss import Loss, discarded
-from hpctrain.train.modes import batch_norms_at_rest
+from hpctrain.train.loss import Loss
 from hpctrain.train.profiling.timing import PartTimer
 from hpctrain.train.task_log import AttachedLog
 from hpctrain.train.task_state import TaskState
@@ -91,6 +91,7 @@ class _StepOfTurn:
         self._stages = turn.pipeline.stages
         self._task_log = turn.task_log
         self._task_state = turn.task_state
+        self._empty: dict[int, EmptyPass] = {}
 
     def forward(self, replica: Replica, local_stage: int, micro_batch: int) -> Any:
         given = self._micro_batches[micro_batch]
@@ -99,23 +100,26 @@ class _StepOfTurn:
             if not has_loss or given.weight == 0:
                 contexts.enter_context(self._task_log.discarding())
             if given.weight == 0:
-                contexts.enter_context(batch_norms_at_rest(self._turn.module.replica))
+                empty = self._empty.setdefault(micro_batch, EmptyPass())
+                contexts.enter_context(empty.forward(self._turn.module.replica))
             if local_stage + 1 < self._stages.num_own:
                 # the task's code runs once for each stage, and counts once
                 contexts.enter_context(self._task_state.restored())
             found, others = self._turn.loss(replica, given)
         if self._timer is not None:
             self._timer.mark("forward")
-        if has_loss and given.weight == 0:
-            found = discarded(found)
-        elif has_loss:
+        if has_loss and given.weight != 0:
             self._turn.loss.collect(found, others, given.num_samples if given.weight is None else given.weight)
         return found
 
     def backward(self, found: Any, gradients: Sequence[Tensor] | None, micro_batch: int) -> None:
         given = self._micro_batches[micro_batch]
         accumulating = None if given.is_last else self._turn.module.accumulating
-        with nullcontext() if accumulating is None else accumulating():
+        empty = self._empty.get(micro_batch)
+        with (
+            nullcontext() if accumulating is None else accumulating(),
+            nullcontext() if empty is None else empty.backward(),
+        ):
             if gradients is None:
                 self._turn.add_gradients(found, given)
             else:

@@ -10,7 +10,7 @@ from torch import Tensor
 from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.errors import TaskError
 from hpctrain.phrases import listed
-from hpctrain.tasks.loss_contract import Scalar
+from hpctrain.train.empty_pass import EmptyPass, is_alone, zero_of
 from hpctrain.train.joint_update import JointUpdate
 from hpctrain.train.loss import Loss
 from hpctrain.train.profiling.timing import PartTimer
@@ -93,11 +93,11 @@ class Turn:
     def try_out(self, micro_batch: MicroBatch) -> None:
         """Compute the gradients of a micro-batch in a pass that isn't a step's, under no loss scale; collective."""
         if micro_batch.weight == 0:
-            loss = self.loss.without_weight(self.module.replica, micro_batch)
+            self._add_nothing(micro_batch)
         else:
             loss = self.loss.compute_unlogged(self.module.replica, micro_batch)
-        self._require_dependence(loss)
-        torch.autograd.backward(loss)
+            self._require_dependence(loss)
+            torch.autograd.backward(loss)
         if self.after_first_backward is not None:
             self._call_after_first_backward()
 
@@ -116,19 +116,35 @@ class Turn:
         ) from None
 
     def _accumulate(self, micro_batch: MicroBatch, timer: PartTimer | None) -> None:
-        module = self.module
-        weight = micro_batch.num_samples if micro_batch.weight is None else micro_batch.weight
-        others: dict[str, Scalar] | None = None
         if micro_batch.weight == 0:
-            loss = self.loss.without_weight(module.replica, micro_batch)
-        else:
-            loss, others = self.loss(module.replica, micro_batch)
+            self._add_nothing(micro_batch)
+            if timer is not None:
+                timer.mark("backward")
+            return
+        module = self.module
+        loss, others = self.loss(module.replica, micro_batch)
         if timer is not None:
             timer.forward_done(module.unfrozen, synchronises=module.ddp is not None and micro_batch.is_last)
         self.add_gradients(loss, micro_batch)
-        self.loss.collect(loss, others, weight)
+        weight = micro_batch.weight
+        self.loss.collect(loss, others, micro_batch.num_samples if weight is None else weight)
         if timer is not None:
             timer.backward_done()
+
+    def _add_nothing(self, micro_batch: MicroBatch) -> None:
+        """Take part in what ranks exchange, with a micro-batch that has no weight.
+
+        The task's loss is computed only where other ranks wait for what the model exchanges.
+        """
+        replica = self.module.replica
+        if is_alone(replica):
+            self.update.backward(replica(zero_of))
+            return
+        empty = EmptyPass()
+        with empty.forward(replica):
+            loss = self.loss.compute_unlogged(replica, micro_batch)
+        with empty.backward():
+            self.add_gradients(loss, micro_batch)
 
     def add_gradients(self, loss: Tensor, micro_batch: MicroBatch) -> None:
         """Add the gradients of a loss to those of the step; collective with parallel=mesh, or in the last micro-batch.

@@ -9,6 +9,7 @@ import torch
 from weighed import expected
 
 from hpctrain.checkpoint.read import load
+from hpctrain.checkpoint.sharded.read import whole_tensors
 
 STEPS, BATCH = 9, 12
 TRAINING = (
@@ -31,7 +32,7 @@ NAMED = (
 
 
 def weights_of(run):
-    return {name: torch.as_tensor(value) for name, value in load(run.directory.checkpoint(STEPS)).model.items()}
+    return {name: whole_tensors(value) for name, value in load(run.directory.checkpoint(STEPS)).model.items()}
 
 
 def require_close(run, weights, losses):
@@ -63,5 +64,34 @@ def test_weights_and_losses_are_those_of_whole_batches(train, kind, world_size, 
         *words,
         world_size=world_size,
     )
+    assert code == 0, output
+    require_close(run, weights, losses)
+
+
+SHARED = {
+    "fsdp": (2, ("parallel=fsdp",)),
+    "fsdp of 4": (4, ("parallel=fsdp", "trainer.clip_grad_norm=0.05")),
+    "hsdp": (4, ("parallel=mesh", "parallel.replicate_degree=2")),
+    "whole gradients": (2, ("parallel=fsdp", "parallel.keep_gradients_whole=true")),
+    "offloaded": (2, ("parallel=fsdp", "parallel.cpu_offload=true")),
+    "recomputed": (2, ("parallel=fsdp", "trainer.activation_checkpointing=['4']", "parallel.blocks=['2', '4']")),
+    "tp": (2, ("parallel=tp",)),
+    "pp": (2, ("parallel=pp", "trainer.clip_grad_norm=0.05")),
+    "pp and fsdp": (4, ("parallel=mesh", "parallel.pipeline_degree=2")),
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("micro", [3, 6])
+@pytest.mark.parametrize("kind", ["Samples", "Tokens"])
+@pytest.mark.parametrize("shared", SHARED)
+def test_ranks_that_share_the_model(train, kind, micro, shared):
+    world_size, words = SHARED[shared]
+    if micro * world_size > BATCH and shared != "tp" and "pp" not in shared:
+        micro = 1
+    clip = 0.05 if any("clip" in word for word in words) else None
+    weights, losses = expected(kind, STEPS, BATCH, clip=clip)
+    task = (f"task._target_=weighed.{kind}", f"trainer.micro_batch_size={micro}")
+    code, run, output = train("run", *TRAINING, *task, *words, world_size=world_size)
     assert code == 0, output
     require_close(run, weights, losses)
