@@ -79,7 +79,6 @@ class TrainLoader:
             counts=weigh is not None or (requires_all and collate_fn is None),
         )
         self._weigh = weigh
-        self._weights = deque[tuple[float, int]]()
         self._bookmarks = bookmarks
         self._order = order
         self._plan = plan
@@ -102,9 +101,10 @@ class TrainLoader:
         batches = fetch_batches(self._fetcher, map(attrgetter("request"), fetching), self._workers)
         marked = self._fetcher.has_bookmarks
         on_device = transfer is not None
+        weights = deque[tuple[float, int]]()
         if self._weigh is not None:
             assignments, weighed = tee(assignments)
-            batches = self._weighed(batches, map(attrgetter("num_samples"), weighed), self._weigh)
+            batches = self._weighed(batches, map(attrgetter("num_samples"), weighed), self._weigh, weights)
         if transfer is not None:
             batches = self._transferred(batches, transfer)
         clock = time.perf_counter
@@ -118,20 +118,22 @@ class TrainLoader:
                 # only now: what is fetched or copied in advance isn't trained on yet
                 self._bookmarks.add(marks)
             micro_batch = MicroBatch(batch, num_samples, divisor, is_last, request[1], on_device)
-            if self._weights:
-                weight, num_delivered = self._weights.popleft()
+            if weights:
+                weight, num_delivered = weights.popleft()
                 micro_batch = micro_batch._replace(weight=weight, num_delivered=num_delivered)
             yield micro_batch
             begin = clock()
 
-    def _weighed(self, fetched: Iterator[Any], planned: Iterator[int], weigh: Weigh) -> Iterator[Any]:
-        """Yield the same batches, and keep their weights, which are computed on the CPU: no one waits for a GPU."""
+    def _weighed(
+        self, fetched: Iterator[Any], planned: Iterator[int], weigh: Weigh, weights: deque[tuple[float, int]]
+    ) -> Iterator[Any]:
+        """Yield the same batches, and append their weights, which are computed on the CPU: no one waits for a GPU."""
         for item, num_samples in zip(fetched, planned, strict=False):
             batch, marks = item if self._fetcher.has_bookmarks else (item, ())
             num_read = num_samples
             if isinstance(batch, Counted):
                 batch, num_read = batch
-            self._weights.append(weigh(batch, num_samples, num_read))
+            weights.append(weigh(batch, num_samples, num_read))
             yield (batch, marks) if self._fetcher.has_bookmarks else batch
 
     def _transferred(self, fetched: Iterator[Any], transfer: BatchTransfer) -> Iterator[Any]:

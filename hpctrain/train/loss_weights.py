@@ -53,6 +53,14 @@ class LossWeights:
         can_vary = self._has_own_weight or _makes_own_batches(task, dataset)
         self.vary = bool(world.combine_(torch.tensor([int(can_vary)]), "max").item())
 
+    @property
+    def text(self) -> str:
+        """What the losses are weighted by, for the log; empty if the weights can't vary."""
+        if not self.vary:
+            return ""
+        kind = type(self._task).__name__
+        return f"weighted by {kind}.loss_weight" if self._has_own_weight else "weighted by the samples in each batch"
+
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint has of them."""
         return {"real": self.are_real, **({"samples_seen": self.samples_seen} if self.vary else {})}
@@ -122,7 +130,7 @@ class LossWeights:
 
     def _num_samples(self, batch: Any, planned: int, num_read: int) -> int:
         if self._has_own_count:
-            return self._task.num_samples(batch)
+            return int(self._task.num_samples(batch))
         first = next((len(tensor) for tensor in iterate_tensors(batch) if tensor.dim()), None)
         # with more rows than samples, a row isn't a sample: points of clouds, or nodes of graphs
         return num_read if first is None or first > planned else first

@@ -27,7 +27,7 @@ TRAINING = (
 NAMED = (
     "optimizer=named",
     'optimizer.named.first={_target_: torch.optim.AdamW, lr: 0.01, match: "0.*", loss: first_loss}',
-    'optimizer.named.second={_target_: torch.optim.AdamW, lr: 0.01, match: "[24].*", loss: second_loss}',
+    'optimizer.named.second={_target_: torch.optim.AdamW, lr: 0.01, match: "[12].*", loss: second_loss}',
 )
 
 
@@ -73,8 +73,7 @@ SHARED = {
     "fsdp of 4": (4, ("parallel=fsdp", "trainer.clip_grad_norm=0.05")),
     "hsdp": (4, ("parallel=mesh", "parallel.replicate_degree=2")),
     "whole gradients": (2, ("parallel=fsdp", "parallel.keep_gradients_whole=true")),
-    "offloaded": (2, ("parallel=fsdp", "parallel.cpu_offload=true")),
-    "recomputed": (2, ("parallel=fsdp", "trainer.activation_checkpointing=['4']", "parallel.blocks=['2', '4']")),
+    "recomputed": (2, ("parallel=fsdp", "trainer.activation_checkpointing=['*']")),
     "tp": (2, ("parallel=tp",)),
     "pp": (2, ("parallel=pp", "trainer.clip_grad_norm=0.05")),
     "pp and fsdp": (4, ("parallel=mesh", "parallel.pipeline_degree=2")),
