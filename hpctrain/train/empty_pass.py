@@ -1,4 +1,4 @@
-"""A pass through the model that adds nothing: with it, a rank whose batch has no weight takes part in the collectives."""
+"""A pass through the model that adds nothing: by it, a rank whose batch has no weight takes part in collectives."""
 
 from __future__ import annotations
 

@@ -81,7 +81,9 @@ class Weighed(Task):
         if self.calls == int(os.environ.get("WEIGHED_STOP", "0")) and os.environ.get("RANK", "0") == "0":
             os.kill(os.getpid(), signal.SIGTERM)
         features, labels = batch
-        return model(features.to(getattr(torch, self.dtype))), labels
+        # in two dimensions: DTensors of no samples can't be reshaped
+        logits = model(features.to(getattr(torch, self.dtype)).reshape(-1, FEATURES))
+        return logits.reshape(-1, TOKENS, CLASSES), labels
 
 
 def mean_of_samples(logits, labels):
@@ -126,6 +128,20 @@ class Tokens(Samples):
         mask = labels != -100
         losses = cross_entropy(logits.transpose(1, 2), labels, reduction="none")
         return (losses * mask).sum() / mask.sum()
+
+
+class OnOneRank(Samples):
+    """Leaves samples out on rank 1 alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.collate_fn = None if os.environ["RANK"] == "0" else lambda samples: default_collate(samples[:1])
+
+    def train_dataset(self):
+        return All()
+
+    def eval_dataset(self):
+        return None
 
 
 def expected(kind, steps, batch, clip=None, named=False):
