@@ -104,7 +104,12 @@ def test_ranks_that_share_the_model(train, kind, micro, shared):
 def test_half_precision(train, kind, precision):
     """Gradients are as large as those of a mean: no update is skipped."""
     _, losses = expected(kind, STEPS, BATCH)
-    task = (f"task._target_=weighed.{kind}", "+task.dtype=float32", f"precision={precision}")
+    task = (
+        f"task._target_=weighed.{kind}",
+        "+task.dtype=float32",
+        f"precision={precision}",
+        "precision.initial_loss_scale=1024",
+    )
     for world_size, micro in ((1, 12), (1, 3), (2, 3), (2, 1)):
         name, words = f"run{world_size}{micro}", (*TRAINING, *task, f"trainer.micro_batch_size={micro}")
         code, run, output = train(name, *words, world_size=world_size)
