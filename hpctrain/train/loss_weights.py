@@ -40,6 +40,7 @@ class LossWeights:
         are_real: whether the run weighs by what was trained on; runs of earlier versions weigh by the plan.
         vary: whether the weights can differ from the plan; the same on every rank.
         samples_seen: samples that batches held, over all ranks and since the start of the run, if they are counted.
+        empty_steps: steps since the start of the run in which no batch had a weight, so that nothing was updated.
     """
 
     def __init__(self, task: Task, dataset: Dataset[Any], world: World) -> None:
@@ -50,6 +51,7 @@ class LossWeights:
         self.are_real = True
         self._left_out = False
         self.samples_seen = 0
+        self.empty_steps = 0
         can_vary = self._has_own_weight or _makes_own_batches(task, dataset)
         self.vary = bool(world.combine_(torch.tensor([int(can_vary)]), "max").item())
 
@@ -63,7 +65,8 @@ class LossWeights:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint has of them."""
-        return {"real": self.are_real, **({"samples_seen": self.samples_seen} if self.vary else {})}
+        counts = {"samples_seen": self.samples_seen, "empty_steps": self.empty_steps}
+        return {"real": self.are_real, **(counts if self.vary else {})}
 
     def load_state(self, state: Mapping[str, Any], samples_seen: int) -> None:
         """Continue from a checkpoint, under the rule by which the run began.
@@ -74,10 +77,27 @@ class LossWeights:
         """
         self.are_real = bool(state.get("real", False))
         self.samples_seen = int(state.get("samples_seen", samples_seen))
+        self.empty_steps = int(state.get("empty_steps", 0))
         if self.vary and not self.are_real:
             self.vary = False
             if self._world.is_rank_zero:
                 log.info("the run began under an earlier version: its losses are weighted by planned samples")
+
+    def check_end(self, num_steps: int) -> None:
+        """Report the steps that trained on nothing, at the end of the run.
+
+        Raises:
+            TaskError: these are all.
+        """
+        if not self.empty_steps:
+            return
+        kind = type(self._task).__name__
+        if self.empty_steps == num_steps:
+            source = f"{kind}.loss_weight returned 0 for each" if self._has_own_weight else "each was empty"
+            raise TaskError(f"no batch of the run had a weight ({source}), so nothing was trained: check what it gets")
+        if self._world.is_rank_zero:
+            steps = counted(num_steps, "step")
+            log.warning("in %d of the %s no batch had a weight, so that they changed nothing", self.empty_steps, steps)
 
     def weigh(self, batch: Any, planned: int, num_read: int) -> tuple[float, int]:
         """Return the weight of a micro-batch, and the number of samples in it.
@@ -122,6 +142,7 @@ class LossWeights:
                 if micro_batch.is_last:
                     # alone in its step, a micro-batch has the right divisor already
                     rescale = 0.0 if not total else 1.0 if is_first else total_planned * unit / total
+                    self.empty_steps += not total
                     self._count(int(total_planned), int(delivered))
                     own.zero_()
                 divisor = micro_batch.divisor * (planned * unit / weight) if weight else math.inf

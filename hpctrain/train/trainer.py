@@ -208,6 +208,8 @@ class Trainer:
             ):
                 finished = self._loop.run(micro_batches)
             self._saver.finish()
+            if finished:
+                self._parts.loss_weights.check_end(self.step)
             if self.why_ended:
                 log.info("to train on: %s", train_on_command(self._directory, self.why_ended))
             self._profiler.finish(self.step)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import closing
 
 import pytest
 import torch
@@ -8,11 +9,14 @@ from torch import nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset, default_collate
 
+from hpctrain.data.bookmark import Bookmarks
+from hpctrain.data.fetch import Counted
 from hpctrain.data.loader import TrainLoader
 from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.data.order import sequential
 from hpctrain.data.plan import BatchPlan
 from hpctrain.data.tensors import TensorBatches
+from hpctrain.data.workers import Workers
 from hpctrain.errors import TaskError
 from hpctrain.tasks import Task
 from hpctrain.train.empty_pass import EmptyPass, zero_of
@@ -131,12 +135,50 @@ def test_divisors_and_rescaling_are_those_of_the_weighted_mean(lone_world):
 
 def test_a_run_of_an_earlier_version_keeps_the_plans_weights(lone_world):
     weights = LossWeights(Collating(), DATA, lone_world)
-    assert weights.state() == {"real": True, "samples_seen": 0}
-    weights.load_state({"real": True, "samples_seen": 30}, 40)
-    assert (weights.vary, weights.samples_seen) == (True, 30)
+    assert weights.state() == {"real": True, "samples_seen": 0, "empty_steps": 0}
+    weights.load_state({"real": True, "samples_seen": 30, "empty_steps": 2}, 40)
+    assert (weights.vary, weights.samples_seen, weights.empty_steps) == (True, 30, 2)
     weights.load_state({}, 40)
     assert not weights.vary
     assert weights.state() == {"real": False}
+
+
+def test_a_run_that_trained_on_nothing_is_not_completed(lone_world, caplog):
+    weights = LossWeights(Weighing(), DATA, lone_world)
+    assert len(list(weights.of_steps(of_steps(weights, [[(8, 0.0)], [(8, 0.0), (8, 0.0)]])))) == 3
+    with pytest.raises(TaskError, match=r"no batch of the run had a weight \(Weighing.loss_weight returned 0 for each"):
+        weights.check_end(2)
+    weights.check_end(3)
+    assert "in 2 of the 3 steps no batch had a weight" in caplog.text
+
+
+class Numbers:
+    """Numbers from 0 to 23, with a state, of which those that 3 divides can't be read."""
+
+    def __init__(self):
+        self.next = 0
+
+    def __iter__(self):
+        for self.next in range(self.next + 1, 25):
+            yield None if self.next % 3 == 1 else torch.tensor(self.next - 1)
+
+    def state_dict(self):
+        return {"next": self.next}
+
+    def load_state_dict(self, state):
+        self.next = state["next"]
+
+
+def test_a_stream_with_a_state_may_yield_samples_that_are_left_out(lone_world):
+    def collate(samples):
+        return [sample for sample in samples if sample is not None]
+
+    weigh, bookmarks = LossWeights(Collating(), DATA, lone_world).weigh, Bookmarks()
+    with closing(iter(loader(Numbers(), collate_fn=collate, weigh=weigh, bookmarks=bookmarks))) as batches:
+        found = [next(batches) for _ in range(3)]
+    assert [list(map(int, each.batch)) for each in found] == [[1, 2, 4, 5], [7, 8, 10, 11], [13, 14, 16, 17]]
+    assert [each.weight for each in found] == [4, 4, 4]
+    assert bookmarks.of(0) is not None
 
 
 class Gaps(TensorDataset):
@@ -155,6 +197,36 @@ def test_fewer_samples_than_indices_are_refused_without_a_collate_function(lone_
     weigh = LossWeights(Collating(), DATA, lone_world).weigh
     first = next(iter(loader(Gaps(*DATA.tensors), collate_fn=default_collate, weigh=weigh)))
     assert (first.num_samples, first.weight, first.num_delivered) == (6, 4, 4)
+
+
+class Through:
+    """A transfer to the same device."""
+
+    allows_prefetch = True
+
+    def begin(self, batch):
+        assert not isinstance(batch, Counted)
+        return batch
+
+    def finish(self, begun):
+        return begun
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_weights_are_those_of_their_batches_where_these_are_copied_in_advance(lone_world, num_workers):
+    weigh = LossWeights(Collating(), DATA, lone_world).weigh
+    data = Gaps(*DATA.tensors)
+    batches = loader(data, collate_fn=only_even, weigh=weigh, workers=Workers(num_workers)).micro_batches(Through())
+    with closing(batches):
+        found = [next(batches) for _ in range(8)]
+    assert [each.weight for each in found] == [len(each.batch[0]) for each in found]
+    assert len({each.weight for each in found}) > 1
+
+
+def only_even(samples):
+    """Leaves out numbers that are odd, and of every other batch the first sample."""
+    numbers = [sample[0] for sample in samples if not sample[0] % 2]
+    return (torch.stack(numbers[int(numbers[0]) % 4 // 2 :]),)
 
 
 def test_an_empty_pass_has_gradients_of_zero_whatever_the_loss_is():
