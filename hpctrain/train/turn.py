@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -144,7 +145,8 @@ class Turn:
         with empty.forward(replica):
             loss = self.loss.compute_unlogged(replica, micro_batch)
         with empty.backward():
-            self.add_gradients(loss, micro_batch)
+            # also where nobody has computed a divisor, as in the pass before the first step
+            self.add_gradients(loss, micro_batch._replace(divisor=math.inf))
 
     def add_gradients(self, loss: Tensor, micro_batch: MicroBatch) -> None:
         """Add the gradients of a loss to those of the step; collective with parallel=mesh, or in the last micro-batch.
