@@ -30,6 +30,7 @@ METHODS: Mapping[str, Sequence[str]] = {
     "build_metrics": (),
     "compute_metrics": ("samples",),
     "num_samples": ("batch",),
+    "loss_weight": ("batch",),
     "to_device": ("batch", "device"),
     "state_dict": (),
     "load_state_dict": ("state",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -23,6 +24,18 @@ Request: TypeAlias = tuple[int, IntArray]  # epoch, sample indices
 _SALT = 0x73616D706C65  # "sample": keeps these bits apart from others drawn from the same seed
 
 
+class Counted(NamedTuple):
+    """A batch that the user's own code collated.
+
+    Attributes:
+        batch: the collated samples.
+        num_read: samples that it was made from, but for those that are None, as collate functions leave them out.
+    """
+
+    batch: Any
+    num_read: int
+
+
 class BatchFetcher(Dataset[Any]):
     """Fetches micro-batches from a dataset by the fastest protocol that it has (`BatchDataset` lists them).
 
@@ -34,6 +47,8 @@ class BatchFetcher(Dataset[Any]):
         collate_fn: makes a batch of a list of samples; PyTorch's default collation if None.
         bookmarks: from which streams with a state continue; None: no batch comes with bookmarks.
         step_samples: samples per step, over all ranks, for a `ShardedStream`.
+        counts: whether to return what ``collate_fn`` returns as `Counted`, and to refuse to collate fewer samples than
+            were asked for without it.
 
     Attributes:
         num_samples: of the dataset; None for a stream without a length.
@@ -53,6 +68,7 @@ class BatchFetcher(Dataset[Any]):
         *,
         bookmarks: Bookmarks | None = None,
         step_samples: int | None = None,
+        counts: bool = False,
     ) -> None:
         self.num_samples = dataset_length(dataset)
         self.streams = is_stream(dataset)
@@ -60,6 +76,9 @@ class BatchFetcher(Dataset[Any]):
         self._dataset: Any = dataset
         self._seed = seed
         self._collate = collate_fn or default_collate
+        self._requires_all = counts and collate_fn is None
+        if counts and collate_fn is not None:
+            self._collate = partial(_counted, collate_fn)
         self._reader: StreamReader | ShardedReader
         if self.streams:
             self._open_stream(bookmarks, step_samples)
@@ -110,7 +129,13 @@ class BatchFetcher(Dataset[Any]):
     def _listed(self, request: Request) -> Any:
         indices = request[1].tolist()
         if hasattr(self._dataset, "__getitems__"):
-            return self._collate(self._dataset.__getitems__(indices))
+            samples = self._dataset.__getitems__(indices)
+            if self._requires_all and len(samples) != len(indices):
+                raise TaskError(
+                    f"{type(self._dataset).__name__}.__getitems__ returned {len(samples)} samples for {len(indices)} "
+                    "indices: return one for each, or leave samples out in collate_fn instead"
+                )
+            return self._collate(samples)
         return self._collate([self._dataset[index] for index in indices])
 
     def _listed_with_draws(self, request: Request) -> Any:
@@ -158,6 +183,12 @@ class EpochFetcher(BatchFetcher):
         assert isinstance(self._reader, StreamReader)
         samples = self._reader.read_once(*request)
         return UpToEnd(self._collate(samples) if samples else None, self._reader.num_samples)
+
+
+def _counted(collate_fn: Collate, samples: list[Any]) -> Counted:
+    # before the call, which may change the list
+    num_read = sum(sample is not None for sample in samples)
+    return Counted(collate_fn(samples), num_read)
 
 
 def without_subsets(dataset: Any) -> Any:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from itertools import tee
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from torch.utils.data import Dataset
 
 from hpctrain.data.bookmark import Bookmarks
-from hpctrain.data.fetch import BatchFetcher, Collate, Request
+from hpctrain.data.fetch import BatchFetcher, Collate, Counted, Request
 from hpctrain.data.keyed_random import IntArray
 from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.data.order import Order
@@ -24,6 +25,9 @@ from hpctrain.errors import TaskError
 
 _CHUNK_STEPS = 256
 _CHUNK_SAMPLES = 16_384
+
+
+Weigh: TypeAlias = Callable[[Any, int, int], tuple[float, int]]
 
 
 class TrainLoader:
@@ -43,6 +47,9 @@ class TrainLoader:
         workers: how batches are fetched.
         bookmarks: of streams with a state: where to continue, and updated with each micro-batch; None: read from the
             start.
+        weigh: returns the weight of a batch on the CPU, and the number of samples in it, from the batch, the planned
+            number of samples, and the number of those that were read; None: micro-batches have no weight.
+        requires_all: whether to refuse data that return fewer samples than were asked for, where nothing is weighed.
 
     Attributes:
         waited_s: seconds that the consumer has waited for micro-batches so far, with their transfer.
@@ -60,10 +67,18 @@ class TrainLoader:
         collate_fn: Collate | None = None,
         workers: Workers = IN_PROCESS,
         bookmarks: Bookmarks | None = None,
+        weigh: Weigh | None = None,
+        requires_all: bool = False,
     ) -> None:
         self._fetcher = BatchFetcher(
-            dataset, seed, collate_fn, bookmarks=bookmarks, step_samples=plan.global_batch_size
+            dataset,
+            seed,
+            collate_fn,
+            bookmarks=bookmarks,
+            step_samples=plan.global_batch_size,
+            counts=weigh is not None or (requires_all and collate_fn is None),
         )
+        self._weigh = weigh
         self._bookmarks = bookmarks
         self._order = order
         self._plan = plan
@@ -86,6 +101,10 @@ class TrainLoader:
         batches = fetch_batches(self._fetcher, map(attrgetter("request"), fetching), self._workers)
         marked = self._fetcher.has_bookmarks
         on_device = transfer is not None
+        weights = deque[tuple[float, int]]()
+        if self._weigh is not None:
+            assignments, weighed = tee(assignments)
+            batches = self._weighed(batches, map(attrgetter("num_samples"), weighed), self._weigh, weights)
         if transfer is not None:
             batches = self._transferred(batches, transfer)
         clock = time.perf_counter
@@ -98,8 +117,24 @@ class TrainLoader:
                 batch, marks = fetched
                 # only now: what is fetched or copied in advance isn't trained on yet
                 self._bookmarks.add(marks)
-            yield MicroBatch(batch, num_samples, divisor, is_last, request[1], on_device)
+            micro_batch = MicroBatch(batch, num_samples, divisor, is_last, request[1], on_device)
+            if weights:
+                weight, num_delivered = weights.popleft()
+                micro_batch = micro_batch._replace(weight=weight, num_delivered=num_delivered)
+            yield micro_batch
             begin = clock()
+
+    def _weighed(
+        self, fetched: Iterator[Any], planned: Iterator[int], weigh: Weigh, weights: deque[tuple[float, int]]
+    ) -> Iterator[Any]:
+        """Yield the same batches, and append their weights, which are computed on the CPU: no one waits for a GPU."""
+        for item, num_samples in zip(fetched, planned, strict=False):
+            batch, marks = item if self._fetcher.has_bookmarks else (item, ())
+            num_read = num_samples
+            if isinstance(batch, Counted):
+                batch, num_read = batch
+            weights.append(weigh(batch, num_samples, num_read))
+            yield (batch, marks) if self._fetcher.has_bookmarks else batch
 
     def _transferred(self, fetched: Iterator[Any], transfer: BatchTransfer) -> Iterator[Any]:
         # Only loading processes may run ahead: data that this process reads may depend on what a step changes, and a

@@ -68,7 +68,7 @@ class Meter:
             self._sums.setdefault(name, 0.0)
             self._counts.setdefault(name, 0.0)
 
-    def add_mean(self, name: str, mean: Tensor, count: int) -> None:
+    def add_mean(self, name: str, mean: Tensor, count: float) -> None:
         """Add a mean (0-d, any dtype, with or without a graph) over ``count`` samples; takes no part in autograd."""
         if self._on_host:
             sums = self._sums
@@ -102,16 +102,18 @@ class Meter:
         else:
             self._counts[name] = self._counts.get(name, 0.0) + count
 
-    def means(self) -> dict[str, float]:
-        """The means over all ranks since the last reset.
+    def means(self, *, of_none: bool = True) -> dict[str, float]:
+        """The means over all ranks since the last reset; collective, and waits for the device.
 
-        A metric without a sample on any rank is left out, or NaN if it is one of every result. Collective, and waits
-        for the device.
+        A metric without a sample on any rank is left out, or NaN if it is one of every result.
+
+        Args:
+            of_none: False: leave it out in any case.
         """
         return {
             name: total / count if count else float("nan")
             for name, (total, count) in self.state().items()
-            if count or name in self._names
+            if count or (of_none and name in self._names)
         }
 
     def state(self) -> State:
@@ -198,7 +200,7 @@ class Meter:
 class SilentMeter(Meter):
     """The meter of a rank whose samples another rank counts; it takes part in the reductions, and adds nothing."""
 
-    def add_mean(self, name: str, mean: Tensor, count: int) -> None:
+    def add_mean(self, name: str, mean: Tensor, count: float) -> None:
         """Do nothing."""
 
     def add_value(self, name: str, mean: Tensor | float, count: Tensor | float) -> None:

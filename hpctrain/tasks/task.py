@@ -161,8 +161,9 @@ class Task(ABC):
     def loss(self, model: nn.Module, batch: Any) -> Tensor | Mapping[str, Scalar]:  # noqa: ARG002 - as above
         """The mean loss over the batch's samples, a scalar tensor with a gradient.
 
-        The loop weights micro-batches by their number of samples, so that a step's gradient is that of the mean over
-        the global batch. With several optimizers, each may name another method in its place (`optimizer.named`).
+        The loop weights micro-batches by their number of samples, or by `loss_weight`, so that a step's gradient is
+        that of the mean over the global batch. With several optimizers, each may name another method in its place
+        (`optimizer.named`).
 
         Args:
             model: the model itself: call it, once or several times, its methods or its parts. DDP doesn't wrap the
@@ -184,7 +185,7 @@ class Task(ABC):
 
         Called without gradients, in evaluation mode. The first call comes before the first step of a new run, or of a
         resume that changes the configuration (`trainer.sanity_batches`). The default returns the loss, and the other
-        values of its mapping, weighted by samples.
+        values of its mapping, weighted by `loss_weight`.
 
         Args:
             model: not wrapped by DDP.
@@ -195,9 +196,10 @@ class Task(ABC):
             element; the same metrics for every batch. Also values per sample, for `compute_metrics`. It may be empty if
             the task has `build_metrics`.
         """
-        count = self.num_samples(batch)
+        # a task may keep a number under that name
+        weight = self.loss_weight(batch) if callable(self.loss_weight) else self.num_samples(batch)
         loss, others = split_loss(f"{type(self).__name__}.loss", self.loss(model, batch))
-        return {name: (value * count, count) for name, value in {"loss": loss, **others}.items()}
+        return {name: (_weighted(value, weight), weight) for name, value in {"loss": loss, **others}.items()}
 
     def derive(self, means: Mapping[str, float]) -> Mapping[str, float]:  # noqa: ARG002 - for those who override it
         """More metrics, computed from the means over all held-out samples, such as a perplexity.
@@ -236,7 +238,7 @@ class Task(ABC):
         )
 
     def num_samples(self, batch: Any) -> int:
-        """Samples in a batch; the default is the first dimension of its first tensor.
+        """Samples in a batch, by which it is weighted; the default is the first dimension of its first tensor.
 
         Raises:
             TaskError: the batch holds no tensor with a dimension.
@@ -250,6 +252,23 @@ class Task(ABC):
             f"dimension: define {name}.num_samples"
         )
 
+    def loss_weight(self, batch: Any) -> Tensor | float:
+        """What the losses of a batch are means over: the default is its number of samples.
+
+        The loss of a step is the mean of the micro-batches' losses with these weights, at any number of ranks and any
+        micro-batch size; so are the values that are logged with it. Define it if the loss is a mean over something else
+        than samples, such as the tokens that aren't padding. A micro-batch of weight 0 adds nothing.
+
+        Called once for each micro-batch, on every rank that has it, with several losses once for all of them.
+
+        Args:
+            batch: as `collate_fn` returns it, on the CPU; in an evaluation, on the model's device.
+
+        Returns:
+            A finite number from 0 on, or a tensor with one element; of the batch alone.
+        """
+        return self.num_samples(batch)
+
     def to_device(self, batch: Any, device: torch.device) -> Any:
         """Copy the batch to a device without waiting; the default copies every tensor in its containers.
 
@@ -258,6 +277,13 @@ class Task(ABC):
         draw random numbers or read `self.position`.
         """
         return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), batch)
+
+
+def _weighted(value: Scalar, weight: Scalar) -> Scalar:
+    """Multiply a mean by its weight; 0 if that is 0, since the mean over nothing is NaN."""
+    if isinstance(weight, Tensor):
+        return torch.where(weight != 0, value * weight, 0)
+    return value * weight if weight else 0.0
 
 
 def classification_sums(logits: Tensor, labels: Tensor) -> Sums:

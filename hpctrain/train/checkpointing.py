@@ -151,6 +151,7 @@ class Checkpointing:
         parts.ending.load_state(found.extra.get("ending", {}))
         parts.callbacks.load_state(found.extra.get("callbacks", {}))
         parts.stream_state.restore(found.extra.get("streams"))
+        parts.loss_weights.load_state(found.extra.get("loss_weights", {}), found.state["samples_seen"])
         if self._world.is_rank_zero:
             log.info("resuming at step %d from %s", found.step, found.path)
             self._warn_if_inexact(found)
@@ -324,7 +325,7 @@ class Checkpointing:
     def _live_state(self, step: int, extra: Mapping[str, object], rng: Sequence[object] = ()) -> LiveState:
         head = Head(
             step=step,
-            samples_seen=self._parts.plan.samples_seen(step),
+            samples_seen=self._parts.samples_seen(step),
             world_size=self._world.size,
             config_digest=config_digest(self._config),
             score=None if self._best is None else self._best.score_at(step),
@@ -352,6 +353,7 @@ class Checkpointing:
         return {
             "optimizer": self._config.optimizer,
             "num_samples": self._parts.num_samples,
+            "loss_weights": self._parts.loss_weights.state(),
             "ending": self._parts.ending.state(),
             "callbacks": self._parts.callbacks.state(),
             **progress_of(self._parts.step),

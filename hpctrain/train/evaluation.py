@@ -29,6 +29,7 @@ from hpctrain.train.build_record import BuildRecord
 from hpctrain.train.ema import Ema
 from hpctrain.train.evaluation_pass import EvaluationPass
 from hpctrain.train.evaluation_results import EvaluationResults, OnRankZeroError
+from hpctrain.train.loss_weights import LossWeights
 from hpctrain.train.modes import evaluation_mode
 from hpctrain.train.precision import autocast
 from hpctrain.train.task_log import AttachedLog
@@ -76,6 +77,7 @@ class Evaluation:
         max_gathered_mb: bound on the per-sample values that rank zero gets.
         sharded: what to call where the ranks of a mesh share the model; None otherwise.
         pipeline: this rank's part in a pipeline; None without one.
+        loss_weights: weigh what the task logs; None: by the number of samples that were asked for.
 
     Attributes:
         on_round: called after each batch of this rank, with the number of batches and the total, None if it is unknown.
@@ -98,6 +100,7 @@ class Evaluation:
         max_gathered_mb: int = 1024,
         sharded: nn.Module | None = None,
         pipeline: Pipeline | None = None,
+        loss_weights: LossWeights | None = None,
     ) -> None:
         self.on_round: Callable[[int, int | None], None] | None = None
         self.num_batches = 0
@@ -109,6 +112,7 @@ class Evaluation:
         self._autocast = autocast(precision, world.device)
         self._ema = ema
         self._max_gathered_mb = max_gathered_mb
+        self._loss_weights = loss_weights
         self._metrics = TaskMetrics(task, world)
         self._pass = EvaluationPass(
             task,
@@ -281,9 +285,14 @@ class Evaluation:
         if batch is None or batch is _OVER:
             self._pass.join(self._loader)
         else:
+            num_taken, weights = self._loader.num_taken, self._loss_weights
+            weight: float = num_taken
+            if weights is not None and weights.vary:
+                # first, since a task may move a batch in place
+                weight, _ = weights.weigh(batch, num_taken, num_taken)
             found = self._pass(batch, round_index)
             if not self._pass.is_elsewhere:
-                results.add(round_index, self._loader.num_taken, found)
+                results.add(round_index, num_taken, found, weight=weight)
         if batch is _OVER:
             return False
         self.num_batches += 1

@@ -71,13 +71,14 @@ class EvaluationResults:
         room = self._max_mb * MB - self._gathering.num_bytes
         return room < 0 or self._metrics.exceeds(room)
 
-    def add(self, round_index: int, num_samples: int, returned: Any) -> None:
+    def add(self, round_index: int, num_samples: int, returned: Any, *, weight: float | None = None) -> None:
         """Add what `Task.evaluate` returned for a batch; not collective.
 
         Args:
             round_index: which round of the evaluation it is, from 0.
             num_samples: of the batch.
             returned: unchecked.
+            weight: of what the task logged; None: ``num_samples``.
 
         Raises:
             TaskError: `evaluate` broke its contract.
@@ -87,7 +88,8 @@ class EvaluationResults:
             self._meter.add_sum(f"{EVAL_PREFIX}{name}", total, count)
             self._summed.add(f"{EVAL_PREFIX}{name}")
         if self._task_log.scalars:
-            self._task_log.add_to_meter(self._meter, num_samples, (*found.sums, *found.per_sample))
+            count = num_samples if weight is None else weight
+            self._task_log.add_to_meter(self._meter, count, (*found.sums, *found.per_sample))
         # ranks that compute layers together have the same results
         if self._world.counts_samples:
             self._gathering.add(round_index, num_samples, found.per_sample)

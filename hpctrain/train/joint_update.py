@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from hpctrain.distributed.local_part import local_parts
 from hpctrain.metrics.meter import Meter
 from hpctrain.train.precision import MasterWeights
-from hpctrain.train.update import Update
+from hpctrain.train.update import Update, parameters_of
 
 
 class JointUpdate:
@@ -68,8 +69,11 @@ class JointUpdate:
         for update in self.updates:
             update.begin(step)
 
-    def __call__(self) -> bool:
+    def __call__(self, rescale: float = 1.0) -> bool:
         """Update the weights from the accumulated gradients, after the last backward pass, and clear the gradients.
+
+        Args:
+            rescale: factor of the gradients. With 0, nothing is updated: the step has no gradients.
 
         Returns:
             Whether weights were updated; ranks skip the same updates.
@@ -77,6 +81,12 @@ class JointUpdate:
         if self._master is not None:
             self._master.end_step()
             self._master.collect_gradients()
+        if rescale != 1.0:
+            if not rescale:
+                for update in self.updates:
+                    update.leave_out()
+                return False
+            self._rescale(rescale)
         if self.after_backward is not None:
             self.after_backward()
         if self.scaler is None:
@@ -91,6 +101,12 @@ class JointUpdate:
         if updated and self._master is not None:
             self._master.publish()
         return updated
+
+    def _rescale(self, factor: float) -> None:
+        parameters = [parameter for update in self.updates for parameter in parameters_of(update.optimizer)]
+        parts = local_parts(parameter.grad for parameter in parameters if parameter.grad is not None)
+        if parts:
+            torch._foreach_mul_(parts, factor)
 
     def _update_scaled(self, scaler: torch.amp.GradScaler) -> bool:
         """Update the weights unless their gradients overflowed, then the scale; return whether any were updated."""

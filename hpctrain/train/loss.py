@@ -112,23 +112,23 @@ class Loss:
         with self._task_log.discarding():
             return self(replica, micro_batch)[0]
 
-    def collect(self, loss: Tensor, others: Mapping[str, Scalar] | None, num_samples: int) -> None:
+    def collect(self, loss: Tensor, others: Mapping[str, Scalar] | None, weight: float) -> None:
         """Add to the meter a result of this loss, and what the task has logged with it.
 
         Args:
             loss: the mean over a micro-batch, 0-d.
             others: scalars that the task returned with it.
-            num_samples: of the micro-batch; 0 for a stand-in, which only takes part in the sum of the gradients.
+            weight: of the micro-batch; 0 for one that only takes part in the sum of the gradients.
         """
-        if num_samples:
-            self._meter.add_mean(self.log_name, loss, num_samples)
+        if weight:
+            self._meter.add_mean(self.log_name, loss, weight)
             if others:
                 if self._task_log.names.of_callbacks:
                     self._task_log.require_not_of_callbacks(others)
                 for name, value in others.items():
-                    self._meter.add_value(f"{TRAIN_PREFIX}{name}", value, num_samples)
+                    self._meter.add_value(f"{TRAIN_PREFIX}{name}", value, weight)
         if self._task_log.scalars:
-            self._task_log.add_to_meter(self._meter, num_samples, others or ())
+            self._task_log.add_to_meter(self._meter, weight, others or ())
 
     def _compute_loss(self, batch: Any, model: nn.Module) -> Tensor:
         loss = self._compute(model, batch)

@@ -93,6 +93,24 @@ def _outermost(model: nn.Module) -> list[str]:
     return found
 
 
+@contextmanager
+def batch_norms_at_rest(model: nn.Module) -> Iterator[None]:
+    """Inside the context, batch norms use and keep their statistics; those over all ranks do as in training."""
+    norms = [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
+    ]
+    modes = [norm.training for norm in norms]
+    for norm in norms:
+        norm.training = False
+    try:
+        yield
+    finally:
+        for norm, mode in zip(norms, modes, strict=True):
+            norm.training = mode
+
+
 def _overrides_train(module: nn.Module) -> bool:
     # of the instance and not of its class: some assign a `train` that does nothing to a part that must stay frozen
     return getattr(module.train, "__func__", None) is not nn.Module.train

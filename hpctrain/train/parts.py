@@ -43,6 +43,7 @@ from hpctrain.train.callbacks import Callbacks
 from hpctrain.train.ema import Ema
 from hpctrain.train.ending import Ending
 from hpctrain.train.evaluation import Evaluation
+from hpctrain.train.loss_weights import LossWeights
 from hpctrain.train.meters import meter_of
 from hpctrain.train.model_memory import ModelMemory, model_memory
 from hpctrain.train.optimizers import build_optimizers
@@ -80,6 +81,7 @@ class Parts:
         task_log: what the task logs; it discards until the training begins.
         num_samples: of the training data; None for a stream without a length.
         stream_state: how far streams were read.
+        loss_weights: of the training's micro-batches.
         plan: the batch arithmetic.
         model: which forward passes go through, without DDP's wrapper.
         module: holds the weights that are trained and saved; `model` itself, except in fp16_master.
@@ -105,6 +107,7 @@ class Parts:
         self._require_same_training()
         self.num_samples = dataset_length(self.train_data)
         self.stream_state = StreamState(self.train_data, world)
+        self.loss_weights = LossWeights(self.task, self.train_data, world)
         self.plan = self._batch_plan()
         self.position = Position(self.plan.steps_per_epoch, self.total_steps)
         self.task_log = AttachedLog(
@@ -164,6 +167,10 @@ class Parts:
         trainer, epoch = self.config.trainer, self.plan.steps_per_epoch
         bounds = [trainer.max_steps, None if trainer.max_epochs is None else trainer.max_epochs * epoch]
         return min(bound for bound in bounds if bound is not None)
+
+    def samples_seen(self, step: int) -> int:
+        """Return the samples that were trained on, over all ranks, when this many steps are done: the current ones."""
+        return self.loss_weights.samples_seen if self.loss_weights.vary else self.plan.samples_seen(step)
 
     def settle_values(self, *, restored: bool) -> None:
         """Compute the initial values that were left out, unless a checkpoint has replaced them; collective.
@@ -265,6 +272,7 @@ class Parts:
             max_gathered_mb=self.config.trainer.max_gathered_mb,
             sharded=self.sharded,
             pipeline=self.pipeline,
+            loss_weights=self.loss_weights,
         )
 
     def require_same_evaluation(self) -> None:
@@ -294,6 +302,8 @@ class Parts:
             collate_fn=self.task.collate_fn,
             workers=self.workers,
             bookmarks=bookmarks,
+            weigh=self.loss_weights.weigh if self.loss_weights.vary else None,
+            requires_all=self.loss_weights.are_real,
         )
 
     @cached_property

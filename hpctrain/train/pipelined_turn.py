@@ -13,6 +13,7 @@ from hpctrain.data.micro_batch import MOST_MICRO_BATCHES, MicroBatch, shapes_of
 from hpctrain.distributed.pipeline.pipeline import Pipeline, Replica
 from hpctrain.errors import TaskError
 from hpctrain.phrases import listed
+from hpctrain.train.empty_pass import EmptyPass
 from hpctrain.train.joint_update import JointUpdate
 from hpctrain.train.loss import Loss
 from hpctrain.train.profiling.timing import PartTimer
@@ -77,7 +78,7 @@ class PipelinedTurn(Turn):
             self.update.scaler.scale(torch.zeros((), device=self.pipeline.device))
         work = _StepOfTurn(self, step_batches, timer)
         self.pipeline.step(work, [shapes_of(each.batch) for each in step_batches], first)
-        return self._end(timer)
+        return self._end(timer, step_batches[-1].rescale)
 
 
 class _StepOfTurn:
@@ -90,27 +91,35 @@ class _StepOfTurn:
         self._stages = turn.pipeline.stages
         self._task_log = turn.task_log
         self._task_state = turn.task_state
+        self._empty: dict[int, EmptyPass] = {}
 
     def forward(self, replica: Replica, local_stage: int, micro_batch: int) -> Any:
         given = self._micro_batches[micro_batch]
         has_loss = self._stages.ends(local_stage)
         with ExitStack() as contexts:
-            if not has_loss:
+            if not has_loss or given.weight == 0:
                 contexts.enter_context(self._task_log.discarding())
+            if given.weight == 0:
+                empty = self._empty.setdefault(micro_batch, EmptyPass())
+                contexts.enter_context(empty.forward(self._turn.module.replica))
             if local_stage + 1 < self._stages.num_own:
                 # the task's code runs once for each stage, and counts once
                 contexts.enter_context(self._task_state.restored())
             found, others = self._turn.loss(replica, given)
         if self._timer is not None:
             self._timer.mark("forward")
-        if has_loss:
-            self._turn.loss.collect(found, others, given.num_samples)
+        if has_loss and given.weight != 0:
+            self._turn.loss.collect(found, others, given.num_samples if given.weight is None else given.weight)
         return found
 
     def backward(self, found: Any, gradients: Sequence[Tensor] | None, micro_batch: int) -> None:
         given = self._micro_batches[micro_batch]
         accumulating = None if given.is_last else self._turn.module.accumulating
-        with nullcontext() if accumulating is None else accumulating():
+        empty = self._empty.get(micro_batch)
+        with (
+            nullcontext() if accumulating is None else accumulating(),
+            nullcontext() if empty is None else empty.backward(),
+        ):
             if gradients is None:
                 self._turn.add_gradients(found, given)
             else:

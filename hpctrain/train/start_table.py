@@ -56,6 +56,7 @@ def log_start(
         "batch": f"{plan.global_batch_size:,} samples per step = {plan.micro_batch_size:,} per forward "
         f"x {plan.accumulation} accumulated x "
         f"{counted_shares(parts.world.data_size, parts.world.size // parts.world.data_size)}",
+        **({"loss": parts.loss_weights.text} if parts.loss_weights.text else {}),
         **_mesh(parts.world, hosts, parts.config.parallel.stages_per_rank),
         "memory": _memory(parts),
         **_nccl(parts),

@@ -54,15 +54,16 @@ class TrainStep:
         of_turns = [name for turn in self.turns for name in (turn.loss.log_name, turn.loss.scale_name)]
         return of_turns + [name for update in self.updates for name in (update.norm_name, *update.metrics)]
 
-    def total_loss(self, means: Mapping[str, float]) -> float:
-        """Return the sum of the turns' mean losses.
+    def total_loss(self, means: Mapping[str, float]) -> float | None:
+        """Return the sum of the turns' mean losses; None if one is missing, since no batch had a weight.
 
         Turns that don't take part in every step are left out: the sum would depend on the steps since the last record.
 
         Args:
             means: since the last record, by logged name.
         """
-        return sum(means[turn.loss.log_name] for turn in self.turns if turn.every_steps == 1)
+        names = [turn.loss.log_name for turn in self.turns if turn.every_steps == 1]
+        return sum(means[name] for name in names) if means.keys() >= set(names) else None
 
     def prepare(self, step: int) -> list[Turn]:
         """Build the replicas for the parameters that are trained from step ``step`` on; collective.

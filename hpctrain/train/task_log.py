@@ -101,12 +101,12 @@ class AttachedLog(TaskLog):
         if self._prefix and self._process == os.getpid():
             self.scalars.append((name, value, count))
 
-    def add_to_meter(self, meter: Meter, num_samples: int, returned: Container[str]) -> None:
+    def add_to_meter(self, meter: Meter, weight: float, returned: Container[str]) -> None:
         """Add the collected scalars of one batch, or of one hook, to a meter.
 
         Args:
             meter: of the training or of an evaluation.
-            num_samples: of the batch; 0 for a stand-in, which doesn't count.
+            weight: of the batch; 0 for one that doesn't count, such as a stand-in.
             returned: names of the values that the method returned for the batch.
 
         Raises:
@@ -117,8 +117,8 @@ class AttachedLog(TaskLog):
                 raise self._twice(name)
             if self.names.of_callbacks or self._source != self._kind:
                 self._require_one_source(name)
-            if num_samples:
-                meter.add_value(f"{self._prefix}{name}", value, num_samples if given is None else given)
+            if weight:
+                meter.add_value(f"{self._prefix}{name}", value, weight if given is None else given)
         self.scalars.clear()
 
     def require_one_turn(self, method: str, returned: Iterable[str]) -> None:

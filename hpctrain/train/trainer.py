@@ -215,6 +215,8 @@ class Trainer:
             self._saver.finish()
             if self.step > self._start_step:
                 self._keep_config()  # again, for a file system that refused it after the first step
+            if finished:
+                self._parts.loss_weights.check_end(self.step)
             if self.why_ended:
                 log.info("to train on: %s", train_on_command(self._directory, self.why_ended))
             self._profiler.finish(self.step)
@@ -259,6 +261,8 @@ class Trainer:
 
     def _micro_batches(self) -> Generator[MicroBatch, None, None]:
         micro_batches = self._loader.micro_batches(self._parts.transfer)
+        if self._parts.loss_weights.vary:
+            micro_batches = self._parts.loss_weights.of_steps(micro_batches)
         if not self._config.logger.samples or not self._world.counts_samples:
             return micro_batches
         if self._world.is_rank_zero:

@@ -49,7 +49,7 @@ class TrainingLog:
         self._start = start
         self._profiler = profiler
         self._times = times
-        self._throughput = Throughput(parts.plan.samples_seen(start.step), times.training_s)
+        self._throughput = Throughput(parts.samples_seen(start.step), times.training_s)
         self._sinks: list[Sink] = []
         self._tensorboard: TensorBoardSink | None = None
         self._media: MediaWriter | None = None
@@ -67,7 +67,7 @@ class TrainingLog:
         """
         if self._parts.world.is_rank_zero:
             self._sinks = self._open_sinks(directory, log_stream, bar)
-        self._throughput.rate(self._parts.plan.samples_seen(self._start.step))  # opening them doesn't count
+        self._throughput.rate(self._parts.samples_seen(self._start.step))  # opening them doesn't count
         try:
             with self._parts.task_log.training(self._media):
                 yield
@@ -121,11 +121,11 @@ class TrainingLog:
             The values by name.
         """
         parts = self._parts
-        values = parts.meter.means()
+        values = parts.meter.means(of_none=False)
         parts.meter.reset()
-        if len(parts.step.turns) > 1:
-            values["train/loss"] = parts.step.total_loss(values)
-        samples_per_s = self._throughput.rate(parts.plan.samples_seen(step))
+        if len(parts.step.turns) > 1 and (total := parts.step.total_loss(values)) is not None:
+            values["train/loss"] = total
+        samples_per_s = self._throughput.rate(parts.samples_seen(step))
         values |= parts.step.metrics
         values["train/epoch"] = step / parts.plan.steps_per_epoch
         values["throughput/samples_per_s"] = samples_per_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.errors import TaskError
 from hpctrain.phrases import listed
+from hpctrain.train.empty_pass import EmptyPass, is_alone, zero_of
 from hpctrain.train.joint_update import JointUpdate
 from hpctrain.train.loss import Loss
 from hpctrain.train.profiling.timing import PartTimer
@@ -73,22 +75,30 @@ class Turn:
                     self._accumulate(micro_batch, timer)
             if micro_batch.is_last:
                 break
-        return self._end(timer)
+        return self._end(timer, micro_batch.rescale)
 
-    def _end(self, timer: PartTimer | None) -> bool:
-        """Update the weights after the last backward pass; return whether they were updated."""
+    def _end(self, timer: PartTimer | None, rescale: float) -> bool:
+        """Update the weights after the last backward pass; return whether they were updated.
+
+        Args:
+            timer: times the parts of this step; None for no timing.
+            rescale: factor of the gradients; 0 if nothing in the step has a weight.
+        """
         if self.after_first_backward is not None:
             self._call_after_first_backward()
-        updated = self.update()
+        updated = self.update(rescale)
         if timer is not None:
             timer.mark("optimizer")
         return updated
 
     def try_out(self, micro_batch: MicroBatch) -> None:
         """Compute the gradients of a micro-batch in a pass that isn't a step's, under no loss scale; collective."""
-        loss = self.loss.compute_unlogged(self.module.replica, micro_batch)
-        self._require_dependence(loss)
-        torch.autograd.backward(loss)
+        if micro_batch.weight == 0:
+            self._add_nothing(micro_batch)
+        else:
+            loss = self.loss.compute_unlogged(self.module.replica, micro_batch)
+            self._require_dependence(loss)
+            torch.autograd.backward(loss)
         if self.after_first_backward is not None:
             self._call_after_first_backward()
 
@@ -107,14 +117,36 @@ class Turn:
         ) from None
 
     def _accumulate(self, micro_batch: MicroBatch, timer: PartTimer | None) -> None:
+        if micro_batch.weight == 0:
+            self._add_nothing(micro_batch)
+            if timer is not None:
+                timer.mark("backward")
+            return
         module = self.module
         loss, others = self.loss(module.replica, micro_batch)
         if timer is not None:
             timer.forward_done(module.unfrozen, synchronises=module.ddp is not None and micro_batch.is_last)
         self.add_gradients(loss, micro_batch)
-        self.loss.collect(loss, others, micro_batch.num_samples)
+        weight = micro_batch.weight
+        self.loss.collect(loss, others, micro_batch.num_samples if weight is None else weight)
         if timer is not None:
             timer.backward_done()
+
+    def _add_nothing(self, micro_batch: MicroBatch) -> None:
+        """Take part in what ranks exchange, with a micro-batch that has no weight.
+
+        The task's loss is computed only where other ranks wait for what the model exchanges.
+        """
+        replica = self.module.replica
+        if is_alone(replica):
+            self.update.backward(replica(zero_of))
+            return
+        empty = EmptyPass()
+        with empty.forward(replica):
+            loss = self.loss.compute_unlogged(replica, micro_batch)
+        with empty.backward():
+            # also where nobody has computed a divisor, as in the pass before the first step
+            self.add_gradients(loss, micro_batch._replace(divisor=math.inf))
 
     def add_gradients(self, loss: Tensor, micro_batch: MicroBatch) -> None:
         """Add the gradients of a loss to those of the step; collective with parallel=mesh, or in the last micro-batch.

@@ -197,6 +197,11 @@ class Update:
         if self.state_check is not None and self.state_check():
             self.state_check = None
 
+    def leave_out(self) -> None:
+        """Clear the gradients of a step without data: weights, momentum and moving averages stay as they are."""
+        self.norm = None
+        self._clear_gradients()
+
     @property
     def _suffix(self) -> str:
         return f"/{self.name}" if self.name else ""

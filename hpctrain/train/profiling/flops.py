@@ -182,9 +182,14 @@ class FlopCounter:
         ):
             self._step(step, micro_batches)
             return
+        delivered: list[int | None] = []
         with FlopCount() as count:
-            self._step(step, micro_batches)
-        self._record((count.total or 0) * self._world.size / self._plan.step_samples(step))
+            self._step(step, _noting(micro_batches, delivered))
+        if None in delivered:
+            self._record((count.total or 0) * self._world.size / self._plan.step_samples(step))
+        else:
+            own = sum(number or 0 for number in delivered)
+            self._record((count.total or 0) * self._world.tensor_size / own if own else None)
 
     def before_step(self, micro_batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         """Count with the first samples of the next micro-batch; collective.
@@ -216,6 +221,13 @@ def hides_operators(step: TrainStep) -> bool:
     return isinstance(getattr(replica, "module", None), AutocastDataParallel) or is_any_compiled(inner(replica))
 
 
+def _noting(micro_batches: Iterator[MicroBatch], delivered: list[int | None]) -> Iterator[MicroBatch]:
+    """Yield the same micro-batches, and note how many samples each of them holds; None for what isn't counted."""
+    for micro_batch in micro_batches:
+        delivered.append(None if micro_batch.weight is None else micro_batch.num_delivered)
+        yield micro_batch
+
+
 def flops_by_trial(step: TrainStep, micro_batch: MicroBatch, world: World) -> float | None:
     """Count the FLOPs per sample, forward and backward, of a few samples in the uncompiled model; collective.
 
@@ -230,11 +242,12 @@ def flops_by_trial(step: TrainStep, micro_batch: MicroBatch, world: World) -> fl
         FLOPs; None if the model or the task fails on so few samples.
     """
     model = inner(step.turns[0].module.replica)
-    few = min(TRIAL_SAMPLES, micro_batch.num_samples)
+    size = micro_batch.num_samples if micro_batch.weight is None else micro_batch.num_delivered
+    few = min(TRIAL_SAMPLES, size)
     if not few:
         return None
     batch = map_tensors(
-        lambda tensor: tensor[:few] if tensor.ndim and len(tensor) == micro_batch.num_samples else tensor,
+        lambda tensor: tensor[:few] if tensor.ndim and len(tensor) == size else tensor,
         micro_batch.batch,
     )
     total = 0.0

@@ -88,6 +88,7 @@ class Profiler:
         self._saves = 0
         self._evaluations = 0
         self._eval_before_s = 0.0
+        self._samples_before = parts.samples_seen(start_step)
         self._logged_at = float("-inf")
         self._written_at = float("-inf")
         self.logging_s = 0.0
@@ -110,6 +111,8 @@ class Profiler:
             self._flops.in_step(step, micro_batches)
         else:
             self._sampler.do_step(step, micro_batches)
+        if step == self._start_step:
+            self._samples_before = self._parts.samples_seen(step + 1)
         self.next_step = self._next(step + 1)
 
     def metrics(self, step: int, samples_per_s: float) -> dict[str, float]:
@@ -206,7 +209,7 @@ class Profiler:
             reports=self._reports,
             step=step,
             steps=step - begun,
-            samples=plan.samples_seen(step) - plan.samples_seen(begun),
+            samples=self._parts.samples_seen(step) - self._samples_before,
             total_steps=self._parts.total_steps,
             steps_per_epoch=plan.steps_per_epoch,
             train_s=spent.get("train_s", 0.0),
