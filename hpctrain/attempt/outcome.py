@@ -18,9 +18,9 @@ from hpctrain.run.code import current_code
 from hpctrain.run.config_change import changes_weights, keep_config, revert_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord, first_cause, read_exit_records
+from hpctrain.run.gone_checkpoints import allow_start_over, may_start_over, recorded_step
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
-from hpctrain.run.saved_record import allow_start_over, may_start_over, recorded_step
 from hpctrain.run.times import read_times
 from hpctrain.streams import LostOutput
 

@@ -18,8 +18,8 @@ from hpctrain.errors import CheckpointError
 from hpctrain.files import fsync_directory, temporary_name
 from hpctrain.run.checkpoint_manifest import ALGORITHM, MANIFEST, encode_manifest
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.gone_checkpoints import record_saved
 from hpctrain.run.ledger import Claim
-from hpctrain.run.saved_record import record_saved
 
 log = logging.getLogger("hpctrain.checkpoint")
 

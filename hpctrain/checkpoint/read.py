@@ -25,8 +25,8 @@ from hpctrain.phrases import listed
 from hpctrain.run.checkpoint_manifest import STATE
 from hpctrain.run.checkpoints import CheckpointInfo, ShowRead, Verify, find_damage, newest_intact
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.gone_checkpoints import describe_gone, gone_step, may_start_over, move_records_aside
 from hpctrain.run.ledger import Claim
-from hpctrain.run.saved_record import describe_missing, gone_step, may_start_over, move_records_aside
 from hpctrain.run.tensor_index import INDEX
 
 log = logging.getLogger("hpctrain.checkpoint")
@@ -228,7 +228,7 @@ def prepare_resume(directory: RunDirectory, claim: Claim, world: World) -> bool:
         if may_start_over(directory):
             _start_over(directory, claim)
         has_checkpoints = bool(directory.checkpoint_steps())
-        if not has_checkpoints and (problem := describe_missing(directory)):
+        if not has_checkpoints and (problem := describe_gone(directory)):
             error = CheckpointError(problem)
     resumes, problem = world.broadcast((has_checkpoints, error and str(error)))
     if problem is not None:

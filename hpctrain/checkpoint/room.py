@@ -53,7 +53,7 @@ def shortage(directory: RunDirectory, step: int, checkpoint_bytes: int, policy: 
     with suppress(OSError):
         free = FileSystem.of(directory.checkpoints).free_bytes
         # until the first one is removed; those that keep_every keeps have no bound
-        count = max(1, most_at_once(policy) - len(directory.checkpoint_steps()))
+        count = max(1, max_checkpoints(policy) - len(directory.checkpoint_steps()))
         needed = count * checkpoint_bytes
         if free >= needed:
             return ""
@@ -67,12 +67,12 @@ def shortage(directory: RunDirectory, step: int, checkpoint_bytes: int, policy: 
     return ""
 
 
-def most_at_once(policy: Checkpoint) -> int:
+def max_checkpoints(policy: Checkpoint) -> int:
     """The most checkpoints of a run at once, the one that is being written included; without those of `keep_every`."""
     return max(policy.keep, ALWAYS_KEPT) + (policy.keep_best or 0) + 1
 
 
-def describe_need(directory: RunDirectory, checkpoint_bytes: int, policy: Checkpoint) -> str:
+def describe_disk_space(directory: RunDirectory, checkpoint_bytes: int, policy: Checkpoint) -> str:
     """Describe the room for the checkpoints of a run, and of its sweep, for the log of an attempt's start.
 
     Args:
@@ -80,7 +80,7 @@ def describe_need(directory: RunDirectory, checkpoint_bytes: int, policy: Checkp
         checkpoint_bytes: of each.
         policy: conf/checkpoint.
     """
-    most, keep_best = most_at_once(policy), policy.keep_best or 0
+    most, keep_best = max_checkpoints(policy), policy.keep_best or 0
     text = f"at most {most} x {_size(checkpoint_bytes)} = {_size(most * checkpoint_bytes)}"
     if keep_best:
         text += f", {_size(keep_best * checkpoint_bytes)} of it for the best"

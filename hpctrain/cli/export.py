@@ -19,7 +19,7 @@ from hpctrain.phrases import byte_size, counted, listed
 from hpctrain.run.best_checkpoint import BestCheckpoint
 from hpctrain.run.checkpoints import find_damage, newest_intact
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.saved_record import gone_step
+from hpctrain.run.gone_checkpoints import gone_step
 from hpctrain.streams import print_warning
 
 _EPILOG = """\

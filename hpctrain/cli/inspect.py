@@ -17,7 +17,7 @@ from hpctrain.phrases import byte_size, local_time
 from hpctrain.run.best_checkpoint import BestCheckpoint
 from hpctrain.run.checkpoints import CheckpointInfo, list_checkpoints
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.saved_record import gone_step
+from hpctrain.run.gone_checkpoints import gone_step
 
 _EPILOG = """\
 examples:

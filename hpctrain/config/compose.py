@@ -26,13 +26,13 @@ from hpctrain.config.explain import Explainer, unreadable
 from hpctrain.config.folders import conf_dir, own_folders
 from hpctrain.config.group_options import GroupOptions
 from hpctrain.config.multiple_values import require_single_value, with_first_value
+from hpctrain.config.override_texts import TextKeepingParser, as_texts
 from hpctrain.config.overrides import MISTAKES, apply_override, keys_of, open_overrides
 from hpctrain.config.root import Config, with_absolute_init
 from hpctrain.config.run_config import RunConfig
 from hpctrain.config.sbatch_variables import fill_from_sbatch_variables
 from hpctrain.config.schema import PROGRAM_KEYS, SWEEP_GROUP
 from hpctrain.config.stored import to_config
-from hpctrain.config.typed_values import TypedValuesParser, as_texts
 from hpctrain.errors import ConfigError
 
 PRIMARY = "train"
@@ -130,7 +130,7 @@ class Composer:
         Raises:
             ConfigError: an override can't be parsed.
         """
-        parser, parsed = TypedValuesParser.create(config_loader=self.hydra.config_loader), []
+        parser, parsed = TextKeepingParser.create(config_loader=self.hydra.config_loader), []
         for override in open_overrides(overrides):
             # the runs of a sweep share most of their overrides
             if override not in self._parsed:

@@ -9,10 +9,10 @@ from omegaconf import DictConfig
 
 from hpctrain.config.checks import check
 from hpctrain.config.compose import Composer
+from hpctrain.config.override_texts import has_differing_text
 from hpctrain.config.program import USAGE, ProgramConfig, default_name
 from hpctrain.config.schema import TRAINING_KEYS
-from hpctrain.config.stored import other_texts, to_program
-from hpctrain.config.typed_values import has_other_text
+from hpctrain.config.stored import differing_texts, to_program
 from hpctrain.errors import ConfigError
 
 
@@ -45,8 +45,8 @@ class ProgramComposer(Composer):
         self.refuse_foreign(overrides)
         with self.explaining(overrides):
             config = to_program(self._raw(overrides), self.command)
-            if any(map(has_other_text, self.parse(overrides))):
-                config.run.args_as_typed = other_texts(config, self._raw(overrides, as_typed=True))
+            if any(map(has_differing_text, self.parse(overrides))):
+                config.run.args_as_typed = differing_texts(config, self._raw(overrides, as_typed=True))
         check(config)
         return config
 

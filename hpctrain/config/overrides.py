@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain.config.explain import HELP, Explainer
 from hpctrain.config.multiple_values import in_brackets, require_single_value, value_as_typed
-from hpctrain.config.typed_values import TypedValuesParser, as_texts
+from hpctrain.config.override_texts import TextKeepingParser, as_texts
 from hpctrain.errors import ConfigError
 
 MISTAKES = (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError)
@@ -41,7 +41,7 @@ def apply_overrides(node: DictConfig, overrides: Sequence[str], *, as_typed: boo
     Raises:
         ConfigError: one can't be parsed, has several values, or names an unknown key.
     """
-    parser = TypedValuesParser.create()
+    parser = TextKeepingParser.create()
     for typed, override in zip(overrides, open_overrides(overrides), strict=True):
         try:
             for parsed in parser.parse_overrides([override]):

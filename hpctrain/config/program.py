@@ -51,20 +51,20 @@ def placeholders(config: ProgramConfig) -> tuple[list[str], list[str]]:
 
 def values_of_args(config: ProgramConfig) -> dict[str, str]:
     """Return the values of `args` as text for the command, by their full keys, such as `args.lr`."""
-    return texts_of(config.args) | config.run.args_as_typed
+    return default_texts(config.args) | config.run.args_as_typed
 
 
-def texts_of(args: Mapping[str, Any]) -> dict[str, str]:
+def default_texts(args: Mapping[str, Any]) -> dict[str, str]:
     """Return values of `args` as a program gets them, if their own texts aren't known, by their full keys."""
-    return {key: text_of(value) for key, value in flat_values({"args": args}).items()} if args else {}
+    return {key: default_text(value) for key, value in flat_values({"args": args}).items()} if args else {}
 
 
-def text_of(value: object) -> str:
+def default_text(value: object) -> str:
     """Return a value as a program gets it, if its own text isn't known."""
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, list):
-        return ",".join(map(text_of, value))
+        return ",".join(map(default_text, value))
     return str(value)
 
 

@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain.config.explain import Explainer, unreadable
 from hpctrain.config.plain_yaml import refuse_deep
-from hpctrain.config.program import USAGE, ProgramConfig, texts_of
+from hpctrain.config.program import USAGE, ProgramConfig, default_texts
 from hpctrain.config.root import Config
 from hpctrain.config.run_config import RunConfig
 from hpctrain.config.schedule import Custom, schema_of
@@ -197,7 +197,7 @@ def load_run(path: Path, overrides: list[str] | None = None, *, only: Sequence[s
             apply_overrides(merged, overrides)
         config = to_program(merged, command) if is_program else to_config(merged, Config)
         if isinstance(config, ProgramConfig):
-            config.run.args_as_typed = other_texts(config, typed) if overrides else texts
+            config.run.args_as_typed = differing_texts(config, typed) if overrides else texts
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise unreadable(error, [path.parent]) from error
     except OmegaConfBaseException as error:
@@ -224,7 +224,7 @@ def to_program(node: DictConfig, command: Sequence[str]) -> ProgramConfig:
     return config
 
 
-def other_texts(config: ProgramConfig, typed: DictConfig) -> dict[str, str]:
+def differing_texts(config: ProgramConfig, typed: DictConfig) -> dict[str, str]:
     """Return the texts of `args` that differ from what a program gets for their values, by full key.
 
     Args:
@@ -233,7 +233,7 @@ def other_texts(config: ProgramConfig, typed: DictConfig) -> dict[str, str]:
     """
     args = OmegaConf.to_container(typed.args, resolve=True)
     assert isinstance(args, dict)
-    plain, texts = texts_of(config.args), texts_of({str(key): value for key, value in args.items()})
+    plain, texts = default_texts(config.args), default_texts({str(key): value for key, value in args.items()})
     return {key: text for key, text in texts.items() if key in plain and plain[key] != text}
 
 

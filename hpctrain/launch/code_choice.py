@@ -51,7 +51,7 @@ class CodeFiles:
         working_directory: `.` for the root.
         commit: of git; None outside of a repository.
         copied: files and symbolic links, with their sizes in bytes; some may vanish.
-        untracked: those of the files that git doesn't track, and others; outside of a repository, all of them.
+        untracked: the copied files that git doesn't track; outside of a repository, all of them.
         folders: of the code, those that are empty as well: a program may write into them.
         linked: files and folders that the code may use, and that aren't copied.
     """
@@ -94,7 +94,7 @@ class Choice:
 
 
 def _matcher(patterns: Iterable[str]) -> Callable[[str], bool]:
-    """Return whether a pattern is about a file or a folder, by its path."""
+    """Return a function that says whether the path of a file or a folder matches one of the patterns."""
     plain = [pattern.removesuffix("/") for pattern in patterns]
     names = _regex(pattern for pattern in plain if "/" not in pattern)
     paths = _regex(pattern.removeprefix("/") for pattern in plain if "/" in pattern)
@@ -105,44 +105,44 @@ def _regex(patterns: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(fnmatch.translate, patterns)) or r"(?!)")
 
 
-def take_out_own(found: CodeFiles, patterns: Sequence[str]) -> list[str]:
-    """Take the folders out of the code into which a program writes: each run has its own.
+def exclude_own_folders(code: CodeFiles, patterns: Sequence[str]) -> list[str]:
+    """Exclude the folders into which a program writes from the code, since each run has its own.
 
-    These are folders that match a pattern, and ignored ones without files. Tracked files in them stay in the code, and
-    a folder with scripts is code itself.
+    These are the folders that match a pattern, and ignored ones without files. Tracked files in them stay in the code,
+    and so does a folder that contains scripts.
 
     Args:
-        found: the code, which gets empty folders in their place.
+        code: of the program; gets empty folders in their place.
         patterns: of the folders, as for `Choice`.
 
     Returns:
-        The paths of the folders, and of files in the place of one.
+        The paths of the excluded folders, and of files that match a pattern.
     """
     matches = _matcher(patterns)
-    scripts = [path for path in found.copied if Path(path).suffix in INTERPRETERS]
-    code = {part for path in (*scripts, found.working_directory) for part in _parts(path)}
+    scripts = [path for path in code.copied if Path(path).suffix in INTERPRETERS]
+    with_scripts = {part for path in (*scripts, code.working_directory) for part in _parts(path)}
 
     def own_part(path: str) -> str:
-        return next((part for part in _parts(path) if part not in code and matches(part)), "")
+        return next((part for part in _parts(path) if part not in with_scripts and matches(part)), "")
 
     def is_output(path: str) -> bool:
         # a link in the place of a folder leads to other storage
-        return path in found.untracked or (matches(path) and os.path.islink(found.root / path))  # noqa: PTH114
+        return path in code.untracked or (matches(path) and os.path.islink(code.root / path))  # noqa: PTH114
 
-    parts = {path: own_part(path) for path in found.copied if is_output(path)}
-    for path in found.linked:
-        parts[path] = own_part(path) or (path if is_empty(found.root / path) else "")
-    found.linked[:] = [path for path in found.linked if not parts[path]]
-    for path in [path for path in found.copied if parts.get(path)]:
-        del found.copied[path]
-    own = sorted({*parts.values()} - {""})
-    outside = [path for path in found.folders if not any(is_below(path, part) for part in own)]
-    found.folders[:] = [*outside, *(part for part in own if (found.root / part).is_dir())]
-    return own
+    parts = {path: own_part(path) for path in code.copied if is_output(path)}
+    for path in code.linked:
+        parts[path] = own_part(path) or (path if is_empty(code.root / path) else "")
+    code.linked[:] = [path for path in code.linked if not parts[path]]
+    for path in [path for path in code.copied if parts.get(path)]:
+        del code.copied[path]
+    own_paths = sorted({*parts.values()} - {""})
+    outside = [path for path in code.folders if not any(is_below(path, part) for part in own_paths)]
+    code.folders[:] = [*outside, *(part for part in own_paths if (code.root / part).is_dir())]
+    return own_paths
 
 
 def is_empty(folder: Path) -> bool:
-    """Whether a folder has only folders in it, and in these; stops at the first file."""
+    """Whether a folder contains no files at any depth, apart from `.gitkeep`."""
 
     def has_no_file(entry: os.DirEntry[str]) -> bool:
         return entry.name == ".gitkeep" or (entry.is_dir(follow_symlinks=False) and is_empty(Path(entry.path)))
@@ -155,7 +155,7 @@ def is_empty(folder: Path) -> bool:
 
 
 def _parts(path: str) -> Iterable[str]:
-    """The path, and those of the folders above it, outermost first."""
+    """The folders above a path, outermost first, and the path itself."""
     return accumulate(path.split("/"), "{}/{}".format)
 
 

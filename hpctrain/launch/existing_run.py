@@ -13,7 +13,7 @@ from hpctrain.attempt.outcome import TIME_BOUND
 from hpctrain.config.checks import check
 from hpctrain.config.identity import decides_the_weights, flat, flat_values
 from hpctrain.config.plain_yaml import read_plain_config
-from hpctrain.config.program import ProgramConfig, texts_of, values_of_args
+from hpctrain.config.program import ProgramConfig, default_texts, values_of_args
 from hpctrain.config.root import Config
 from hpctrain.config.run_config import RunConfig
 from hpctrain.config.stored import OPEN_GROUPS, OPEN_OF_PROGRAMS, load_run
@@ -21,8 +21,8 @@ from hpctrain.errors import ConfigError, RunDirectoryError
 from hpctrain.launch.launch_code import importing_code_of
 from hpctrain.run.config_change import revert_config, trained_config
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.gone_checkpoints import describe_gone
 from hpctrain.run.reason import Reason
-from hpctrain.run.saved_record import describe_missing
 from hpctrain.status.before_launch import statuses_before_launch
 from hpctrain.status.run_status import RunStatus
 from hpctrain.status.state import RunState
@@ -62,7 +62,7 @@ def nothing_left(status: RunStatus, config: RunConfig) -> bool:
     completed = bool(status.attempts) and status.attempts[-1].reason is Reason.COMPLETED
     if not completed or status.state.may_change:
         return False
-    if config.resume.from_scratch and describe_missing(RunDirectory(status.path)):
+    if config.resume.from_scratch and describe_gone(RunDirectory(status.path)):
         return False
     changed = changed_keys(stored_values(trained_config(RunDirectory(status.path))), config)
     length = ["trainer.max_steps", "trainer.max_epochs"]
@@ -81,7 +81,7 @@ def require_checkpoint(directory: RunDirectory, config: RunConfig) -> None:
     Raises:
         RunDirectoryError: nothing is, and `resume.from_scratch` doesn't allow to start over.
     """
-    if not config.resume.from_scratch and (problem := describe_missing(directory)):
+    if not config.resume.from_scratch and (problem := describe_gone(directory)):
         raise RunDirectoryError(problem)
 
 
@@ -144,7 +144,7 @@ def refuse_other_run(old: RunConfig, new: RunConfig, report: Report = print) -> 
         report(f"the run continues with {key}={after.get(key)} instead of {before.get(key)}{inexact}")
 
 
-def with_own_texts(old: RunConfig, new: RunConfig, report: Report = print) -> RunConfig:
+def with_stored_texts(old: RunConfig, new: RunConfig, report: Report = print) -> RunConfig:
     """Return a program's configuration with the texts that its values of `args` had, where these are equal.
 
     Args:
@@ -155,8 +155,8 @@ def with_own_texts(old: RunConfig, new: RunConfig, report: Report = print) -> Ru
     if not isinstance(old, ProgramConfig) or not isinstance(new, ProgramConfig) or new.resume.allow_config_change:
         return new
     before, after = values_of_args(old), values_of_args(new)
-    plain, texts = texts_of(new.args), {}
-    equal = [key for key, text in texts_of(old.args).items() if plain.get(key) == text]
+    plain, texts = default_texts(new.args), {}
+    equal = [key for key, text in default_texts(old.args).items() if plain.get(key) == text]
     for key in after:
         text = before[key] if key in equal else after[key]
         if text != after[key]:

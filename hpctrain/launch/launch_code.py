@@ -24,7 +24,7 @@ from hpctrain.phrases import listed
 from hpctrain.run.code import CodeSnapshot, current_code, described, read_files, record_code, write_files
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.import_path import checked_in, hooked_packages
-from hpctrain.run.own_folder import make_own_folder
+from hpctrain.run.own_copy import make_own_copy
 from hpctrain.run.site_packages import hooked_packages_of
 from hpctrain.run.written_files import carry_over
 from hpctrain.streams import Report, print_warning
@@ -65,7 +65,7 @@ class LaunchCode:
             What the manifest says of the code; None if the ranks import from their working directory.
 
         Raises:
-            ConfigError: the run needs code that can't be copied, or `run.cwd` isn't that with which it began.
+            ConfigError: the run needs code that can't be copied, or began with another `run.cwd`.
             RunDirectoryError: the copy can't be written, or that of an existing run isn't as it was taken.
         """
         known = current_code(directory)
@@ -78,12 +78,12 @@ class LaunchCode:
         else:
             copy = self._copy(config, own_folders)
         code = None if copy is None else copy.of(directory)
-        if code is not None and known is not None and code.own is not None:
+        if code is not None and known is not None and code.own_paths is not None:
             try:
                 code = self._renewed(code, known)
             except OSError as error:
-                problem = f"its own folder for the code can't be written ({describe_os_error(error)})"
-                raise RunDirectoryError(f"{directory.path}: {problem}; make room") from error
+                problem = f"its own copy of the code can't be written ({describe_os_error(error)})"
+                raise RunDirectoryError(f"{directory.path}: {problem}; make room, and resume again") from error
         if code != known:
             if code is not None and known is not None and isinstance(config, ProgramConfig):
                 self._carry_over(known, code)
@@ -121,7 +121,7 @@ class LaunchCode:
             return None
         is_own = config.run.cwd == "own"
         if known is not None:
-            is_own = known.own is not None
+            is_own = known.own_paths is not None
         elif config.run.cwd is None and not directory.config.exists():
             is_own = self._home != directory
         if known is not None and config.run.cwd not in (None, cwd := "own" if is_own else "shared"):
@@ -130,27 +130,29 @@ class LaunchCode:
         return config.run.own_folders if is_own else None
 
     def _warn_of_own_folders(self, copy: CodeCopy) -> None:
-        """Name the folders that are empty in the run's own folder, but not in the original."""
-        if full := [part for part in copy.own or () if not is_empty(copy.files.root / part)]:
-            remedy = "a program that reads what is in yours needs run.cwd=shared, or run.own_folders without that name"
-            self._warn(f"each run has its own {listed(full)}, empty at first; {remedy}")
+        """Name the folders that are empty in the run's own copy, but not in the original."""
+        if filled := [path for path in copy.own_paths or () if not is_empty(copy.files.root / path)]:
+            remedy = "if the program reads what is in yours, set run.cwd=shared, or run.own_folders without that name"
+            self._warn(f"each run has its own {listed(filled)}, empty at first; {remedy}")
 
     def _renewed(self, code: CodeSnapshot, known: CodeSnapshot) -> CodeSnapshot:
-        """Return today's code in the run's own folder, if its program has run in one."""
-        own = code.in_run
-        if code == own or known.folder.parent != own.folder.parent:
-            return code  # its own folder has the copy itself; or no attempt has begun
-        if not own.folder.is_dir():
-            return make_own_folder(code)
-        if not own.find_damage():
-            return own
-        write_files(own.list, read_files(code.list))  # a purge may have removed the list, too
-        aside = set_aside(own.folder)
-        make_own_folder(code)
+        """Return the run's own copy of today's code, if its program has run in such a copy."""
+        own_copy = code.as_own_copy
+        if code == own_copy or known.folder.parent != own_copy.folder.parent:
+            return code  # the run isn't part of a sweep, or no attempt has begun
+        if not own_copy.folder.is_dir():
+            return make_own_copy(code)
+        if not own_copy.find_damage():
+            return own_copy
+        write_files(own_copy.list, read_files(code.list))  # a purge may have removed the list, too
+        aside = set_aside(own_copy.folder)
+        make_own_copy(code)
         if aside is not None:
-            self._warn(f"{own.folder} was changed since it was taken: it is {aside.name} now, and a new one was made")
-            self._carry_over(replace(own, folder=aside), own)
-        return own
+            self._warn(
+                f"{own_copy.folder} was changed since it was taken: it is now {aside.name}, with a new one in its place"
+            )
+            self._carry_over(replace(own_copy, folder=aside), own_copy)
+        return own_copy
 
     def _copy(self, config: RunConfig, own_folders: Sequence[str] | None) -> CodeCopy | None:
         settings = repr((config.code, own_folders))
@@ -235,7 +237,7 @@ def importing_code_of(run_dir: str | Path | None, *, now: bool = False) -> Itera
         with checked_in(code):
             yield
     except ConfigError as error:
-        # a class may be unknown because its file was removed
+        # its file may have been removed
         if code is not None and (damage := code.find_damage(contents=False)):
             raise RunDirectoryError(damage) from error
         raise

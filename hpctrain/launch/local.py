@@ -39,7 +39,7 @@ from hpctrain.run.exit_record import first_cause, read_exit_records
 from hpctrain.run.handover import Handover
 from hpctrain.run.import_path import imported_from
 from hpctrain.run.ledger import Ledger
-from hpctrain.run.own_folder import code_for_attempt
+from hpctrain.run.own_copy import code_for_attempt
 from hpctrain.run.owner import Owner
 from hpctrain.run.process import environ_replaced, handlers_restored, may_handle_signals, signals_blocked
 from hpctrain.run.reason import Reason

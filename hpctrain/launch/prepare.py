@@ -21,14 +21,14 @@ from hpctrain.config.stored import load_run, to_yaml
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import write_json
 from hpctrain.launch.after import resolved
-from hpctrain.launch.existing_run import changed_keys, refuse_other_run, with_own_texts
+from hpctrain.launch.existing_run import changed_keys, refuse_other_run, with_stored_texts
 from hpctrain.launch.launch_code import LaunchCode
 from hpctrain.launch.run_dir import default_path, undone_on_error
 from hpctrain.run.config_change import change_config, trained_config
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.gone_checkpoints import allow_start_over
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.manifest import manifest
-from hpctrain.run.saved_record import allow_start_over
 from hpctrain.streams import Report
 
 
@@ -124,7 +124,7 @@ def prepare(
         if not any(map(decides_the_weights, changed_keys(flat(trained), run.config))):
             old = trained  # what a resume changed since then was never trained with
         refuse_other_run(old, run.config, report)
-        run = dataclasses.replace(run, config=with_own_texts(old, run.config, report))
+        run = dataclasses.replace(run, config=with_stored_texts(old, run.config, report))
     elif directory.path.is_dir() and any(directory.path.iterdir()):
         raise RunDirectoryError(
             f"run_dir={directory.path}: expected a run or an empty folder, found other files; name an empty or new one"

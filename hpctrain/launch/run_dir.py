@@ -15,7 +15,7 @@ from hpctrain.errors import RunDirectoryError
 from hpctrain.files import read_json_lines, write_atomic
 from hpctrain.run.code import DAMAGED, list_of
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.saved_record import STARTS_OVER
+from hpctrain.run.gone_checkpoints import STARTS_OVER
 
 
 @contextlib.contextmanager

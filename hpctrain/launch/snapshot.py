@@ -18,7 +18,7 @@ import xxhash
 from hpctrain.config.code import Code
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import describe_os_error, on_each_file, temporary_name
-from hpctrain.launch.code_choice import CodeFiles, CodeFilesError, take_out_own, too_many_bytes
+from hpctrain.launch.code_choice import CodeFiles, CodeFilesError, exclude_own_folders, too_many_bytes
 from hpctrain.launch.code_files import find_code
 from hpctrain.launch.code_links import Links
 from hpctrain.run.code import (
@@ -52,7 +52,7 @@ class CodeCopy:
         count: number of copied files.
         bytes: in them.
         set_aside: an earlier copy of the same that was damaged, under its new name.
-        own: see `CodeSnapshot`.
+        own_paths: see `CodeSnapshot`.
     """
 
     files: CodeFiles
@@ -61,7 +61,7 @@ class CodeCopy:
     count: int
     bytes: int
     set_aside: Path | None = None
-    own: tuple[str, ...] | None = None
+    own_paths: tuple[str, ...] | None = None
 
     def of(self, run: RunDirectory) -> CodeSnapshot:
         """Return the copy as the code of a run."""
@@ -72,7 +72,7 @@ class CodeCopy:
             folder=self.folder,
             root=files.root,
             place=files.working_directory,
-            own=self.own,
+            own_paths=self.own_paths,
         )
 
 
@@ -86,8 +86,8 @@ def copy_code(
         settings: what to copy.
         home: the directory.
         mode: permissions of the run.
-        own_folders: patterns of folders of which each run has its own; None if the runs share everything. With them, a
-            copy without files is one, too.
+        own_folders: patterns of folders of which each run has its own; None if the runs share everything. With them,
+            even a folder without files is copied.
 
     Raises:
         CodeFilesError: the code can't be found or read, or there is too much.
@@ -95,14 +95,14 @@ def copy_code(
     """
     max_bytes = settings.max_mb * 1e6
     found = find_code(Path(os.path.realpath(folder)), settings.exclude, home.path, max_bytes)
-    own = None if own_folders is None else tuple(take_out_own(found, own_folders))
-    if own is None and not found.copied:
+    own_paths = None if own_folders is None else tuple(exclude_own_folders(found, own_folders))
+    if own_paths is None and not found.copied:
         return None
     _require_size(found, max_bytes)
     with home.permissions(mode):
         home.close_folder(home.code, mode)
         try:
-            return replace(_publish(found, home), own=own)
+            return replace(_publish(found, home), own_paths=own_paths)
         except OSError as error:
             raise RunDirectoryError(
                 f"run_dir={home.path}: the code can't be copied there ({describe_os_error(error)}); make room, choose "

@@ -117,8 +117,8 @@ def _this_rank(directory: RunDirectory) -> ProgramRank:
     end_with_parent(handover.parent)
     environment = ClusterEnvironment.from_environment(os.environ, master_port=config.cluster.master_port)
     code = current_code(directory, handover.code) if handover.code else None
-    if code is not None and code.own is not None:
-        code = code.in_run  # even if this node doesn't see it yet: the shared copy isn't for writing
+    if code is not None and code.own_paths is not None:
+        code = code.as_own_copy  # even if this node doesn't see it yet: the shared copy isn't for writing
     StartRecord.of_this_process(environment).write(directory.claim(handover.attempt))
     return ProgramRank(
         config=config,
@@ -215,25 +215,28 @@ def _outcome(rank: ProgramRank, end: ProgramEnd, output_start: int) -> ProgramOu
 
 
 def _report_written(rank: ProgramRank, began: float) -> None:
-    """Name what the program wrote into the copy of its code, and, past its own folder, into the original."""
+    """Log which files the program wrote into the copy of its code, and which it wrote into through links."""
     code = rank.code
     if code is None:
         return
     try:
         found = written_files(code)
-        originals = [] if code.own is None else written_originals(code, began)
+        originals = [] if code.own_paths is None else written_originals(code, began)
     except (OSError, HpctrainError):
         return  # the launcher of the next attempt compares the copy with its list
-    if found and code.own is None:
+    if found and code.own_paths is None:
         advice = "write into $HPCTRAIN_CHECKPOINT_DIR or $HPCTRAIN_RUN_DIR instead"
         log.info(
             "the copy of the code, %s, contains what the program wrote: %s; %s", code.folder, listed(found), advice
         )
     elif found:
-        log.info("the program wrote into %s, the run's own folder: %s", code.folder, listed(found))
+        log.info("the program wrote into %s, the run's own copy of the code: %s", code.folder, listed(found))
     if originals:
-        remedy = "if this program wrote it, name the folder in run.own_folders"
-        log.warning("written to meanwhile, and shared by all runs: %s in %s; %s", listed(originals), code.root, remedy)
+        remedy = "if this program wrote there, add the name to run.own_folders, so that each run has its own"
+        log.warning(
+            "while the program ran, something wrote into what all runs share: %s in %s; %s",
+            *(listed(originals), code.root, remedy),
+        )
 
 
 def _shown(command: Sequence[str]) -> str:

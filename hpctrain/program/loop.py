@@ -13,10 +13,10 @@ from hpctrain.distributed.stop_request import STOP_SIGNALS
 from hpctrain.errors import HpctrainError
 from hpctrain.files import write_json
 from hpctrain.program.child import Child
+from hpctrain.program.connection_watch import ConnectionWatch
 from hpctrain.program.ending import ProgramEnd
 from hpctrain.program.forwarded_stop import ForwardedStop
 from hpctrain.program.hang import LOOK_S, HangWatch
-from hpctrain.program.meeting import MeetingWatch
 from hpctrain.program.rank import ProgramRank
 from hpctrain.program.records import Records
 from hpctrain.program.session_events import EventPipe, Progress
@@ -69,7 +69,7 @@ class EventLoop:
         self._records = records
         self.progress = Progress()
         self._hang = HangWatch(rank.config.health)
-        self._meeting = MeetingWatch(rank, child.process)
+        self._connections = ConnectionWatch(rank, child.process)
         self._requests = StacksRequests(rank.directory.stacks_request(rank.attempt))
         run = rank.config.run
         self._stop = ForwardedStop(
@@ -172,7 +172,7 @@ class EventLoop:
         complaint = self._hang.look(self.progress, self._stops, now)
         if complaint:
             self._record_hang(complaint)
-        self._meeting.look(now)
+        self._connections.look(now)
         if self._records is not None:
             self._records.look(self.progress)
         if now < self._request_at:

@@ -22,7 +22,7 @@ FILE, EXECUTABLE, LINK = "100644", "100755", "120000"
 """Modes of files, as git has them."""
 BLOCK_BYTES = 1 << 20
 MISSING = "was removed"
-"""What is wrong with a file that isn't there."""
+"""The problem with a file of the copy that isn't there."""
 DAMAGED = "damaged-"
 """How the names of damaged copies begin that a launch set aside."""
 
@@ -32,7 +32,7 @@ _RECORD = {
     "root": PATH,
     "working_directory": PATH,
     "commit": TEXT,
-    "own": TEXTS,
+    "own_paths": TEXTS,
     "files": COUNT,
     "bytes": COUNT,
     "time": TIME,
@@ -68,8 +68,8 @@ class CodeSnapshot:
         root: of the original: a git repository, or the working directory.
         place: of the working directory in both; `.` for the root.
         commit: of git, when it was taken; empty if that isn't known.
-        own: of a program that runs in a folder of its own (`run.cwd=own`): the files and folders that aren't copies or
-            links in it, relative to it; None for one that runs in the copy itself.
+        own_paths: of a program with `run.cwd=own`: the folders that are empty in the run's own copy, such as
+            `outputs`, and the files that it lacks, relative to the root; None for a program that runs in the shared copy.
     """
 
     run: RunDirectory
@@ -78,7 +78,7 @@ class CodeSnapshot:
     root: Path
     place: str
     commit: str = field(default="", compare=False)
-    own: tuple[str, ...] | None = None
+    own_paths: tuple[str, ...] | None = None
 
     @property
     def working_directory(self) -> Path:
@@ -86,8 +86,8 @@ class CodeSnapshot:
         return self.folder / self.place
 
     @property
-    def in_run(self) -> CodeSnapshot:
-        """The same in the run's own folder, which may not exist yet."""
+    def as_own_copy(self) -> CodeSnapshot:
+        """The run's own copy of the same code (`hpctrain.run.own_copy`), which may not exist yet."""
         return replace(self, folder=self.run.code / self.digest)
 
     @property
@@ -253,8 +253,8 @@ def record_code(directory: RunDirectory, code: CodeSnapshot | None, when: float,
     if code is not None:
         folder = os.path.relpath(code.folder, directory.path)
         known = {"digest": code.digest, "folder": folder, "root": str(code.root), "working_directory": code.place}
-        if code.own is not None:
-            known["own"] = list(code.own)
+        if code.own_paths is not None:
+            known["own_paths"] = list(code.own_paths)
     append_json_line(directory.code_records, {**known, **fields, "time": when}, durable=True)
 
 
@@ -265,7 +265,7 @@ def code_records(directory: RunDirectory) -> Iterator[dict[str, Any]]:
         RunDirectoryError: a field of a record can't be.
     """
     for record in read_json_lines(directory.code_records):
-        required = tuple(_RECORD.keys() - {"commit", "own"}) if record.get("digest") else ()
+        required = tuple(_RECORD.keys() - {"commit", "own_paths"}) if record.get("digest") else ()
         require_fields(directory.code_records, record, _RECORD, required)
         yield record
 
@@ -291,16 +291,16 @@ def current_code(directory: RunDirectory, digest: str | None = None) -> CodeSnap
         return None
     record, digest = records[-1], str(records[-1]["digest"])
     folder = Path(os.path.normpath(directory.path / record["folder"]))
-    # a program of a sweep has its own folder once it has begun; a run that was moved out of its sweep may have a copy
-    own = directory.code / digest
+    # a program of a sweep has its own copy once it has begun; so may a run that was moved out of its sweep
+    own_copy = directory.code / digest
     return CodeSnapshot(
         run=directory,
         digest=digest,
-        folder=own if own.is_dir() else folder,
+        folder=own_copy if own_copy.is_dir() else folder,
         root=Path(record["root"]),
         place=record["working_directory"],
         commit=record.get("commit") or "",
-        own=tuple(record["own"]) if "own" in record else None,
+        own_paths=tuple(record["own_paths"]) if "own_paths" in record else None,
     )
 
 

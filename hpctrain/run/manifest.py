@@ -68,13 +68,13 @@ def varied_text(varied: Mapping[str, str]) -> str:
     return " ".join(f"{key}={value}" for key, value in varied.items())
 
 
-class TypedFloat(float):
+class FloatWithText(float):
     """A number that was typed in another way than Python writes it, such as `1.10`."""
 
     source = ""
 
 
-class TypedInt(int):
+class IntWithText(int):
     """A whole number that was typed in another way than Python writes it, such as `+1`."""
 
     source = ""
@@ -84,14 +84,14 @@ def as_typed(value: object, text: str) -> object:
     """Return a number that `value_text` writes as it was typed; anything else as it is."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
-    number = TypedFloat(value) if isinstance(value, float) else TypedInt(value)
+    number = FloatWithText(value) if isinstance(value, float) else IntWithText(value)
     number.source = text
     return number
 
 
 def value_text(value: object) -> str:
     """A value as it is typed: `0.001`, `true`, `[0.9,0.99]`, `sgd`."""
-    if isinstance(value, TypedFloat | TypedInt):
+    if isinstance(value, FloatWithText | IntWithText):
         return value.source
     if isinstance(value, str):
         return value

@@ -10,8 +10,8 @@ from pathlib import Path
 from hpctrain.run.code import CodeSnapshot, read_files
 
 CACHE = "__pycache__"
-LOOKED_AT = 1000
-"""Entries of a linked folder whose times are compared."""
+MAX_ENTRIES = 1000
+"""Entries of a linked folder whose modification times are read."""
 
 
 def written_files(code: CodeSnapshot) -> list[str]:
@@ -27,9 +27,9 @@ def written_files(code: CodeSnapshot) -> list[str]:
 
 
 def written_originals(code: CodeSnapshot, since: float) -> list[str]:
-    """Return what wasn't copied, and was written to through the links of a copy, relative to it.
+    """Return the links of a copy whose targets were modified since a time, relative to the copy.
 
-    Of a linked folder, the folder and the first files in it are looked at: data may have millions.
+    In a linked folder, only the folder and its first `MAX_ENTRIES` are looked at: data may have millions of files.
 
     Args:
         code: the copy.
@@ -38,12 +38,12 @@ def written_originals(code: CodeSnapshot, since: float) -> list[str]:
     Raises:
         OSError: the copy can't be read.
     """
-    written = {code.folder / path for path in written_files(code)}
+    outputs = {code.folder / path for path in written_files(code)}
     links: list[Path] = []
     for above, folders, files in os.walk(code.folder):
         paths = [Path(above, name) for name in (*folders, *files)]
         links += [path for path in paths if path.is_symlink() and _leads_to_original(code, path)]
-        folders[:] = [name for name in folders if Path(above, name) not in written]
+        folders[:] = [name for name in folders if Path(above, name) not in outputs]
     return sorted(link.relative_to(code.folder).as_posix() for link in links if _newest_time(link) > since)
 
 
@@ -53,7 +53,7 @@ def _newest_time(path: Path) -> float:
         if not path.is_dir():
             return time
         with os.scandir(path) as entries:
-            return max(time, *(entry.stat().st_mtime for entry in islice(entries, LOOKED_AT)), 0.0)
+            return max(time, *(entry.stat().st_mtime for entry in islice(entries, MAX_ENTRIES)), 0.0)
     except OSError:
         return 0.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hpctrain.config.typed_values import TypedValuesParser
+from hpctrain.config.override_texts import TextKeepingParser
 from hpctrain.run.directory import RunDirectory
 from hpctrain.search.asha import Asha
 from hpctrain.search.distribution import Distribution, distribution_of
@@ -45,5 +45,5 @@ def distributions_of(record: SweepRecord) -> Mapping[str, Distribution]:
     Raises:
         ConfigError: a key's values are such that a search can't use them.
     """
-    parser = TypedValuesParser.create()
+    parser = TextKeepingParser.create()
     return {key: distribution_of(parser.parse_override(f"{key}={text}")) for key, text in record.space.items()}

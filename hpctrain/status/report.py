@@ -19,13 +19,13 @@ from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.config_change import trained_varied
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import last_evaluation
+from hpctrain.run.gone_checkpoints import gone_step
 from hpctrain.run.ledger import Attempt
 from hpctrain.run.owner import Owner
 from hpctrain.run.record_fields import COUNT
-from hpctrain.run.saved_record import gone_step
 from hpctrain.run.saves import last_save
-from hpctrain.run.separate_ranks import SeparateRanks
 from hpctrain.run.times import read_times
+from hpctrain.run.unconnected_ranks import UnconnectedRanks
 from hpctrain.scheduler.job import JobRecord
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.status.accounting import Account, account
@@ -159,8 +159,8 @@ def read_status(
         note = f"{waits_for} ({pending[-1].reason})"
     logs = [str(attempt.extra["incomplete_logs"]) for attempt in attempts if "incomplete_logs" in attempt.extra]
     note = "; ".join(filter(None, [note, *logs]))
-    if "run" in config and (separate := SeparateRanks.read(directory.claim(last.attempt))) is not None:
-        note = "; ".join(filter(None, [note, separate.text]))
+    if "run" in config and (unconnected := UnconnectedRanks.read(directory.claim(last.attempt))) is not None:
+        note = "; ".join(filter(None, [note, unconnected.text]))
     status = RunStatus(
         name=str(config.get("name") or directory.path.name),
         path=directory.path,

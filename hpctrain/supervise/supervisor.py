@@ -19,7 +19,7 @@ from hpctrain.launch.prepare import RunPlan
 from hpctrain.retry import retry
 from hpctrain.run.code import CheckedCode
 from hpctrain.run.ledger import Ledger
-from hpctrain.run.own_folder import code_for_attempt
+from hpctrain.run.own_copy import code_for_attempt
 from hpctrain.run.reason import Reason
 from hpctrain.run.start_record import nodes_by_rank
 from hpctrain.scheduler.slurm import SILENCE_S, Slurm

@@ -26,10 +26,10 @@ from hpctrain.launch.submission import sbatch_parameters, script, submit
 from hpctrain.launch.task_arrays import TaskArray, largest_array, not_submitted, print_excess, task_arrays
 from hpctrain.phrases import counted, listed
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.gone_checkpoints import describe_gone
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.manifest import manifest, varied_text
 from hpctrain.run.reason import Reason
-from hpctrain.run.saved_record import describe_missing
 from hpctrain.search.record import SweepRecord, sweep_is_over
 from hpctrain.status.before_launch import statuses_before_launch
 from hpctrain.status.follow import wait_for
@@ -135,7 +135,7 @@ class Sweep:
                 state = f"already completed{status.at_step}" if done else f"{status.state}: left alone"
                 print(f"{where}: {state}")
                 codes[run.directory] = ExitCode.FINISHED
-            elif not run.config.resume.from_scratch and (problem := describe_missing(run.directory)):
+            elif not run.config.resume.from_scratch and (problem := describe_gone(run.directory)):
                 print(f"{ERROR_PREFIX}{where}: {problem}; skipped", file=sys.stderr)
                 codes[run.directory] = ExitCode.BAD_CONFIGURATION
             elif status.state is RunState.FAILED and not status.unstarted and not self.retry_failed:

@@ -22,7 +22,6 @@ from hpctrain.distributed.world import World
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.tasks.task import Task
 from hpctrain.train.activation_checkpointing import checkpoint_activations
-from hpctrain.train.build_record import require_same_model
 from hpctrain.train.modes import begin_training
 from hpctrain.train.parameter_groups import freeze
 from hpctrain.train.precision import (
@@ -34,6 +33,7 @@ from hpctrain.train.precision import (
     poor_fit,
     set_fp32_precision,
 )
+from hpctrain.train.rank_comparison import require_same_model
 from hpctrain.train.task_class import check_class
 
 if TYPE_CHECKING:

@@ -26,11 +26,11 @@ from hpctrain.tasks.task import Task
 from hpctrain.train.activation_checkpointing import checkpoint_activations
 from hpctrain.train.build import Network, build_model
 from hpctrain.train.build_pipeline import cut_into_stages, join_pipeline
-from hpctrain.train.build_record import require_same_model
 from hpctrain.train.deferred_values import DeferredValues, deferred_values
 from hpctrain.train.modes import begin_training
 from hpctrain.train.parameter_groups import freeze
 from hpctrain.train.precision import AUTOCAST_TYPES, PURE_TYPES, compute_in, poor_fit, set_fp32_precision
+from hpctrain.train.rank_comparison import require_same_model
 
 log = logging.getLogger("hpctrain.train")
 

@@ -13,7 +13,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from hpctrain.data.micro_batch import iterate_tensors
 from hpctrain.distributed.compiler import uncompiled
-from hpctrain.train.modes import batch_norms_at_rest
+from hpctrain.train.modes import frozen_batch_norms
 
 
 class EmptyPass:
@@ -47,7 +47,7 @@ class EmptyPass:
 
         handle = register_module_forward_hook(note)
         try:
-            with uncompiled(), batch_norms_at_rest(model):
+            with uncompiled(), frozen_batch_norms(model):
                 yield
         finally:
             handle.remove()
@@ -64,7 +64,7 @@ class EmptyPass:
                 handle.remove()
 
 
-def is_alone(replica: nn.Module) -> bool:
+def exchanges_nothing(replica: nn.Module) -> bool:
     """Whether no other rank waits for what the model exchanges in a pass: parts of its weights, or statistics."""
     return not getattr(replica, "is_sharded", False) and not has_shared_statistics(replica)
 

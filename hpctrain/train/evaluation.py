@@ -25,13 +25,13 @@ from hpctrain.distributed.world import World
 from hpctrain.errors import HpctrainError, TaskError
 from hpctrain.phrases import counted
 from hpctrain.tasks.task import Task
-from hpctrain.train.build_record import BuildRecord
 from hpctrain.train.ema import Ema
 from hpctrain.train.evaluation_pass import EvaluationPass
 from hpctrain.train.evaluation_results import EvaluationResults, OnRankZeroError
 from hpctrain.train.loss_weights import LossWeights
 from hpctrain.train.modes import evaluation_mode
 from hpctrain.train.precision import autocast
+from hpctrain.train.rank_comparison import RankComparison
 from hpctrain.train.task_log import AttachedLog
 from hpctrain.train.task_metrics import TaskMetrics
 from hpctrain.train.task_state import TaskState, remember_attributes
@@ -133,7 +133,7 @@ class Evaluation:
             workers=workers,
         )
 
-    def add_to(self, record: BuildRecord) -> None:
+    def add_to(self, record: RankComparison) -> None:
         """Add the task's metric objects to what the ranks compare."""
         self._metrics.add_to(record)
 

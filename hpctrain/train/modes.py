@@ -94,7 +94,7 @@ def _outermost(model: nn.Module) -> list[str]:
 
 
 @contextmanager
-def batch_norms_at_rest(model: nn.Module) -> Iterator[None]:
+def frozen_batch_norms(model: nn.Module) -> Iterator[None]:
     """Inside the context, batch norms use and keep their statistics; those over all ranks do as in training."""
     norms = [
         module

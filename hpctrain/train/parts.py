@@ -38,7 +38,6 @@ from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
 from hpctrain.train.build import Network, build_network, build_trained_task
 from hpctrain.train.build_learning_rate import Span
-from hpctrain.train.build_record import SAME_CONFIGURATION, SAME_ORDER, BuildRecord
 from hpctrain.train.callbacks import Callbacks
 from hpctrain.train.ema import Ema
 from hpctrain.train.ending import Ending
@@ -47,6 +46,7 @@ from hpctrain.train.loss_weights import LossWeights
 from hpctrain.train.meters import meter_of
 from hpctrain.train.model_memory import ModelMemory, model_memory
 from hpctrain.train.optimizers import build_optimizers
+from hpctrain.train.rank_comparison import SAME_CONFIGURATION, SAME_ORDER, RankComparison
 from hpctrain.train.sample_check import SampleCheck
 from hpctrain.train.state_check import StateCheck
 from hpctrain.train.step import TrainStep
@@ -277,7 +277,7 @@ class Parts:
 
     def require_same_evaluation(self) -> None:
         """Refuse ranks that evaluate differently; collective."""
-        record = BuildRecord(self.world)
+        record = RankComparison(self.world)
         record.add_dataset("held-out", self.eval_data)
         if self.evaluation is not None:
             self.evaluation.add_to(record)
@@ -333,7 +333,7 @@ class Parts:
 
     def _require_same_training(self) -> None:
         """Refuse ranks that would plan different steps; collective."""
-        config, record = self.config, BuildRecord(self.world)
+        config, record = self.config, RankComparison(self.world)
         record.add("seed", config.seed, SAME_CONFIGURATION)
         for key, setting in asdict(config.trainer).items():
             record.add(f"trainer.{key}", setting, SAME_CONFIGURATION)
@@ -345,7 +345,7 @@ class Parts:
         """Refuse ranks whose training samples differ, or are in another order; collective."""
         if self.world.control is None:
             return
-        record = BuildRecord(self.world)
+        record = RankComparison(self.world)
         with random_states_restored(self.world.gpus):
             first = self._order()(0, np.arange(min(self.plan.num_samples, NUM_ORDERED)))
         record.add("the order of the training samples", listed(first, shown=NUM_ORDERED), SAME_ORDER)

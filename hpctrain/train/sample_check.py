@@ -26,7 +26,7 @@ from hpctrain.distributed.determinism import random_states_restored
 from hpctrain.distributed.world import World
 from hpctrain.errors import TaskError
 from hpctrain.phrases import numbered
-from hpctrain.train.build_record import SAME_DATA, SAME_STREAM
+from hpctrain.train.rank_comparison import SAME_DATA, SAME_STREAM
 
 MAX_S = 2.0
 """Seconds of reading after which a rank compares only what it has read so far."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import torch
 
-from hpctrain.checkpoint.room import describe_need
+from hpctrain.checkpoint.room import describe_disk_space
 from hpctrain.config.batch import counted_shares
 from hpctrain.config.schedule import AnySchedule, schedule_of
 from hpctrain.distributed.nccl_variables import ALIASES, nccl_defaults, user_nccl_variables
@@ -63,7 +63,7 @@ def log_start(
         "precision": parts.config.precision.kind + (", compiled" if parts.config.trainer.compile else ""),
         "data": _data(parts),
         "checkpoints": _plan(parts, step),
-        "disk": describe_need(directory, _checkpoint_bytes(parts), parts.checkpoint_policy),
+        "disk": describe_disk_space(directory, _checkpoint_bytes(parts), parts.checkpoint_policy),
     }
     if in_evaluation_mode := describe_evaluation_mode(inner(parts.model)):
         rows["eval mode"] = in_evaluation_mode

@@ -18,7 +18,6 @@ from hpctrain.errors import TaskError
 from hpctrain.phrases import counted
 from hpctrain.tasks.evaluation_contract import checked_computed, checked_metrics
 from hpctrain.tasks.task import Task
-from hpctrain.train.build_record import BuildRecord
 from hpctrain.train.growing_states import GrowingStates, exact_bytes
 from hpctrain.train.metric_states import (
     ELEMENTWISE,
@@ -29,6 +28,7 @@ from hpctrain.train.metric_states import (
     states_of,
     switch_synchronisation_off,
 )
+from hpctrain.train.rank_comparison import RankComparison
 from hpctrain.train.task_state import copied
 
 
@@ -58,7 +58,7 @@ class TaskMetrics:
         """Whether there are any."""
         return bool(self._metrics)
 
-    def add_to(self, record: BuildRecord) -> None:
+    def add_to(self, record: RankComparison) -> None:
         """Add the objects to what the ranks compare."""
         record.add_metrics(self._metrics)
 

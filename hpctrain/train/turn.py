@@ -11,7 +11,7 @@ from torch import Tensor
 from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.errors import TaskError
 from hpctrain.phrases import listed
-from hpctrain.train.empty_pass import EmptyPass, is_alone, zero_of
+from hpctrain.train.empty_pass import EmptyPass, exchanges_nothing, zero_of
 from hpctrain.train.joint_update import JointUpdate
 from hpctrain.train.loss import Loss
 from hpctrain.train.profiling.timing import PartTimer
@@ -138,7 +138,7 @@ class Turn:
         The task's loss is computed only where other ranks wait for what the model exchanges.
         """
         replica = self.module.replica
-        if is_alone(replica):
+        if exchanges_nothing(replica):
             self.update.backward(replica(zero_of))
             return
         empty = EmptyPass()

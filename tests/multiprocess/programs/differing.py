@@ -16,7 +16,7 @@ from hpctrain.data import ShardedStream, ShuffledStream
 from hpctrain.data.workers import Workers
 from hpctrain.errors import TaskError
 from hpctrain.tasks import Metric
-from hpctrain.train.build_record import BuildRecord
+from hpctrain.train.rank_comparison import RankComparison
 from hpctrain.train.sample_check import SampleCheck
 
 
@@ -136,7 +136,7 @@ def be_rank(odd_rank, kinds):
     errors = {}
     for what, kind in kinds:
         own = kind if world.rank == odd_rank or kind in ON_ALL_RANKS else ""
-        record, state = BuildRecord(world), torch.get_rng_state()
+        record, state = RankComparison(world), torch.get_rng_state()
         if what == "dataset":
             record.add_dataset("training", DATASETS[own])
         elif what == "model":

@@ -7,11 +7,11 @@ from hpctrain.config.compose import Composer
 from hpctrain.config.stored import load
 from hpctrain.launch.prepare import prepare
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.gone_checkpoints import may_start_over
 from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.owner import Owner
 from hpctrain.run.reason import Reason
-from hpctrain.run.saved_record import may_start_over
 
 SITE = "defaults: [slurm, _self_]\npartition: long\n"
 ONE, TWO = ["mine"], ["mine", "other"]

@@ -24,7 +24,7 @@ from hpctrain.launch.run_dir import undone_on_error
 from hpctrain.run.code import current_code
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
-from hpctrain.run.own_folder import code_for_attempt
+from hpctrain.run.own_copy import code_for_attempt
 from hpctrain.run.reason import Reason
 from hpctrain.sweep.runs import SweepRun
 from hpctrain.sweep.sweep import Sweep
@@ -279,12 +279,12 @@ def programs(count, words=(), **options):
         return [run.directory for run in plans]
 
 
-def test_each_program_of_a_sweep_has_its_own_folder_also_with_today_s_code(project, capsys):
+def test_each_program_of_a_sweep_has_its_own_copy_also_with_today_s_code(project, capsys):
     (project / "outputs").mkdir()
     (project / "outputs" / "old").write_text("by hand")
     (project / ".gitignore").write_text("R*/\noutputs/\n")
     runs = programs(3)
-    assert "warning: each run has its own outputs, empty at first; a program that reads" in capsys.readouterr().err
+    assert "warning: each run has its own outputs, empty at first; if the program reads" in capsys.readouterr().err
     for run in runs[:2]:
         folder = code_for_attempt(run).copy.folder
         assert folder.parent == run.code
@@ -306,9 +306,9 @@ def test_each_program_of_a_sweep_has_its_own_folder_also_with_today_s_code(proje
         programs(3, ["run.cwd=shared"])
 
 
-def test_the_programs_of_a_sweep_share_what_they_write_if_they_are_to_or_began_so(project):
+def test_the_programs_of_a_sweep_share_outputs_if_configured_or_begun_so(project):
     for run in programs(2, ["run.cwd=shared"]):
-        assert '"own"' not in run.code_records.read_text()  # nor did earlier versions write that
+        assert "own_paths" not in run.code_records.read_text()  # nor did earlier versions write that
         text = run.config.read_text().split("  own_folders:")[0].replace("  cwd: shared\n", "")
         run.config.write_text(f"{text}  signal: TERM\n")
     (project / "my_task.py").write_text("")

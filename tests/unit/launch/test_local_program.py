@@ -111,6 +111,6 @@ def test_runs_of_a_sweep_do_not_see_what_the_others_wrote(folder, capsys):
     places = [Path(line.removeprefix("runs in ")) for line in printed if line.startswith("runs in ")]
     for number, place in enumerate(places):
         assert place.parent == folder / "sweep" / str(number) / "code"
-        line = f"hpctrain: the program wrote into {place}, the run's own folder: new, outputs"
+        line = f"hpctrain: the program wrote into {place}, the run's own copy of the code: new, outputs"
         assert any(printed_line.endswith(line) for printed_line in printed)
     assert (folder / "outputs" / "last").read_text() == "by hand"

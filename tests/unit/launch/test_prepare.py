@@ -7,8 +7,8 @@ from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.stored import load
 from hpctrain.errors import ConfigError, RunDirectoryError
 from hpctrain.launch.prepare import plan, prepare, prepare_as_rank
+from hpctrain.run.gone_checkpoints import may_start_over
 from hpctrain.run.ledger import Ledger
-from hpctrain.run.saved_record import may_start_over
 
 COMMAND = ["python", "-m", "hpctrain"]
 

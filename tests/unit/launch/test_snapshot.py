@@ -109,7 +109,7 @@ def test_copies_are_new_whatever_the_age_of_the_originals(repository, home):
 
 
 @pytest.mark.parametrize("in_git", [True, False], ids=["git", "folder"])
-def test_folders_into_which_a_program_writes_are_a_run_s_own(repository, home, tmp_path, in_git):
+def test_each_run_has_its_own_output_folders(repository, home, tmp_path, in_git):
     write(
         repository, {"data/a": "a", "pkg/logs/b.log": "b", "outputs/last.pt": "c", "wandb/d/e.log": "d", "mine/f": "f"}
     )
@@ -125,7 +125,7 @@ def test_folders_into_which_a_program_writes_are_a_run_s_own(repository, home, t
     own = ["checkpoints", "outputs", "pkg/logs", "results", "wandb"]
     own = sorted([*own, "logs", "scratch"] if in_git else own)
     taken = copy_code(repository, Code(), home, 0o750, ProgramRun().own_folders)
-    assert list(taken.own) == own
+    assert list(taken.own_paths) == own
     assert all((taken.folder / name).is_dir() and not (taken.folder / name).is_symlink() for name in own)
     copied = {"train.py", "pkg/net.py", ".gitignore", "runs/plot.py", "runs/plot.yaml"}
     copied |= {"results/base.csv"} if in_git else {"data/a", "mine/f"}
@@ -134,11 +134,11 @@ def test_folders_into_which_a_program_writes_are_a_run_s_own(repository, home, t
     assert taken.of(home).find_damage() == ""
 
 
-def test_which_folders_are_a_run_s_own_can_be_chosen(repository, home):
+def test_own_folders_are_configurable(repository, home):
     write(repository, {"data/a": "a", "outputs/b": "b", "weights/c": "c", "last.pt": "d"})
     (repository / ".gitignore").write_text("data/\noutputs/\nweights/\n*.pt\n")
     taken = copy_code(repository, Code(), home, 0o750, ["weights/", "*.pt"])
-    assert taken.own == ("last.pt", "weights")
+    assert taken.own_paths == ("last.pt", "weights")
     links = {name for name, text in files_in(taken.folder).items() if text.startswith("->")}
     assert links == {"data", "outputs"}
     assert list((taken.folder / "weights").iterdir()) == []

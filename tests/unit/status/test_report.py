@@ -19,7 +19,7 @@ from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
-from hpctrain.run.separate_ranks import SeparateRanks
+from hpctrain.run.unconnected_ranks import UnconnectedRanks
 from hpctrain.scheduler.job import JobRecord, JobState
 from hpctrain.status.log import SETUP_ERROR
 from hpctrain.status.report import job_ids, read_status
@@ -239,19 +239,19 @@ print(sorted({"torch", "numpy", "omegaconf", "hydra", "submitit"} & set(sys.modu
     assert result.stdout.strip() == "[]"
 
 
-def test_logs_that_lack_lines_and_ranks_that_are_separate_are_named(directory):
+def test_logs_that_lack_lines_and_ranks_that_have_not_connected_are_named(directory):
     directory.config.write_text("name: one\nrun:\n  command: [x]\n")
     ledger = Ledger(directory)
-    SeparateRanks(number=2, unit="rank").write(directory.claim(ledger.claim()))
+    UnconnectedRanks(count=2, unit="rank").write(directory.claim(ledger.claim()))
     ledger.start(1, job_id=None, nodes=["n1"], world_size=2, step=0)
-    separate = "rank 1 has not connected to rank 0, so each may train a copy of its own"
-    assert read_status(directory, None).note.endswith(separate)
+    unconnected = "rank 1 has not connected to rank 0, so each may be training its own model"
+    assert read_status(directory, None).note.endswith(unconnected)
     record = ExitRecord(rank=1, host="n1", reason=Reason.COMPLETED, step=0, lost_lines=3, lost_bytes=70)
     record.write(directory.claim(1))
     lost = {0: LostOutput(0, 5), 1: LostOutput(1, 10), 2: LostOutput()}
     record_end(directory, 1, Outcome(Reason.COMPLETED, 0), lost, world_size=2)
     incomplete = "logs/rank_0.log lacks 1 line (5 bytes), logs/rank_1.log lacks 4 lines (80 bytes)"
     status = read_status(directory, None)
-    assert (status.state, status.note) == (RunState.COMPLETED, f"{incomplete}; {separate}")
-    SeparateRanks.withdraw(directory.claim(1))
+    assert (status.state, status.note) == (RunState.COMPLETED, f"{incomplete}; {unconnected}")
+    UnconnectedRanks.withdraw(directory.claim(1))
     assert read_status(directory, None).note == incomplete

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.saved_record import move_records_aside
+from hpctrain.run.gone_checkpoints import move_records_aside
 from hpctrain.sync.identity import identify, identity_path
 
 

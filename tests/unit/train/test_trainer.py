@@ -14,8 +14,8 @@ from hpctrain.errors import CheckpointError, ConfigError, SupersededError, TaskE
 from hpctrain.files import read_json_lines
 from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.gone_checkpoints import allow_start_over
 from hpctrain.run.ledger import Ledger
-from hpctrain.run.saved_record import allow_start_over
 
 
 def records(directory):

@@ -78,7 +78,7 @@ def gone_step(directory: RunDirectory) -> int | None:
     return None if recorded in [int(found["step"]) for found in aside if found is not None] else recorded
 
 
-def describe_missing(directory: RunDirectory) -> str:
+def describe_gone(directory: RunDirectory) -> str:
     """Describe that no complete checkpoint is left of a run that has saved some, and what to do; empty otherwise.
 
     Only names and sizes of files are compared.
@@ -113,7 +113,7 @@ def move_records_aside(directory: RunDirectory, attempt: int) -> Path:
     return folder
 
 
-def keep_records(directory: RunDirectory, attempt: int) -> Path:
+def copy_records_aside(directory: RunDirectory, attempt: int) -> Path:
     """Keep copies of the records that a resume from an older checkpoint is about to drop; as `move_records_aside`."""
     folder = _folder(directory, attempt)
     for path in _records(directory):

@@ -10,34 +10,34 @@ from hpctrain.files import read_json_or_empty, write_json
 from hpctrain.phrases import numbered
 from hpctrain.run.record_fields import COUNT, TEXT, describe_wrong_field
 
-FILE_NAME = "separate_ranks.json"
-_FIELD_TYPES = {"number": COUNT, "unit": TEXT, "framework": TEXT}
+FILE_NAME = "unconnected_ranks.json"
+_FIELD_TYPES = {"count": COUNT, "unit": TEXT, "framework": TEXT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeparateRanks:
-    """Ranks of a program that may each train a copy of the model, in the claim of their attempt.
+class UnconnectedRanks:
+    """Record, in an attempt's claim, that each rank of a program may be training its own model.
 
     Attributes:
-        number: of the ranks, or of the nodes if the program starts the ranks of each node itself.
+        count: how many ranks there are, or nodes if the program starts the ranks of each node itself.
         unit: `rank` or `node`.
         framework: `Lightning`, if the program's script imports it; otherwise empty.
     """
 
-    number: int
+    count: int
     unit: str
     framework: str = ""
 
     @property
     def text(self) -> str:
-        """What is known, and what it may mean, in one line."""
-        others = numbered(self.unit, range(1, self.number))
-        verb = "has" if self.number == 2 else "have"
+        """The warning, in one line."""
+        others = numbered(self.unit, range(1, self.count))
+        verb = "has" if self.count == 2 else "have"
         with_framework = f" with {self.framework}" if self.framework else ""
-        return f"{others} {verb} not connected to {self.unit} 0, so each may train a copy of its own{with_framework}"
+        return f"{others} {verb} not connected to {self.unit} 0, so each may be training its own model{with_framework}"
 
     @classmethod
-    def read(cls, claim: Path) -> SeparateRanks | None:
+    def read(cls, claim: Path) -> UnconnectedRanks | None:
         """Read the record of an attempt; None if there is none."""
         fields = read_json_or_empty(claim / FILE_NAME)
         if not fields or describe_wrong_field(fields, _FIELD_TYPES, required=tuple(_FIELD_TYPES)):
@@ -54,6 +54,6 @@ class SeparateRanks:
 
     @staticmethod
     def withdraw(claim: Path) -> None:
-        """Remove the record, because the ranks have connected since."""
+        """Remove the record, once the ranks have connected."""
         with contextlib.suppress(OSError):
             (claim / FILE_NAME).unlink(missing_ok=True)

@@ -8,9 +8,9 @@ import pytest
 
 from hpctrain.config.compose_program import ProgramComposer
 from hpctrain.config.identity import flat
+from hpctrain.config.override_texts import TextKeepingParser
 from hpctrain.config.program import command_of, values_of_args
 from hpctrain.config.stored import load_run, to_yaml
-from hpctrain.config.typed_values import TypedValuesParser
 from hpctrain.errors import ConfigError
 from hpctrain.launch.existing_run import changed_config
 from hpctrain.launch.prepare import prepare
@@ -58,7 +58,7 @@ def composer():
     ],
 )
 def test_the_values_of_a_sweep_are_written_as_they_were_typed(override, texts):
-    assert list(TypedValuesParser.create().parse_override(override).sweep_string_iterator()) == texts
+    assert list(TextKeepingParser.create().parse_override(override).sweep_string_iterator()) == texts
 
 
 def test_a_program_gets_what_was_typed(composer, tmp_path):

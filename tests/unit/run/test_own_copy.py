@@ -1,4 +1,4 @@
-"""The folder of its own in which a program of a sweep runs."""
+"""A run's own copy of the code, in which a program of a sweep runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from hpctrain.run.code import CodeSnapshot, current_code, describe_file, digest_of, list_of, record_code, write_files
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.own_folder import code_for_attempt
+from hpctrain.run.own_copy import code_for_attempt
 from hpctrain.run.written_files import written_files, written_originals
 
 
@@ -35,7 +35,7 @@ def home(directory, tmp_path):
     files = [describe_file(folder / name, name) for name in ("pkg/net.py", "run.sh", "link")]
     folder = folder.rename(directory.code / digest_of(files))
     write_files(list_of(folder), files)
-    return CodeSnapshot(run=directory, digest=folder.name, folder=folder, root=root, place=".", own=("outputs",))
+    return CodeSnapshot(run=directory, digest=folder.name, folder=folder, root=root, place=".", own_paths=("outputs",))
 
 
 def begin(home, number, **fields):
@@ -68,7 +68,7 @@ def test_a_run_reads_the_copy_and_the_data_and_writes_for_itself(home):
 
 
 def test_what_other_runs_wrote_into_the_copy_stays_there(home):
-    shared = begin(home, 0, own=None)
+    shared = begin(home, 0, own_paths=None)
     assert code_for_attempt(shared).copy.folder == home.folder
     (home.folder / "outputs").unlink()
     for path in ("outputs/last", "log", "pkg/state"):
@@ -90,14 +90,14 @@ def test_files_that_cannot_have_another_link_are_copied(home, monkeypatch, numbe
     assert not (code.folder / "run.sh").samefile(home.folder / "run.sh")
 
 
-def test_a_damaged_copy_makes_no_folder(home):
+def test_a_damaged_copy_is_not_copied(home):
     run = begin(home, 0)
     (home.folder / "run.sh").unlink()
     assert f"{home.folder}/run.sh was removed" in code_for_attempt(run).damage
     assert not run.code.exists()
 
 
-def test_a_run_that_was_moved_out_of_its_sweep_takes_its_folder_along(home, tmp_path):
+def test_a_run_that_is_moved_out_of_its_sweep_takes_its_copy_along(home, tmp_path):
     run = begin(home, 0)
     code_for_attempt(run)
     moved = RunDirectory.at(tmp_path / "moved")

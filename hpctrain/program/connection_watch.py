@@ -1,4 +1,4 @@
-"""Notice that the ranks of a program which uses torch never connect to each other: each may train a copy of its own."""
+"""Warn if the ranks of a program that uses torch don't connect to each other: each may be training its own model."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pathlib import Path
 from hpctrain.config.resources import resources_of
 from hpctrain.program.process_tree import Process
 from hpctrain.program.rank import ProgramRank
-from hpctrain.run.separate_ranks import SeparateRanks
+from hpctrain.run.unconnected_ranks import UnconnectedRanks
 
 LOOK_EVERY_S = 5.0
-"""Seconds between two looks; the kernel remembers a connection for 60 s after its end."""
-MEETING_S = 60.0
-"""Seconds from torch's import, which can take minutes itself, until the ranks are expected to have connected."""
+"""Seconds between two looks at the connections; the kernel lists a closed one for another 60 s."""
+CONNECT_S = 60.0
+"""Seconds after torch is loaded, which can itself take minutes, within which the ranks are expected to connect."""
 LOWEST_EPHEMERAL_PORT = 32_768
 """gloo and NCCL listen on ports that the kernel chooses; proxies, databases and MLflow have lower ones."""
 _TORCH = re.compile(rb"/libtorch(_cpu|_python)?\.so")
 _MPI = re.compile(rb"/libmpi[\w-]*\.so")
-"""Processes that MPI connects may have no TCP connection at all."""
+"""Processes that MPI connects may have no TCP connection."""
 _LIGHTNING = re.compile(rb"^\s*(?:from|import)\s+(?:pytorch_)?lightning\b", re.MULTILINE)
 _LISTENS, _CONNECTED, _SYN_SENT = "0A", "01", "02"
 _IPV4_IN_IPV6 = "0000000000000000FFFF0000"
@@ -31,19 +31,18 @@ _IPV4_IN_IPV6 = "0000000000000000FFFF0000"
 log = logging.getLogger("hpctrain.program")
 
 
-class MeetingWatch:
-    """Watches on rank zero whether another rank ever connects to its program, and warns once if none does.
+class ConnectionWatch:
+    """Watches, on rank zero, whether another rank connects to its program, and warns once if none does.
 
     Args:
-        rank: any rank; the others, and a rank without others, aren't watched.
+        rank: any rank; only rank zero of several is watched.
         root: the first process of its program.
     """
 
     def __init__(self, rank: ProgramRank, root: Process) -> None:
         self._rank = rank
         self._root = root
-        is_alone = rank.environment.world_size == 1
-        self._is_over = is_alone or not rank.is_rank_zero or rank.config.run.independent_ranks
+        self._is_over = rank.environment.world_size == 1 or not rank.is_rank_zero or rank.config.run.independent_ranks
         self._look_at = float("-inf")
         self._torch_since: float | None = None
         self._warned = False
@@ -63,42 +62,42 @@ class MeetingWatch:
         if not with_torch:
             return
         port = self._rank.environment.master_port
-        if any(map(_MPI.search, libraries.values())) or _has_met(processes, with_torch[0], port):
+        if any(map(_MPI.search, libraries.values())) or _has_connected(processes, with_torch[0], port):
             self._end()
             return
         if self._torch_since is None:
             self._torch_since = now
-        if not self._warned and now - self._torch_since >= MEETING_S:
+        if not self._warned and now - self._torch_since >= CONNECT_S:
             self._warned = True
             self._warn(with_torch)
 
     def _end(self) -> None:
         self._is_over = True
         if self._warned:
-            SeparateRanks.withdraw(self._rank.claim_folder)
-            log.info("something has connected to rank 0 since: the ranks train together")
+            UnconnectedRanks.withdraw(self._rank.claim_folder)
+            log.info("rank 0 has a connection now: the warning that the ranks haven't connected is withdrawn")
 
     def _warn(self, processes: Iterable[Process]) -> None:
         place, resources = self._rank.environment, resources_of(self._rank.config)
         framework = "Lightning" if any(map(_uses_lightning, processes)) else ""
         unit = "node" if self._rank.spawns else "rank"
-        record = SeparateRanks(number=place.world_size, unit=unit, framework=framework)
-        remedy = "call torch.distributed.init_process_group(), or what does so in your framework"
+        record = UnconnectedRanks(count=place.world_size, unit=unit, framework=framework)
+        remedy = "call torch.distributed.init_process_group(), or the function of your framework that calls it"
         if framework:
             devices = resources.spawned_per_node or resources.processes_per_node
             remedy = f'pass devices={devices}, num_nodes={resources.num_nodes}, strategy="ddp" to Lightning\'s Trainer'
         log.warning(
-            "%s: %.0f s after rank 0 loaded torch, nothing has connected to it at %s:%d (MASTER_ADDR, MASTER_PORT) or "
-            "elsewhere; %s; if they are to work independently, set run.independent_ranks=true",
-            *(record.text, MEETING_S, place.master_addr, place.master_port, remedy),
+            "%s: %.0f s after rank 0 loaded torch, nothing has connected to it, at %s:%d (MASTER_ADDR, MASTER_PORT) or "
+            "elsewhere; %s; if the ranks are meant to work independently, set run.independent_ranks=true",
+            *(record.text, CONNECT_S, place.master_addr, place.master_port, remedy),
         )
-        with contextlib.suppress(OSError):  # the log has it
+        with contextlib.suppress(OSError):  # the log has the warning
             record.write(self._rank.claim_folder)
 
 
 @dataclass(frozen=True, slots=True)
 class _Socket:
-    """One line of proc(5)'s net/tcp: addresses and ports in hexadecimal digits, as they stand there."""
+    """One line of proc(5)'s net/tcp, with its hexadecimal addresses and states."""
 
     local: tuple[str, int]
     remote: tuple[str, int]
@@ -106,19 +105,21 @@ class _Socket:
     inode: str
 
 
-def _has_met(processes: Iterable[Process], process: Process, port: int) -> bool:
-    """Whether a program listens or is connected at a port, or has a connection that may be one to another rank."""
+def _has_connected(processes: Iterable[Process], process: Process, port: int) -> bool:
+    """Whether a program listens or is connected at a port, or has a connection that may lead to another rank."""
     sockets = list(_sockets(process))
-    inodes = {inode for one in processes for inode in _inodes(one)}
+    inodes = {inode for member in processes for inode in _inodes(member)}
     owners = {(socket.local, socket.remote): socket.inode for socket in sockets}
-    own = [socket for socket in sockets if socket.inode in inodes]
-    listening = {socket.local[1] for socket in own if socket.state == _LISTENS}
+    of_program = [socket for socket in sockets if socket.inode in inodes]
+    listening = {socket.local[1] for socket in of_program if socket.state == _LISTENS}
     ended = [socket for socket in sockets if socket.inode == "0"]  # for 60 s
-    if any(port in (each.local[1], each.remote[1]) and each.state != _SYN_SENT for each in (*own, *ended)):
+    if any(
+        port in (socket.local[1], socket.remote[1]) and socket.state != _SYN_SENT for socket in (*of_program, *ended)
+    ):
         return True
     outside = [
         socket
-        for socket in own
+        for socket in of_program
         if socket.state == _CONNECTED and owners.get((socket.remote, socket.local)) not in inodes
     ]
     return any(
@@ -151,7 +152,7 @@ def _inodes(process: Process) -> Iterator[str]:
 
 
 def _uses_lightning(process: Process) -> bool:
-    """Whether the script of a process imports Lightning; what the script imports isn't looked at."""
+    """Whether the script of a process itself imports Lightning."""
     folder = Path(f"/proc/{process.pid}/cwd")
     words = _bytes(f"/proc/{process.pid}/cmdline").decode(errors="replace").split("\0")
     modules = [f"{after.replace('.', '/')}.py" for word, after in pairwise(words) if word == "-m"]

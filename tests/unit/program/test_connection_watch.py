@@ -13,11 +13,11 @@ from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.program import ProgramConfig
 from hpctrain.config.run import ProgramRun
 from hpctrain.launch.rank_command import rank_variables
-from hpctrain.program.meeting import MEETING_S, MeetingWatch
+from hpctrain.program.connection_watch import CONNECT_S, ConnectionWatch
 from hpctrain.program.output import ProgramOutput
 from hpctrain.program.process_tree import Process
 from hpctrain.program.rank import ProgramRank
-from hpctrain.run.separate_ranks import SeparateRanks
+from hpctrain.run.unconnected_ranks import UnconnectedRanks
 
 RANK = """
 import mmap, os, socket, sys
@@ -43,7 +43,7 @@ class Rank:
     """A process that stands for the program of a rank; other ranks are this test's own process."""
 
     process: subprocess.Popen[str]
-    watch: MeetingWatch
+    watch: ConnectionWatch
     record: ProgramRank
 
     def do(self, line):
@@ -51,10 +51,10 @@ class Rank:
         self.process.stdin.flush()
         return self.process.stdout.readline().strip()
 
-    def separate(self, *times):
+    def record_after(self, *times):
         for now in times:
             self.watch.look(now)
-        return SeparateRanks.read(self.record.claim_folder)
+        return UnconnectedRanks.read(self.record.claim_folder)
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def rank(directory, tmp_path):
             session=tmp_path,
             output=ProgramOutput(),
         )
-        made = Rank(process, MeetingWatch(record, Process.of(process.pid)), record)
+        made = Rank(process, ConnectionWatch(record, Process.of(process.pid)), record)
         made.do("load('libtorch_cpu.so')")
         return made
 
@@ -102,52 +102,52 @@ def test_ranks_that_never_connect_are_warned_about_once_and_by_name(rank, caplog
     found.do(f"(call({port}), rest[-1][0].accept())")
     with socket.create_server(("127.0.0.1", _low_port())) as proxy:
         found.do(f"call({proxy.getsockname()[1]})")
-        assert found.separate(0, 1, MEETING_S - 1) is None
+        assert found.record_after(0, 1, CONNECT_S - 1) is None
         assert caplog.text == ""
-        assert found.separate(MEETING_S, 2 * MEETING_S) == SeparateRanks(number=4, unit="rank")
+        assert found.record_after(CONNECT_S, 2 * CONNECT_S) == UnconnectedRanks(count=4, unit="rank")
     (warning,) = (record.message for record in caplog.records)
-    assert "ranks 1, 2, 3 have not connected to rank 0, so each may train a copy of its own: 60 s after" in warning
+    assert "ranks 1, 2, 3 have not connected to rank 0, so each may be training its own model: 60 s after" in warning
     assert f"127.0.0.1:{rank.port}" in warning
     assert "init_process_group()" in warning
     assert "run.independent_ranks=true" in warning
     # and withdrawn when they do
     found.do(f"serve({rank.port})")
-    assert found.separate(3 * MEETING_S) is None
-    assert "something has connected to rank 0 since" in caplog.records[-1].message
+    assert found.record_after(3 * CONNECT_S) is None
+    assert "rank 0 has a connection now" in caplog.records[-1].message
 
 
 def test_lightning_is_named_with_what_to_pass(rank, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("hpctrain"), "propagate", True)
     found = rank(script=("train.py",))
-    assert found.separate(0, MEETING_S).text.endswith("so each may train a copy of its own with Lightning")
+    assert found.record_after(0, CONNECT_S).text.endswith("so each may be training its own model with Lightning")
     assert 'pass devices=1, num_nodes=1, strategy="ddp" to Lightning\'s Trainer' in caplog.records[-1].message
 
 
-def test_connections_between_ranks_are_a_meeting(rank):
+def test_ranks_with_a_connection_are_not_warned_about(rank):
     # at the address that the ranks are given
     found = rank()
     found.do(f"serve({rank.port})")
-    assert found.separate(0, MEETING_S) is None
+    assert found.record_after(0, CONNECT_S) is None
     # elsewhere, as with init_method=file://: another rank connects to this one, or this one to another
     found = rank()
     port = int(found.do("serve()"))
     with socket.create_connection(("127.0.0.1", port)):
         found.do("rest[-1][0].accept()")
-        assert found.separate(0, MEETING_S) is None
+        assert found.record_after(0, CONNECT_S) is None
     found = rank()
     with socket.create_server(("127.0.0.1", 0)) as other:
         found.do(f"call({other.getsockname()[1]})")
-        assert found.separate(0, MEETING_S) is None
+        assert found.record_after(0, CONNECT_S) is None
     # it is remembered
-    assert found.separate(2 * MEETING_S) is None
+    assert found.record_after(2 * CONNECT_S) is None
 
 
 def test_programs_that_need_not_connect_are_not_warned_about(rank):
-    assert rank(world_size=1).separate(0, MEETING_S) is None
-    assert rank(independent_ranks=True).separate(0, MEETING_S) is None
+    assert rank(world_size=1).record_after(0, CONNECT_S) is None
+    assert rank(independent_ranks=True).record_after(0, CONNECT_S) is None
     with_mpi = rank()
     with_mpi.do("load('libmpi.so.40')")
-    assert with_mpi.separate(0, MEETING_S) is None
+    assert with_mpi.record_after(0, CONNECT_S) is None
 
 
 def _low_port():

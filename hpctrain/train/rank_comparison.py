@@ -25,7 +25,7 @@ SAME_METRICS = "Task.build_metrics must return the same metrics on every rank"
 SAME_CONFIGURATION = "start every rank with the same configuration"
 
 
-class BuildRecord:
+class RankComparison:
     """What this rank has built, as facts that must be the same on every rank.
 
     Args:
@@ -120,7 +120,7 @@ def require_same_model(model: nn.Module, world: World) -> None:
     Raises:
         TaskError: on every rank; names the ranks that differ from rank zero, and the first difference.
     """
-    record = BuildRecord(world)
+    record = RankComparison(world)
     record.add_model(model)
     record.require_same()
 

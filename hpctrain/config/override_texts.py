@@ -16,14 +16,14 @@ from hydra.core.override_parser.types import ChoiceSweep, Override, Quote, Quote
 from hydra.grammar.gen.OverrideLexer import OverrideLexer
 from hydra.grammar.gen.OverrideParser import OverrideParser
 
-from hpctrain.config.program import text_of
+from hpctrain.config.program import default_text
 
 TEXTS = re.compile(r"cluster\.(env|sbatch|container\.env)(\.|$)")
 """Keys whose values become texts: variables, and options of sbatch."""
 
 
 @dataclasses.dataclass(frozen=True)
-class TypedValue(QuotedString):
+class ValueWithText(QuotedString):
     """A number, a truth value or null, with its text.
 
     Hydra takes it for a quoted string: an override's value has `text`, which is the value here, and the values of a
@@ -41,7 +41,7 @@ class TypedValue(QuotedString):
         return self.source
 
 
-class TypedValuesParser(OverridesParser):
+class TextKeepingParser(OverridesParser):
     """Hydra's parser, which keeps the texts of `args`, and reads no numbers where the value becomes a text."""
 
     def parse_rule(self, s: str, rule_name: str) -> Any:
@@ -65,7 +65,7 @@ class _Visitor(HydraOverrideVisitor):
         is_beyond = (
             isinstance(value, float) and (math.isinf(value) or value == 0.0) and re.match(r"[^eE]*[1-9]", source)
         )
-        return source if is_beyond else TypedValue(value, Quote.single, source)
+        return source if is_beyond else ValueWithText(value, Quote.single, source)
 
     def visitFunction(self, ctx: OverrideParser.FunctionContext) -> Any:  # noqa: N802 - ANTLR's name
         if ctx.getChild(0).getText() == "str":
@@ -73,12 +73,12 @@ class _Visitor(HydraOverrideVisitor):
         value = super().visitFunction(ctx)
         if isinstance(value, ChoiceSweep):
             # Hydra unquotes the arguments of a function
-            typed = [element for element in map(self.visitElement, ctx.element()) if isinstance(element, TypedValue)]
+            typed = [element for element in map(self.visitElement, ctx.element()) if isinstance(element, ValueWithText)]
             value.list = [_with_source(plain, typed) for plain in value.list]
         return value
 
 
-def _with_source(plain: Any, typed: Sequence[TypedValue]) -> Any:
+def _with_source(plain: Any, typed: Sequence[ValueWithText]) -> Any:
     return next((value for value in typed if type(value.text) is type(plain) and value.text == plain), plain)
 
 
@@ -93,10 +93,10 @@ def is_argument(override: Override) -> bool:
     return override.key_or_group.partition(".")[0] == "args"
 
 
-def has_other_text(override: Override) -> bool:
+def has_differing_text(override: Override) -> bool:
     """Whether the text of an override's value isn't what a program gets for the value."""
     texts: list[bool] = []
-    _map(override._value, lambda value: texts.append(value.source != text_of(value.text)))
+    _map(override._value, lambda value: texts.append(value.source != default_text(value.text)))
     return any(texts)
 
 
@@ -107,14 +107,14 @@ def as_texts(override: Override) -> Override:
     return dataclasses.replace(override, _value=value)
 
 
-def _as_option(value: TypedValue, *, keeps_flags: bool) -> object:
+def _as_option(value: ValueWithText, *, keeps_flags: bool) -> object:
     """The text of a number or a truth value, except for sbatch, for which true is a flag."""
     is_other = value.text is not None and str(value.text) != value.source
     return value.source if is_other and not (keeps_flags and isinstance(value.text, bool)) else value.text
 
 
 def _map(value: Any, change: Any) -> Any:
-    if isinstance(value, TypedValue):
+    if isinstance(value, ValueWithText):
         return change(value)
     if isinstance(value, list):
         return [_map(inside, change) for inside in value]

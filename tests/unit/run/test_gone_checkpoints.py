@@ -4,18 +4,18 @@ import pytest
 from fakes import manifest
 
 from hpctrain.attempt.outcome import Outcome, record_end
-from hpctrain.run.ledger import Ledger
-from hpctrain.run.reason import Reason
-from hpctrain.run.saved_record import (
+from hpctrain.run.gone_checkpoints import (
     allow_start_over,
-    describe_missing,
+    copy_records_aside,
+    describe_gone,
     gone_step,
-    keep_records,
     may_start_over,
     move_records_aside,
     record_saved,
     recorded_step,
 )
+from hpctrain.run.ledger import Ledger
+from hpctrain.run.reason import Reason
 
 
 def save(directory, step):
@@ -56,9 +56,9 @@ def test_the_newest_attempt_that_trained_decides_what_must_be_there(directory, a
         attempt(directory, **records)
     assert recorded_step(directory) == expected
     assert gone_step(directory) == (expected or None)
-    assert bool(describe_missing(directory)) == (expected > 0)
+    assert bool(describe_gone(directory)) == (expected > 0)
     save(directory, expected)
-    assert (gone_step(directory), describe_missing(directory)) == (None, "")
+    assert (gone_step(directory), describe_gone(directory)) == (None, "")
 
 
 def test_what_retention_removed_and_what_was_set_aside_is_not_gone(directory):
@@ -70,13 +70,13 @@ def test_what_retention_removed_and_what_was_set_aside_is_not_gone(directory):
     assert gone_step(directory) is None
     save(directory, 40 + 1).rename(directory.path / "elsewhere")
     directory.set_aside()[0].rename(directory.path / "aside")
-    assert (gone_step(directory), describe_missing(directory)) == (60, "")
+    assert (gone_step(directory), describe_gone(directory)) == (60, "")
 
 
 def test_files_that_are_gone_count_like_the_whole_checkpoint(directory):
     attempt(directory, start=0, published=60)
     (save(directory, 60) / "manifest.json").unlink()
-    text = describe_missing(directory)
+    text = describe_gone(directory)
     assert text.startswith(f"{directory.checkpoints}: expected the checkpoint of step 60, which the run has saved")
     assert f"`python -m hpctrain resume {directory.as_typed} resume.from_scratch=true`" in text
 
@@ -84,14 +84,14 @@ def test_files_that_are_gone_count_like_the_whole_checkpoint(directory):
 def test_a_programs_saves_are_its_own_affair(directory):
     attempt(directory, start=0, ended=60)
     directory.config.write_text("run:\n  command: [python, train.py]\n")
-    assert (recorded_step(directory), describe_missing(directory)) == (0, "")
+    assert (recorded_step(directory), describe_gone(directory)) == (0, "")
 
 
 def test_starting_over_is_allowed_until_an_attempt_has_started(directory):
     number = attempt(directory, start=0, published=60)
     assert not may_start_over(directory)
     allow_start_over(directory, number)
-    assert (may_start_over(directory), describe_missing(directory)) == (True, "")
+    assert (may_start_over(directory), describe_gone(directory)) == (True, "")
     # one whose ranks never began, as after a node failure
     number = attempt(directory)
     record_end(directory, number, Outcome(Reason.NODE_FAILURE, 0), world_size=1)
@@ -115,7 +115,7 @@ def test_records_are_moved_or_kept_where_the_attempt_has_a_folder(directory):
     for path in (directory.metrics, directory.media_records, directory.media / "train" / "a.png"):
         path.write_text("1\n")
     directory.tensorboard.mkdir()
-    folder = keep_records(directory, 2)
+    folder = copy_records_aside(directory, 2)
     directory.metrics.write_text("")
     (directory.media / "train" / "a.png").unlink()
     assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()) == [
