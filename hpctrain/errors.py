@@ -184,7 +184,7 @@ class TaskError(HpctrainError):
 
 
 class DivergedError(HpctrainError):
-    """The loss or the weights are NaN or infinite, or the loss scale has collapsed: further steps would be wasted."""
+    """The loss or the weights are NaN or infinite, or the loss scale has collapsed: more steps would be wasted."""
 
 
 class RunFailedError(HpctrainError):

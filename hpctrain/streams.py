@@ -107,7 +107,7 @@ class _ErrorIgnoringFile(io.FileIO):
 
 @dataclass(frozen=True, slots=True)
 class LostOutput:
-    """Output that a log lacks, because its file couldn't be written.
+    """The output that a log lacks because its file couldn't be written.
 
     Attributes:
         lines: number of lines whose end is missing.
@@ -125,9 +125,10 @@ class LostOutput:
 
 
 class LogFile(io.FileIO):
-    """A log file whose writer neither fails nor waits while the file system does (full, read-only, unmounted).
+    """A log file whose writer doesn't fail or wait if the file can't be written (disk full, read-only, unmounted).
 
-    What can't be written is dropped and counted. The next output that can be written follows a line with these counts.
+    Output that can't be written is dropped and counted. Once the file can be written again, it gets a line with the
+    counts.
 
     Args:
         file: its path, or a descriptor.
@@ -151,7 +152,7 @@ class LogFile(io.FileIO):
 
     @property
     def lost(self) -> LostOutput:
-        """All that was dropped, and all that was written if the file has been removed since."""
+        """The dropped output; also all that was written, if the file was removed."""
         if not self.closed:
             self._look_for_file()
         return self._dropped + self._written if self._is_removed else self._dropped
@@ -169,7 +170,7 @@ class LogFile(io.FileIO):
         return size_bytes
 
     def close(self) -> None:
-        """Close the file; try once more to write what it lacks."""
+        """Close the file; first try once more to write the line with the counts."""
         if self.closed:
             return
         with contextlib.suppress(OSError):
@@ -183,7 +184,7 @@ class LogFile(io.FileIO):
     def _look_for_file(self) -> None:
         try:
             self._is_removed = os.fstat(self.fileno()).st_nlink == 0
-        except OSError as error:  # of NFS, whose files another node may remove
+        except OSError as error:  # on NFS, another node may have removed the file
             self._is_removed = error.errno == errno.ESTALE
 
     def _close_gap(self) -> None:
@@ -204,23 +205,23 @@ class LogFile(io.FileIO):
         return written
 
     def _drop(self, data: bytes, error: OSError) -> None:
-        more = LostOutput(data.count(b"\n"), len(data))
+        lost = LostOutput(data.count(b"\n"), len(data))
         if not self._dropped.size_bytes:
-            self.report(f"{self.name} can't be written ({error.strerror}): lines are dropped while that lasts")
-        self._dropped += more
-        self._gap += more
+            self.report(f"{self.name} can't be written ({error.strerror}): lines are lost while that lasts")
+        self._dropped += lost
+        self._gap += lost
         self._error = error.strerror or str(error)
 
 
 def open_log(path: Path) -> io.TextIOWrapper[Any]:
-    """Open a `LogFile` for text, which is appended and written at once; its first failure is printed."""
+    """Open a `LogFile` for unbuffered text at its end; its first failure is printed as a warning."""
     raw = LogFile(path)
     raw.report = print_warning
     return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
 
 
 def lost_output(*streams: TextIO | None) -> LostOutput:
-    """What the log files behind text streams lack; other streams count for nothing."""
+    """Add up the output that the log files behind text streams lack; other streams are skipped."""
     buffers = [getattr(unguarded(stream), "buffer", None) for stream in streams if stream is not None]
     files = [getattr(buffer, "raw", buffer) for buffer in buffers]
     return sum((file.lost for file in files if isinstance(file, LogFile)), LostOutput())

@@ -268,7 +268,7 @@ def record_end(
         directory: the run.
         attempt: the attempt's number.
         outcome: how it ended.
-        lost: by rank, what its log lacks, beyond what its exit record says.
+        lost: by rank, the output that its log lacks, in addition to what its exit record says.
         world_size: number of ranks; this, `job_id`, `nodes` and `code` are fields of the start.
         job_id: its job's id.
         nodes: the nodes of its ranks.
@@ -285,7 +285,7 @@ def record_end(
     if not entry.open:
         return
     if entry.start_time is None:
-        # what the records say, not only what is there, and what the user allows: no rank has acted upon either
+        # no rank has started: pass on the step of a checkpoint that is gone, and the permission to start over
         step = max(saved, recorded_step(directory))
         if may_start_over(directory):
             allow_start_over(directory, attempt)
@@ -301,20 +301,20 @@ def record_end(
 
 
 def _conclude_change(directory: RunDirectory, attempt: int, reason: Reason) -> None:
-    """Decide on a resume's change to the configuration with which no step was trained, at the end of the run."""
+    """Keep or revert a resume's change to the configuration, if the run ended before a step was trained with it."""
     # after a stop or a cancellation, the advice is a plain `resume`, which is to continue with the change
     reverts = not reason.meaning.orderly
     if reason is Reason.COMPLETED:
         earlier = [entry.reason for entry in Ledger(directory).attempts() if entry.attempt < attempt]
         if not (reverts := changes_weights(directory) or earlier[-1:] == [Reason.COMPLETED]):
-            keep_config(directory)  # a run that was made shorter has its new length
+            keep_config(directory)  # a run that is complete because it was made shorter keeps its new length
     if reverts and revert_config(directory):
         what = "no step was trained" if reason is Reason.COMPLETED else "the attempt failed before it trained"
         log.warning("%s: restored the configuration from before this resume", what)
 
 
 def _incomplete_logs(directory: RunDirectory, attempt: int, lost: Mapping[int, LostOutput]) -> str:
-    """Which logs lack lines that couldn't be written, in one line; empty if none does."""
+    """Name the logs that lack lines, in one line; empty if all are complete."""
     records = read_exit_records(directory.claim(attempt))
     lacking = dict(lost)
     for rank, record in records.items():

@@ -59,8 +59,8 @@ class AverageWeights(Callback):
         if self.num_last is not None:
             self.kept = [*self.kept, {name: value.clone() for name, value in weights.items()}][-self.num_last :]
         elif not self.kept:
-            # copies: without a conversion, `to` returns the weight itself
-            self.kept = [{name: value.to(_wide(value), copy=True) for name, value in weights.items()}]
+            # copy: without a conversion, `to` returns the weight itself
+            self.kept = [{name: value.to(_accumulator_dtype(value), copy=True) for name, value in weights.items()}]
         else:
             for name, average in self.kept[0].items():
                 average.lerp_(weights[name].to(average.dtype), 1 / self.count)
@@ -77,7 +77,7 @@ class AverageWeights(Callback):
             )
             return
         means = {
-            name: torch.stack([kept[name].to(_wide(first)) for kept in self.kept]).mean(0)
+            name: torch.stack([weights[name].to(_accumulator_dtype(first)) for weights in self.kept]).mean(0)
             for name, first in self.kept[0].items()
         }
         weights = {
@@ -104,5 +104,5 @@ def _is_averaged(value: Tensor) -> bool:
     return value.is_floating_point() or value.is_complex()
 
 
-def _wide(value: Tensor) -> torch.dtype:
+def _accumulator_dtype(value: Tensor) -> torch.dtype:
     return torch.complex128 if value.is_complex() else torch.float64

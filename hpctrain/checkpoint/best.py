@@ -27,7 +27,7 @@ def judged_by(policy: Checkpoint, metric: str, mode: str) -> tuple[str, str | No
 
 
 def resolved_policy(policy: Checkpoint, metric: str, mode: str, *, evaluates: bool) -> Checkpoint:
-    """Return the policy with the number for which `checkpoint.keep_best=null` stands.
+    """Return the policy with `checkpoint.keep_best=null` replaced by its number, 0 or 1.
 
     Args:
         policy: conf/checkpoint.

@@ -26,7 +26,7 @@ log = logging.getLogger("hpctrain.checkpoint")
 
 @contextmanager
 def unpublished(directory: RunDirectory, claim: Claim, step: int) -> Iterator[Path]:
-    """Make a temporary directory for the files of a checkpoint, which is published inside the context, or removed.
+    """Make a temporary directory for the files of a checkpoint; publish it inside the context, or it is removed.
 
     Args:
         directory: of the run.

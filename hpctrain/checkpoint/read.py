@@ -208,9 +208,9 @@ def load_newest(directory: RunDirectory, world: World, show: ShowRead | None = N
 
 
 def prepare_resume(directory: RunDirectory, claim: Claim, world: World) -> bool:
-    """Return whether the run has checkpoints, the same on every rank; collective.
+    """Return whether the run has checkpoints to resume from, the same on every rank; collective.
 
-    If none is intact and the user allows to start over, rank zero first moves the run's records out of the way.
+    If none is intact and the user allows starting over, rank zero first moves the run's records out of the way.
 
     Args:
         directory: of the run.
@@ -218,7 +218,7 @@ def prepare_resume(directory: RunDirectory, claim: Claim, world: World) -> bool:
         world: the ranks.
 
     Raises:
-        CheckpointError: the run has saved a checkpoint, but has none; on every rank.
+        CheckpointError: all checkpoints that the run saved are gone; on every rank.
         SupersededError: a later attempt owns the run; on rank zero alone.
     """
     error: CheckpointError | None = None
@@ -242,12 +242,13 @@ def _start_over(directory: RunDirectory, claim: Claim) -> None:
         log.info("resume.from_scratch=true has no effect: %s is intact", newest.path)
         return
     set_aside(passed_over, claim)
-    # one that can't be read now may be intact
+    # a checkpoint that can't be read at the moment may be intact
     if not directory.checkpoint_steps():
         claim.require_ownership()
         folder = move_records_aside(directory, claim.attempt)
         log.warning(
-            "resume.from_scratch=true, and no checkpoint is left: starting from step 0; metrics so far: %s", folder
+            "resume.from_scratch=true, and no checkpoint is left: starting from step 0; the metrics so far are in %s",
+            folder,
         )
 
 
@@ -280,7 +281,7 @@ def choose_newest(
     if damaged:
         log.warning("resuming from %s, since what is newer is not intact: %s", found.path, named)
     if gone is not None:
-        log.warning("the checkpoint of step %d, which the run has saved, is gone: taking %s", gone, found.path)
+        log.warning("the checkpoint of step %d, which the run saved, is gone: using %s", gone, found.path)
     return found.path, tuple(damaged)
 
 

@@ -68,24 +68,24 @@ def shortage(directory: RunDirectory, step: int, checkpoint_bytes: int, policy: 
 
 
 def max_checkpoints(policy: Checkpoint) -> int:
-    """The most checkpoints of a run at once, the one that is being written included; without those of `keep_every`."""
+    """The most checkpoints of a run on disk at once, including the one being written, without those of `keep_every`."""
     return max(policy.keep, ALWAYS_KEPT) + (policy.keep_best or 0) + 1
 
 
 def describe_disk_space(directory: RunDirectory, checkpoint_bytes: int, policy: Checkpoint) -> str:
-    """Describe the room for the checkpoints of a run, and of its sweep, for the log of an attempt's start.
+    """Describe the disk space that the checkpoints of a run and of its sweep take, for the start of the log.
 
     Args:
         directory: of the run.
         checkpoint_bytes: of each.
         policy: conf/checkpoint.
     """
-    most, keep_best = max_checkpoints(policy), policy.keep_best or 0
-    text = f"at most {most} x {_size(checkpoint_bytes)} = {_size(most * checkpoint_bytes)}"
+    count, keep_best = max_checkpoints(policy), policy.keep_best or 0
+    text = f"at most {count} x {_size(checkpoint_bytes)} = {_size(count * checkpoint_bytes)}"
     if keep_best:
         text += f", {_size(keep_best * checkpoint_bytes)} of it for the best"
     if (num_runs := _num_runs_of_the_sweep(directory)) > 1:
-        text += f"; {_size(num_runs * most * checkpoint_bytes)} for the {num_runs} runs of the sweep"
+        text += f"; {_size(num_runs * count * checkpoint_bytes)} for the {num_runs} runs of the sweep"
     with suppress(OSError):
         text += f"; {_size(FileSystem.of(directory.checkpoints).free_bytes)} are free"
     return text + ("" if policy.keep_every is None else "; those of checkpoint.keep_every come on top")
@@ -156,7 +156,7 @@ def _others_of_the_sweep(directory: RunDirectory) -> list[RunDirectory]:
 
 
 def _num_runs_of_the_sweep(directory: RunDirectory) -> int:
-    """The number of runs of the run's sweep, those that a search has yet to draw included; 0 without a sweep."""
+    """The number of runs of the run's sweep, including those not drawn yet; 0 without a sweep."""
     home = RunDirectory(directory.path.parent)
     with suppress(OSError):
         if home.sweep.is_file():

@@ -163,13 +163,11 @@ def _verified(directory: RunDirectory, wanted: int | str | None) -> Path:
                 print_warning(f"{os.path.relpath(info.path)} is not intact, and passed over: {info.problem}")
             gone = gone_step(directory)
             if newest is None:
-                saved = "no checkpoint yet" if gone is None else f"step {gone}, but its checkpoints are gone"
+                saved = "no checkpoint yet" if gone is None else f"the checkpoint of step {gone}, but it is gone"
                 none = "no checkpoint of the run is intact" if damaged else f"the run has saved {saved}"
                 raise CheckpointError(f"{os.path.relpath(directory.path)}: {none}")
             if gone is not None:
-                print_warning(
-                    f"the checkpoint of step {gone}, which the run has saved, is gone: exporting an older one"
-                )
+                print_warning(f"the checkpoint of step {gone}, which the run saved, is gone: exporting an older one")
             return newest.path
         path = _named(directory, wanted)
         if problem := find_damage(path):

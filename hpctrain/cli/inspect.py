@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> int:
     found = list_checkpoints(directory, verify=not options.quick)
     report = _report(directory, found)
     print(json.dumps(report, indent=2) if options.json else _table(report, found))
-    lost = report["step"] is None and (found or report["gone"] is not None)
+    lost = report["step"] is None and (found or report["gone_step"] is not None)
     return ExitCode.FAILED if lost else ExitCode.FINISHED
 
 
@@ -76,7 +76,7 @@ def _report(directory: RunDirectory, found: list[CheckpointInfo]) -> dict[str, A
             }
             for info in found
         ],
-        "gone": gone_step(directory),
+        "gone_step": gone_step(directory),
         "set_aside": [str(path) for path in directory.set_aside()],
         "unfinished": sorted(str(path) for path in directory.checkpoints.glob(f"{TEMPORARY_PREFIX}*")),
     }
@@ -86,8 +86,8 @@ def _table(report: dict[str, Any], found: list[CheckpointInfo]) -> str:
     lines = [f"run             {os.path.relpath(report['run_dir'])}"]
     lines += [f"{name:<14}  {'-' if report[name] is None else report[name]}" for name in _OF_THE_NEWEST]
     lines += ["checkpoints" if found else "checkpoints     none"]
-    if report["gone"] is not None:
-        lines += [f"  step {report['gone']}, which the run has saved, is gone"]
+    if report["gone_step"] is not None:
+        lines += [f"  step {report['gone_step']}, which the run saved, is gone"]
     for info in reversed(found):
         written = "-" if info.time is None else local_time(info.time)
         condition = "intact" if info.intact else f"damaged: {info.problem}"

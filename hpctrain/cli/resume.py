@@ -41,8 +41,8 @@ examples:
   python -m hpctrain resume RUN --code=now                    # after a correction of your code
 
 With several runs, `resume` skips those that are completed or running, or whose files it can't read. It submits the
-runs of a sweep as job arrays. One value of a key that the sweep varies adds its runs. If the new attempt fails before
-it trains a step, or none is left, hpctrain restores the run's configuration. If you stop or cancel it before it starts,
+runs of a sweep as job arrays. A value of a key that the sweep varies adds runs. If the new attempt trains no step,
+because it fails or none is left, hpctrain restores the run's configuration. If you stop or cancel it before it starts,
 your changes are kept for the next resume.
 
 A run continues with the copy of the code that was made when it was launched. With --code=now, it gets a new one: type
@@ -51,7 +51,7 @@ that in the folder from which the run was launched, or in the same one of a clon
 Exit code: the run's, or that of the first run that didn't finish; 0 once the run is submitted, and for a completed run;
 2 if RUN is not a run, can't be read, is or may be running, or if an override is invalid."""
 
-REMEDY = "name the runs to change, or start others in another run_dir"
+REMEDY = "name the runs to change, or start new ones in another run_dir"
 
 
 def main(arguments: list[str]) -> int:
@@ -182,7 +182,7 @@ def _resume_all(
 
 
 def _refuse_common_change(directory: RunDirectory, config: RunConfig) -> None:
-    """Refuse one value for all runs of a folder, such as a sweep's, if it would change what they are trained with."""
+    """Refuse a value for all runs of a folder, such as a sweep's, if it would change what decides their weights."""
     stored = load_run(directory.config)
     changed = [key for key in changed_keys(flat(stored), config) if decides_the_weights(key)]
     if changed:

@@ -99,7 +99,7 @@ def _step(status: RunStatus) -> str:
 
 
 def _checkpoint(status: RunStatus, now: float) -> str:
-    gone = "" if status.gone_step is None else f"; that of step {status.gone_step}, which the run has saved, is gone"
+    gone = "" if status.gone_step is None else f"; the one of step {status.gone_step}, which the run saved, is gone"
     if status.checkpoint_step is not None:
         where = "" if status.saved_path is None else f": {os.path.relpath(status.saved_path)}"
         return f"step {status.checkpoint_step}{where}{gone}"

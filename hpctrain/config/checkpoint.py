@@ -33,7 +33,7 @@ class Checkpoint(require.Checked):
     """Keep checkpoints whose step is a multiple of this; null: none."""
     keep_best: Annotated[int | None, require.at_least(0)] = None
     """Number of checkpoints with the best evaluations to keep; each such evaluation is followed by a save. 0: none;
-    null: 1 if the run evaluates, and which values of its metric are better is defined."""
+    null: 1 if the run evaluates and its metric has a mode (min or max), else 0."""
     metric: str | None = None
     """Metric that ranks evaluations, such as accuracy (eval/accuracy means the same); null: the task's own metric."""
     metric_mode: Annotated[str | None, require.one_of("min", "max")] = None

@@ -73,8 +73,8 @@ UNUSED: Mapping[str, object] = {
 runs of those versions stay the same runs."""
 
 
-TEXTS = "run.args_as_typed"
-"""Texts of values, which compare as the values do."""
+ARGS_AS_TYPED = "run.args_as_typed"
+"""The key of the texts of `args`. Runs are compared by the values, not by their texts."""
 
 
 def decides_the_weights(key: str) -> bool:
@@ -88,11 +88,11 @@ def flat(config: RunConfig) -> dict[str, Any]:
 
 
 def flat_values(groups: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a configuration in plain containers by their full keys, without `TEXTS`."""
+    """Return the values of a configuration in plain containers by their full keys, without `ARGS_AS_TYPED`."""
     found: dict[str, Any] = {}
 
     def walk(prefix: str, value: object) -> None:
-        if prefix == TEXTS:
+        if prefix == ARGS_AS_TYPED:
             return
         if isinstance(value, dict) and value:
             for key, inside in value.items():
@@ -105,8 +105,8 @@ def flat_values(groups: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stored_texts(plain: Mapping[str, Any]) -> dict[str, str]:
-    """Return the `TEXTS` of a stored configuration in plain containers, by the full keys of their values."""
-    group, _, name = TEXTS.partition(".")
+    """Return the texts of `args` in a stored configuration in plain containers, by full key."""
+    group, _, name = ARGS_AS_TYPED.partition(".")
     texts = inside.get(name) if isinstance(inside := plain.get(group), dict) else None
     return {str(key): str(text) for key, text in texts.items()} if isinstance(texts, dict) else {}
 

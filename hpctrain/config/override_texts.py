@@ -1,4 +1,4 @@
-"""Overrides of values that a program gets, parsed together with their texts: Hydra reads `1.10` as the number 1.1."""
+"""Parse overrides and keep the texts of a program's values as they were typed: Hydra reads `1.10` as the number 1.1."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from hydra.grammar.gen.OverrideParser import OverrideParser
 
 from hpctrain.config.program import default_text
 
-TEXTS = re.compile(r"cluster\.(env|sbatch|container\.env)(\.|$)")
-"""Keys whose values become texts: variables, and options of sbatch."""
+TEXT_KEYS = re.compile(r"cluster\.(env|sbatch|container\.env)(\.|$)")
+"""Keys whose values are used as texts: variables, and options of sbatch."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ValueWithText(QuotedString):
-    """A number, a truth value or null, with its text.
+    """A number, a truth value or null, together with the text that was typed for it.
 
-    Hydra takes it for a quoted string: an override's value has `text`, which is the value here, and the values of a
-    sweep are written by `with_quotes`.
+    It is a `QuotedString` to Hydra, which takes the value from `text`, and writes the values of a sweep by
+    `with_quotes`.
 
     Attributes:
-        source: the text.
+        text: the value.
+        source: the text as typed.
     """
 
     text: Any
@@ -42,12 +43,12 @@ class ValueWithText(QuotedString):
 
 
 class TextKeepingParser(OverridesParser):
-    """Hydra's parser, which keeps the texts of `args`, and reads no numbers where the value becomes a text."""
+    """Hydra's parser, except that it keeps the texts of `args`, and those of keys whose values are used as texts."""
 
     def parse_rule(self, s: str, rule_name: str) -> Any:
-        """As Hydra's, whose errors come first."""
+        """Parse with Hydra first, for its errors, and then again for the texts."""
         override = super().parse_rule(s, rule_name)
-        if isinstance(override, Override) and (is_argument(override) or TEXTS.match(override.key_or_group)):
+        if isinstance(override, Override) and (is_argument(override) or TEXT_KEYS.match(override.key_or_group)):
             parser = OverrideParser(CommonTokenStream(OverrideLexer(InputStream(s))))
             override._value = _Visitor(self.functions).visitOverride(parser.override())._value  # type: ignore[no-untyped-call]
             if not is_argument(override):
@@ -61,11 +62,11 @@ class _Visitor(HydraOverrideVisitor):
         value, source = super().visitPrimitive(ctx), ctx.getText().strip()
         if isinstance(value, str | QuotedString):
             return value
-        # such as the name of a commit, 12e4567
-        is_beyond = (
+        # out of range: the hash of a commit, such as 12e4567, rather than a number
+        is_out_of_range = (
             isinstance(value, float) and (math.isinf(value) or value == 0.0) and re.match(r"[^eE]*[1-9]", source)
         )
-        return source if is_beyond else ValueWithText(value, Quote.single, source)
+        return source if is_out_of_range else ValueWithText(value, Quote.single, source)
 
     def visitFunction(self, ctx: OverrideParser.FunctionContext) -> Any:  # noqa: N802 - ANTLR's name
         if ctx.getChild(0).getText() == "str":
@@ -73,13 +74,14 @@ class _Visitor(HydraOverrideVisitor):
         value = super().visitFunction(ctx)
         if isinstance(value, ChoiceSweep):
             # Hydra unquotes the arguments of a function
-            typed = [element for element in map(self.visitElement, ctx.element()) if isinstance(element, ValueWithText)]
-            value.list = [_with_source(plain, typed) for plain in value.list]
+            elements = map(self.visitElement, ctx.element())
+            with_texts = [element for element in elements if isinstance(element, ValueWithText)]
+            value.list = [_with_source(plain, with_texts) for plain in value.list]
         return value
 
 
-def _with_source(plain: Any, typed: Sequence[ValueWithText]) -> Any:
-    return next((value for value in typed if type(value.text) is type(plain) and value.text == plain), plain)
+def _with_source(plain: Any, with_texts: Sequence[ValueWithText]) -> Any:
+    return next((value for value in with_texts if type(value.text) is type(plain) and value.text == plain), plain)
 
 
 class _TextVisitor(HydraOverrideVisitor):
@@ -89,22 +91,22 @@ class _TextVisitor(HydraOverrideVisitor):
 
 
 def is_argument(override: Override) -> bool:
-    """Whether an override is of `args`."""
+    """Whether an override sets a value of `args`."""
     return override.key_or_group.partition(".")[0] == "args"
 
 
 def has_differing_text(override: Override) -> bool:
-    """Whether the text of an override's value isn't what a program gets for the value."""
+    """Whether the text that was typed differs from the default text of the value."""
     texts: list[bool] = []
     _map(override._value, lambda value: texts.append(value.source != default_text(value.text)))
     return any(texts)
 
 
 def as_texts(override: Override) -> Override:
-    """Return an override of `args` with the texts of its numbers, truth values and nulls in their places."""
+    """Return an override of `args` whose numbers, truth values and nulls are replaced by their texts."""
     # ~KEY=VALUE compares with the value
-    value = None if override.is_delete() else _map(override._value, lambda typed: typed.source)
-    return dataclasses.replace(override, _value=value)
+    texts = None if override.is_delete() else _map(override._value, lambda value: value.source)
+    return dataclasses.replace(override, _value=texts)
 
 
 def _as_option(value: ValueWithText, *, keeps_flags: bool) -> object:

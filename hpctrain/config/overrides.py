@@ -36,7 +36,7 @@ def apply_overrides(node: DictConfig, overrides: Sequence[str], *, as_typed: boo
     Args:
         node: of the configuration.
         overrides: as typed.
-        as_typed: store the texts of `args`, and not their values.
+        as_typed: store the texts of `args` instead of their values.
 
     Raises:
         ConfigError: one can't be parsed, has several values, or names an unknown key.

@@ -55,12 +55,12 @@ def values_of_args(config: ProgramConfig) -> dict[str, str]:
 
 
 def default_texts(args: Mapping[str, Any]) -> dict[str, str]:
-    """Return values of `args` as a program gets them, if their own texts aren't known, by their full keys."""
+    """Return the default texts of the values of `args`, by their full keys."""
     return {key: default_text(value) for key, value in flat_values({"args": args}).items()} if args else {}
 
 
 def default_text(value: object) -> str:
-    """Return a value as a program gets it, if its own text isn't known."""
+    """Return the text that a program gets for a value if no typed text is stored."""
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, list):

@@ -25,7 +25,7 @@ from hpctrain.phrases import either
 
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\.[\w.-]+)?=.*", re.DOTALL)
 """A key with its value, or a variable of a shell."""
-_PROCESSES = ("nodes", "cluster.kind", "cluster.processes_per_node", "cluster.gpus_per_node")
+_KEYS_OF_RANKS = ("nodes", "cluster.kind", "cluster.processes_per_node", "cluster.gpus_per_node")
 CODE = re.compile(r"[\s'\"]")
 """Characters of a word that is code, such as an f-string of Python, in which `{args.NAME}` may be a name of its own."""
 
@@ -44,7 +44,7 @@ def check_program(config: ProgramConfig, environ: Mapping[str, str] = os.environ
         raise ConfigError("run.command", "[]", "there is no program to run", USAGE)
     check_run(config)
     if config.run.cwd == "own" and config.code.snapshot == "none":
-        problem = "is a folder with links to the copy of the code, and code.snapshot=none makes no copy"
+        problem = "needs a copy of the code, and code.snapshot=none makes none"
         raise ConfigError("run.cwd", "own", problem, "leave out one of the two")
     if config.resume.from_scratch:
         problem = "has no effect on a program, which finds its own saves"
@@ -95,17 +95,17 @@ def _refuse_assignment(command: Sequence[str]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Launchers:
-    """Copies of a launcher, such as torchrun, as the ranks of a run."""
+class _LauncherPerRank:
+    """A launcher, such as torchrun, that a run would start once per rank."""
 
     launcher: RankLauncher
     resources: Resources
-    begun: bool
-    """Whether the run exists already: it continues as it was."""
+    is_begun: bool
+    """Whether the run, or its sweep, began with it: then it continues, with a warning."""
 
     @property
     def is_refused(self) -> bool:
-        return self.launcher.is_certain and not self.begun
+        return self.launcher.is_certain and not self.is_begun
 
     @property
     def problem(self) -> str:
@@ -124,22 +124,22 @@ class _Launchers:
         return f"write run.processes=node before --, or {alone}"
 
 
-def _launchers_of_ranks(config: ProgramConfig, resources: Resources) -> _Launchers | None:
-    """The launchers that would be the ranks of a run; None if there is only one, or they meet each other."""
+def _launchers_of_ranks(config: ProgramConfig, resources: Resources) -> _LauncherPerRank | None:
+    """The launcher that each rank would start; None without one, or if its copies connect to each other."""
     run = config.run
     if run.processes == "node" or run.independent_ranks or resources.world_size == 1:
         return None
     launcher = RankLauncher.of(command_of(config))
     if launcher is None or (resources.processes_per_node == 1 and launcher.spans_nodes):
         return None
-    return _Launchers(launcher, resources, begun=_is_begun(config))
+    return _LauncherPerRank(launcher, resources, is_begun=_is_begun(config))
 
 
 def _is_begun(config: ProgramConfig) -> bool:
-    """Whether a run, or its sweep, was begun with the same processes."""
+    """Whether a run began with the same ranks, or belongs to a sweep that exists."""
     folder, now = Path(config.run_dir or "runs"), flat(config)
-    stored = read_plain_values(folder / "config.yaml", _PROCESSES)
-    is_same = bool(stored) and all(stored.get(key) == now.get(key) for key in _PROCESSES)
+    stored = read_plain_values(folder / "config.yaml", _KEYS_OF_RANKS)
+    is_same = bool(stored) and all(stored.get(key) == now.get(key) for key in _KEYS_OF_RANKS)
     return config.run_dir is not None and (is_same or (folder / "sweep.json").is_file())
 
 

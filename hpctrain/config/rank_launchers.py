@@ -1,4 +1,4 @@
-"""Programs such as torchrun that start the ranks of a training, found in a command."""
+"""Find a launcher, such as torchrun, that starts the ranks of a training itself, in a command."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OF_A_JOB = {
     "torchx": ("run",),
 }
 _PROGRAMS: Mapping[str, tuple[str, ...]] = {**_OF_A_NODE, **_OF_A_JOB}
-"""Launchers, with the subcommands by which they start ranks; without any, they always do."""
+"""Launchers and the subcommands with which they start ranks; without any, they always do."""
 _MODULES = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torch.distributed.launch",
@@ -36,7 +36,7 @@ _MODULES = {
     "composer.cli.launcher": "composer",
     "horovod.runner.launch": "horovodrun",
 }
-"""The launchers by the modules that `python -m` runs."""
+"""Launchers, by the module that `python -m` runs."""
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "ash")
 _PREFIXES = {
     **dict.fromkeys(("nohup", "setsid", "exec", "command", "busybox", "tini", "dumb-init", "valgrind"), (0, "")),
@@ -72,7 +72,7 @@ _PREFIXES = {
 _SPANS_NODES = re.compile(
     r"--(nnodes|node[-_]rank|rdzv[-_]\w+|num[-_](machines|nodes)|machine[-_]rank|config[-_]file|hostfile)\b|.*\$"
 )
-"""Options by which the launchers of several nodes meet; a variable of the shell may contain one."""
+"""Options that connect the launchers of several nodes; a variable of the shell may contain one."""
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _KEYWORDS = ("export", "if", "then", "elif", "else", "while", "until", "do", "{", "!", "time")
 _COMMENT = re.compile(r"(?:^|(?<=\s))#.*$", re.MULTILINE)
@@ -87,10 +87,10 @@ class RankLauncher:
     """A launcher in the command of a program.
 
     Attributes:
-        name: as its users call it.
-        words: that follow it.
-        script: the shell script in which it stands; empty if the command itself names it.
-        is_certain: whether the command always runs it, and not only in a branch of a shell's code.
+        name: as users know it, such as `accelerate launch`.
+        words: the arguments after it.
+        script: the shell script that calls it; empty if the command itself does.
+        is_certain: whether the command always runs it, and not only in a branch of shell code.
     """
 
     name: str
@@ -100,21 +100,21 @@ class RankLauncher:
 
     @property
     def starts_whole_job(self) -> bool:
-        """Whether it starts the ranks of all nodes, and not those of one node."""
+        """Whether it starts the ranks of all nodes rather than those of one."""
         return self.name.partition(" ")[0] in _OF_A_JOB
 
     @property
     def spans_nodes(self) -> bool:
-        """Whether its words, as far as they are known, make it meet the launchers of other nodes."""
+        """Whether its arguments, as far as they are known, connect it to the launchers of other nodes."""
         return any(_SPANS_NODES.match(word) for word in self.words)
 
     @classmethod
     def of(cls, command: Sequence[str], *, in_script: bool = False) -> RankLauncher | None:
-        """Return the launcher that a command runs; None if it runs none, or hides it in a program of another kind.
+        """Return the launcher that a command runs; None if it runs none that can be seen.
 
         Args:
-            command: of the run, whose shell script is read if it is in this folder.
-            in_script: whether the command is in such a script; other scripts aren't read then.
+            command: of the run. A shell script in it is read.
+            in_script: whether the command comes from such a script; further scripts aren't read then.
         """
         words = list(command)
         while words and words[0]:
@@ -143,51 +143,51 @@ def _launcher(name: str, words: Sequence[str]) -> RankLauncher | None:
 
 
 def _without_options(words: Sequence[str], num_words: int, with_value: str) -> list[str]:
-    """Return the command that a program runs, without that program's own options, words and variables."""
-    left, options = list(words), with_value.split()
-    while left:
-        if left[0].startswith("-"):
-            del left[: 2 if left[0] in options else 1]
-        elif _ASSIGNMENT.fullmatch(left[0]):
-            del left[0]
+    """Drop the options, words and variables of a prefix such as `timeout 60`; return the command that it runs."""
+    command, options = list(words), with_value.split()
+    while command:
+        if command[0].startswith("-"):
+            del command[: 2 if command[0] in options else 1]
+        elif _ASSIGNMENT.fullmatch(command[0]):
+            del command[0]
         elif num_words:
             num_words -= 1
-            del left[0]
+            del command[0]
         else:
             break
-    return left
+    return command
 
 
 def _of_python(words: Sequence[str]) -> RankLauncher | None:
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
+    arguments = list(words)
+    while arguments:
+        word = arguments.pop(0)
         if not word.startswith("-"):
             as_module = str(Path(word).with_suffix("")).replace("/", ".")
-            named = next((name for module, name in _MODULES.items() if as_module.endswith(f".{module}")), None)
-            named = named or (Path(word).name if Path(word).name in _PROGRAMS else None)
-            return None if named is None else _launcher(named, rest)
+            launcher = next((name for module, name in _MODULES.items() if as_module.endswith(f".{module}")), None)
+            launcher = launcher or (Path(word).name if Path(word).name in _PROGRAMS else None)
+            return None if launcher is None else _launcher(launcher, arguments)
         for place, letter in enumerate(word[1:], start=2):
             if letter == "c":
                 return None
             if letter in "mWX":
-                argument = word[place:] or (rest.pop(0) if rest else "")
+                argument = word[place:] or (arguments.pop(0) if arguments else "")
                 if letter == "m":
-                    return _launcher(_MODULES[argument], rest) if argument in _MODULES else None
+                    return _launcher(_MODULES[argument], arguments) if argument in _MODULES else None
                 break
     return None
 
 
 def _of_shell(words: Sequence[str], *, in_script: bool) -> RankLauncher | None:
-    rest, is_text = list(words), False
-    while rest and rest[0][:1] in ("-", "+"):
-        option = rest.pop(0)
+    arguments, is_text = list(words), False
+    while arguments and arguments[0][:1] in ("-", "+"):
+        option = arguments.pop(0)
         is_text = is_text or ("c" in option and not option.startswith("--"))
         if option.endswith(("o", "O")) and not option.startswith("--"):
-            del rest[:1]
-    if not rest or (in_script and not is_text):
+            del arguments[:1]
+    if not arguments or (in_script and not is_text):
         return None
-    return _in_text(rest[0], in_script=in_script) if is_text else _of_script(rest[0], is_shell=True)
+    return _in_text(arguments[0], in_script=in_script) if is_text else _of_script(arguments[0], is_shell=True)
 
 
 def _of_script(word: str, *, is_shell: bool = False) -> RankLauncher | None:
@@ -205,7 +205,7 @@ def _of_script(word: str, *, is_shell: bool = False) -> RankLauncher | None:
 
 
 def _in_text(text: str, *, in_script: bool) -> RankLauncher | None:
-    """The launcher that a shell's code runs; one that it always runs, if there are several."""
+    """The launcher that shell code runs; of several, the first that it always runs."""
     uncertain: RankLauncher | None = None
     for words, is_certain in _simple_commands(text):
         launcher = RankLauncher.of(words, in_script=in_script)
@@ -216,7 +216,7 @@ def _in_text(text: str, *, in_script: bool) -> RankLauncher | None:
 
 
 def _simple_commands(text: str) -> Iterator[tuple[list[str], bool]]:
-    """Yield the commands of a shell's code, and whether each is run whatever the others do; loops count as run."""
+    """Yield the commands of shell code, each with whether it always runs; the bodies of loops count as always run."""
     depth, separator, words, was_test = 0, "", list[str](), False
     variables: dict[str, list[str]] = {}
     for token in [*_tokens(text), "\n"]:
@@ -239,7 +239,7 @@ def _simple_commands(text: str) -> Iterator[tuple[list[str], bool]]:
 
 def _tokens(text: str) -> list[str]:
     text = _HERE_DOCUMENT.sub(r"\2", _COMMENT.sub("", text.replace("\\\n", " ")))
-    text = _SEARCHED.sub(lambda found: found[1] or found[2], text)
+    text = _SEARCHED.sub(lambda match: match[1] or match[2], text)
     lexer = shlex.shlex(text, posix=True, punctuation_chars=_SEPARATORS)
     lexer.whitespace, lexer.commenters, lexer.whitespace_split = " \t\r", "", True
     try:

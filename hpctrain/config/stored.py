@@ -192,12 +192,12 @@ def load_run(path: Path, overrides: list[str] | None = None, *, only: Sequence[s
             from hpctrain.config.overrides import apply_overrides  # Hydra is slow to import, and ranks change nothing
 
             if is_program:
-                typed = _with_texts(merged, texts)
-                apply_overrides(typed, overrides, as_typed=True)
+                with_texts = _with_texts(merged, texts)
+                apply_overrides(with_texts, overrides, as_typed=True)
             apply_overrides(merged, overrides)
         config = to_program(merged, command) if is_program else to_config(merged, Config)
         if isinstance(config, ProgramConfig):
-            config.run.args_as_typed = differing_texts(config, typed) if overrides else texts
+            config.run.args_as_typed = differing_texts(config, with_texts) if overrides else texts
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise unreadable(error, [path.parent]) from error
     except OmegaConfBaseException as error:
@@ -224,24 +224,24 @@ def to_program(node: DictConfig, command: Sequence[str]) -> ProgramConfig:
     return config
 
 
-def differing_texts(config: ProgramConfig, typed: DictConfig) -> dict[str, str]:
-    """Return the texts of `args` that differ from what a program gets for their values, by full key.
+def differing_texts(config: ProgramConfig, with_texts: DictConfig) -> dict[str, str]:
+    """Return the texts of `args` that differ from the default texts of their values, by full key.
 
     Args:
         config: with the values.
-        typed: the same configuration with the texts in the places of the values.
+        with_texts: the same configuration, with texts in place of the values of `args`.
     """
-    args = OmegaConf.to_container(typed.args, resolve=True)
+    args = OmegaConf.to_container(with_texts.args, resolve=True)
     assert isinstance(args, dict)
     plain, texts = default_texts(config.args), default_texts({str(key): value for key, value in args.items()})
     return {key: text for key, text in texts.items() if key in plain and plain[key] != text}
 
 
 def _with_texts(node: DictConfig, texts: Mapping[str, str]) -> DictConfig:
-    typed = copy.deepcopy(node)
+    with_texts = copy.deepcopy(node)
     for key, text in texts.items():
-        OmegaConf.update(typed, key, text, force_add=True)
-    return typed
+        OmegaConf.update(with_texts, key, text, force_add=True)
+    return with_texts
 
 
 def _take_texts(stored: Any) -> dict[str, str]:
@@ -264,7 +264,7 @@ def _take_command(stored: Any) -> list[str]:
 
 def _root_of_training(stored: Any) -> DictConfig:
     root: DictConfig = OmegaConf.structured(Config)
-    # of runs that were made before the key: they kept none
+    # a run that lacks the key was made before it existed, and kept none
     root.checkpoint.keep_best = 0
     root.cluster = OmegaConf.structured(GROUPS["cluster"][_kind(stored)])
     schema = schema_of(OmegaConf.select(stored, "schedule") or {})

@@ -24,12 +24,12 @@ Request: TypeAlias = tuple[int, IntArray]  # epoch, sample indices
 _SALT = 0x73616D706C65  # "sample": keeps these bits apart from others drawn from the same seed
 
 
-class Counted(NamedTuple):
-    """A batch that the user's own code collated.
+class CollatedBatch(NamedTuple):
+    """A batch from the task's own `collate_fn`.
 
     Attributes:
         batch: the collated samples.
-        num_read: samples that it was made from, but for those that are None, as collate functions leave them out.
+        num_read: samples that `collate_fn` was given, without those that are None, which it usually leaves out.
     """
 
     batch: Any
@@ -47,8 +47,8 @@ class BatchFetcher(Dataset[Any]):
         collate_fn: makes a batch of a list of samples; PyTorch's default collation if None.
         bookmarks: from which streams with a state continue; None: no batch comes with bookmarks.
         step_samples: samples per step, over all ranks, for a `ShardedStream`.
-        counts: whether to return what ``collate_fn`` returns as `Counted`, and to refuse to collate fewer samples than
-            were asked for without it.
+        counts: whether to return the result of ``collate_fn`` as `CollatedBatch`; without a ``collate_fn``, whether to
+            refuse a dataset that returns fewer samples than were asked for.
 
     Attributes:
         num_samples: of the dataset; None for a stream without a length.
@@ -78,7 +78,7 @@ class BatchFetcher(Dataset[Any]):
         self._collate = collate_fn or default_collate
         self._requires_all = counts and collate_fn is None
         if counts and collate_fn is not None:
-            self._collate = partial(_counted, collate_fn)
+            self._collate = partial(_collated, collate_fn)
         self._reader: StreamReader | ShardedReader
         if self.streams:
             self._open_stream(bookmarks, step_samples)
@@ -185,10 +185,10 @@ class EpochFetcher(BatchFetcher):
         return UpToEnd(self._collate(samples) if samples else None, self._reader.num_samples)
 
 
-def _counted(collate_fn: Collate, samples: list[Any]) -> Counted:
-    # before the call, which may change the list
+def _collated(collate_fn: Collate, samples: list[Any]) -> CollatedBatch:
+    # counted before the call, which may change the list
     num_read = sum(sample is not None for sample in samples)
-    return Counted(collate_fn(samples), num_read)
+    return CollatedBatch(collate_fn(samples), num_read)
 
 
 def without_subsets(dataset: Any) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from hpctrain.data.bookmark import Bookmarks
-from hpctrain.data.fetch import BatchFetcher, Collate, Counted, Request
+from hpctrain.data.fetch import BatchFetcher, Collate, CollatedBatch, Request
 from hpctrain.data.keyed_random import IntArray
 from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.data.order import Order
@@ -28,6 +28,7 @@ _CHUNK_SAMPLES = 16_384
 
 
 Weigh: TypeAlias = Callable[[Any, int, int], tuple[float, int]]
+"""As `LossWeights.weigh`."""
 
 
 class TrainLoader:
@@ -49,7 +50,7 @@ class TrainLoader:
             start.
         weigh: returns the weight of a batch on the CPU, and the number of samples in it, from the batch, the planned
             number of samples, and the number of those that were read; None: micro-batches have no weight.
-        requires_all: whether to refuse data that return fewer samples than were asked for, where nothing is weighed.
+        requires_all: whether to refuse a dataset that returns fewer samples than were asked for, if nothing is weighed.
 
     Attributes:
         waited_s: seconds that the consumer has waited for micro-batches so far, with their transfer.
@@ -127,11 +128,11 @@ class TrainLoader:
     def _weighed(
         self, fetched: Iterator[Any], planned: Iterator[int], weigh: Weigh, weights: deque[tuple[float, int]]
     ) -> Iterator[Any]:
-        """Yield the same batches, and append their weights, which are computed on the CPU: no one waits for a GPU."""
-        for item, num_samples in zip(fetched, planned, strict=False):
-            batch, marks = item if self._fetcher.has_bookmarks else (item, ())
+        """Yield the same batches, and append their weights, computed on the CPU so that no rank waits for its GPU."""
+        for fetch, num_samples in zip(fetched, planned, strict=False):
+            batch, marks = fetch if self._fetcher.has_bookmarks else (fetch, ())
             num_read = num_samples
-            if isinstance(batch, Counted):
+            if isinstance(batch, CollatedBatch):
                 batch, num_read = batch
             weights.append(weigh(batch, num_samples, num_read))
             yield (batch, marks) if self._fetcher.has_bookmarks else batch

@@ -28,10 +28,10 @@ class MicroBatch(NamedTuple):
         is_last: whether this is the step's last micro-batch: synchronise gradients, then update the weights.
         indices: the samples' indices, int64; also for a stand-in.
         on_device: whether the batch is on the rank's device already (`BatchTransfer`).
-        weight: what the losses of the batch count for (`Task.loss_weight`); None: ``num_samples``.
-        num_delivered: samples that the batch holds, if it is weighed.
-        rescale: of the last micro-batch of a step: the factor of the step's gradients; 0 if nothing in the step has a
-            weight.
+        weight: of the losses of the batch (`Task.loss_weight`); None: ``num_samples``.
+        num_delivered: samples in the batch, if it is weighed.
+        rescale: of a step's last micro-batch: the factor by which to rescale the gradients; 0 if no batch of the step
+            has a weight.
     """
 
     batch: Any

@@ -100,9 +100,9 @@ def overrides_of(typed: Sequence[str], config: ProgramConfig | None = None) -> l
     gpus = ON_GPUS if resources_of(config).gpus_per_node != 0 else ()
     # in a folder inside of the code, the second run would copy what the drill wrote of the first
     names = ",".join(_quoted(pattern) for pattern in (*config.code.exclude, *LOGS))
-    # the second run would find in an ignored `outputs/` what the first one wrote
-    own = ["run.cwd=own"] if config.run.cwd is None and config.code.snapshot != "none" else []
-    return [*gpus, *own, *typed, *FORCED, f"code.exclude=[{names}]"]
+    # otherwise the second run would find what the first one wrote into an ignored `outputs/`
+    cwd = ["run.cwd=own"] if config.run.cwd is None and config.code.snapshot != "none" else []
+    return [*gpus, *cwd, *typed, *FORCED, f"code.exclude=[{names}]"]
 
 
 def _quoted(pattern: str) -> str:

@@ -54,9 +54,9 @@ def revert_failed_changes(directories: Sequence[RunDirectory], report: Report = 
 def nothing_left(status: RunStatus, config: RunConfig) -> bool:
     """Return whether a run has completed, and this configuration can't make it longer.
 
-    A program may continue with other values. So may a training whose number of steps depends on the changed keys; if it
-    doesn't, its ranks find that out.
-    False as well if its checkpoints are gone, and the configuration allows to train it again.
+    A program may continue with any changed value. A training may if its number of steps can depend on the changed keys;
+    its ranks then find out whether it does. The result is also False if the run's checkpoints are gone and the
+    configuration allows starting over.
     """
     # not by the state, which is that of a newer job if there is one
     completed = bool(status.attempts) and status.attempts[-1].reason is Reason.COMPLETED
@@ -71,15 +71,15 @@ def nothing_left(status: RunStatus, config: RunConfig) -> bool:
     if isinstance(config, Config) and config.resume.allow_config_change:
         length += [key for key in changed if key.partition(".")[0] in ("task", "data") or key == GLOBAL_BATCH_SIZE]
     else:
-        length += [key for key in changed if decides_the_weights(key)]  # a training is refused them
+        length += [key for key in changed if decides_the_weights(key)]  # refused later, for a training
     return not any(key in length for key in changed)
 
 
 def require_checkpoint(directory: RunDirectory, config: RunConfig) -> None:
-    """Require that something is left of what a run has saved, before it is launched again.
+    """Require, before a run is launched again, that a checkpoint is left if it saved any.
 
     Raises:
-        RunDirectoryError: nothing is, and `resume.from_scratch` doesn't allow to start over.
+        RunDirectoryError: all are gone, and `resume.from_scratch` doesn't allow starting over.
     """
     if not config.resume.from_scratch and (problem := describe_gone(directory)):
         raise RunDirectoryError(problem)
@@ -145,12 +145,12 @@ def refuse_other_run(old: RunConfig, new: RunConfig, report: Report = print) -> 
 
 
 def with_stored_texts(old: RunConfig, new: RunConfig, report: Report = print) -> RunConfig:
-    """Return a program's configuration with the texts that its values of `args` had, where these are equal.
+    """Return a program's configuration with the stored texts of those values of `args` that didn't change.
 
     Args:
         old: the stored one.
-        new: with which the run is to continue; with `resume.allow_config_change`, it has its own texts.
-        report: gets a line on each text that isn't taken.
+        new: with which the run is to continue; with `resume.allow_config_change`, it keeps its own texts.
+        report: gets a line on each text of `new` that isn't used.
     """
     if not isinstance(old, ProgramConfig) or not isinstance(new, ProgramConfig) or new.resume.allow_config_change:
         return new

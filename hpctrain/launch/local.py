@@ -142,7 +142,7 @@ def _conclude(
         codes: by rank, the exit code; None for a rank that the launcher killed. Empty if the launching process
             is the only rank.
         cut_short: whether a second Ctrl-C ended the ranks.
-        lost: by rank, what its log lacks, as far as the launcher wrote it.
+        lost: by rank, the output that its log lacks, as far as the launcher writes that log.
         quiet: reasons for which nothing is printed.
     """
     directory, world_size = run.directory, run.resources.world_size
@@ -203,7 +203,7 @@ class LocalRanks:
     Attributes:
         processes: by rank, once they are started.
         codes: by rank, the exit code; None for a rank that the launcher killed.
-        lost: what the log of rank zero lacks.
+        lost: the output that the log of rank zero lacks.
         interrupts: how often Ctrl-C was pressed.
     """
 

@@ -122,14 +122,14 @@ def prepare(
     if directory.config.exists():
         old, trained = load_run(directory.config), load_run(trained_config(directory))
         if not any(map(decides_the_weights, changed_keys(flat(trained), run.config))):
-            old = trained  # what a resume changed since then was never trained with
+            old = trained  # no step was trained with what a resume changed since then
         refuse_other_run(old, run.config, report)
         run = dataclasses.replace(run, config=with_stored_texts(old, run.config, report))
     elif directory.path.is_dir() and any(directory.path.iterdir()):
         raise RunDirectoryError(
             f"run_dir={directory.path}: expected a run or an empty folder, found other files; name an empty or new one"
         )
-    # they were given for this resume alone, not for later ones
+    # typed for this resume alone, not for later ones
     stored = dataclasses.replace(run.config, resume=Resume())
     directory.create(config.mode)
     with directory.permissions():
@@ -158,7 +158,7 @@ def prepare_as_rank(
         path = Path("runs") / str(config.name) / f"job_{environment.job_id}"
         config = dataclasses.replace(config, run_dir=str(path))
     if environment.restart_count:
-        # a requeue repeats the words, which were typed before the job saved anything
+        # a requeued job runs the same command again, which was typed before anything was saved
         config = dataclasses.replace(config, resume=dataclasses.replace(config.resume, from_scratch=False))
     with undone_on_error(config.run_dir, config.name) as directory:
         code = LaunchCode(directory) if takes_code else None

@@ -108,7 +108,7 @@ class Meter:
         A metric without a sample on any rank is left out, or NaN if it is one of every result.
 
         Args:
-            of_none: False: leave it out in any case.
+            of_none: whether a metric of every result without a sample is NaN; False: it is left out, too.
         """
         return {
             name: total / count if count else float("nan")

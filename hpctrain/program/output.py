@@ -1,4 +1,4 @@
-"""The output of a program: on its way to the log, and the error at its end."""
+"""The output of a program: copied to the log, and searched for the error that ended it."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ _WRAPPER = "ChildFailedError"
 
 
 class ProgramOutput:
-    """The output of a program, which a thread of this process writes if it goes into a file.
+    """The output of a program; if it goes to a file, a thread of this process writes it.
 
-    On a full disk, a program that writes into the file itself would fail at its next print.
+    If the program wrote to the file itself, a full disk would make its next print fail.
 
     Attributes:
         writer: the descriptor that the program gets as standard output and error.
@@ -61,18 +61,18 @@ class ProgramOutput:
 
     @property
     def lost(self) -> LostOutput:
-        """What the log lacks of the output of the program and of this process."""
-        own = lost_output(sys.stdout, sys.stderr)
-        return own if self._reader is None else own + self._log.lost
+        """The output of the program and of this process that the log lacks."""
+        lost = lost_output(sys.stdout, sys.stderr)
+        return lost if self._reader is None else lost + self._log.lost
 
     def start(self) -> None:
-        """Write what the program prints; call it once the program has the descriptor."""
+        """Start copying; call it once the program has the descriptor."""
         if self._reader is not None:
             os.close(self.writer)
             self._thread.start()
 
     def drain(self) -> None:
-        """Wait until all that the program has printed is written, for at most `ARRIVED_S`."""
+        """Wait until everything printed so far is written, for at most `ARRIVED_S`."""
         deadline = time.monotonic() + ARRIVED_S
         while self._reader is not None and time.monotonic() < deadline:
             with self._writing:

@@ -103,7 +103,7 @@ class Records:
         self._recorded_step = progress.step
 
     def completed(self) -> None:
-        """Keep a resume's change with which a program completed that reports no steps."""
+        """Keep a resume's change to the configuration, if the completed program reported no steps."""
         if self._started is None and self._keeps_at is not None:
             self._keep_config()
 

@@ -90,7 +90,7 @@ def export(
 ) -> str:
     """Write an experiment with the configuration of a row's first run; a row over seeds leaves out `seed`.
 
-    It has every key that the runs' commands typed, or by which the runs differ, whatever the defaults are today.
+    It has every key that the runs' commands set, or in which the runs differ, even if the value is today's default.
 
     Args:
         row: of the ranking.
@@ -109,7 +109,7 @@ def export(
     if file.path.exists() and not force:
         raise ConfigError("--export", file.path, "exists", "choose another name, or add --force to replace it")
     run = row.runs[0]
-    for key in filter(decides_the_weights, run.changed):
+    for key in filter(decides_the_weights, run.changed_keys):
         problem = f"can't have {key}={run.config[key]} of {run.status.path}"
         raise ConfigError("--export", file.path, problem, "resume or warm-start from the run instead")
     typed = TypedCommand.of(run.directory)
@@ -118,13 +118,13 @@ def export(
     file.path.parent.mkdir(parents=True, exist_ok=True)
     composer = ProgramComposer(config.run.command, folder) if isinstance(config, ProgramConfig) else Composer(folder)
     site = [word for word in typed.words_of(SITE) if word.partition("=")[0] not in OF_A_SWEEP]
-    # a file has no texts of numbers, so they are strings there
+    # YAML has no texts of numbers, so they become strings
     texts = config.run.args_as_typed if isinstance(config, ProgramConfig) else {}
     wanted = _exported({**flat(config), **texts}, typed, skip_seed=len(row.runs) > 1)
     choices = _choices(composer, typed)
     with _draft(file) as (draft, name), _expressing(row, typed, file.path):
         draft.write_text(_text(comment, choices, {}), encoding="utf-8")
-        values = _changed(wanted, _composed(composer, name), always=_own_keys(composer, typed, wanted, ranking))
+        values = _changed(wanted, _composed(composer, name), always=_explicit_keys(composer, typed, wanted, ranking))
         draft.write_text(_text(comment, choices, values), encoding="utf-8")
         found = composer.compose_run([f"{GROUP}={name}", *site])
         if found.name != config.name:
@@ -194,8 +194,10 @@ def _is_exported(key: str, typed: TypedCommand) -> bool:
     return key not in NEVER and (is_below(key, typed.varied) or key.partition(".")[0] not in OF_A_RUN)
 
 
-def _own_keys(composer: Composer, typed: TypedCommand, wanted: Mapping[str, Any], ranking: Ranking) -> frozenset[str]:
-    """The keys that the command varied or set, and those by which the runs differ: their defaults may change."""
+def _explicit_keys(
+    composer: Composer, typed: TypedCommand, wanted: Mapping[str, Any], ranking: Ranking
+) -> frozenset[str]:
+    """The keys that the command varied or set, and those in which the runs differ: their defaults may change later."""
     options = {key for key in typed.options() if key not in typed.varied and composer.options.of(key)}
     names = [key.lstrip("+") for key in (*typed.varied, *typed.keys) if key not in options]
     configs = [run.config for row in ranking.rows for run in row.runs if run.config]
@@ -224,7 +226,7 @@ def _text(comment: str, choices: Mapping[str, str], values: Mapping[str, Any]) -
             inside = inside.setdefault(group, {})
         inside[name] = value
     if nested:
-        # OmegaConf's own, which quotes texts that it would read as numbers
+        # OmegaConf's dumper quotes texts that OmegaConf would read as numbers
         dumper = get_omega_conf_dumper()
         lines += ["", yaml.dump(nested, Dumper=dumper, sort_keys=False, allow_unicode=True, default_flow_style=False)]
     return "\n".join(lines).rstrip() + "\n"

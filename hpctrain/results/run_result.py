@@ -22,14 +22,14 @@ class RunResult:
 
     Attributes:
         status: its status.
-        config: the values with which it trained, by their full keys; those that a resume changed as one text, such as
-            ``0.001 to step 10, then 0.003``. Empty if they can't be read.
-        changed: the keys that a resume changed between two of its steps.
+        config: the values with which it trained, by their full keys. Those that a resume changed are one text, such as
+            ``0.001 until step 10, then 0.003``. Empty if they can't be read.
+        changed_keys: the keys whose values a resume changed between two steps.
     """
 
     status: RunStatus
     config: Mapping[str, Any]
-    changed: Collection[str] = ()
+    changed_keys: Collection[str] = ()
 
     @property
     def directory(self) -> RunDirectory:

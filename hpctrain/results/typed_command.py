@@ -80,7 +80,7 @@ class TypedCommand:
 
 
 def _extended_sweep(directory: RunDirectory, words: Sequence[str]) -> SweepRecord | None:
-    """The record of the sweep to which a resume added the run: the rest of its command is there."""
+    """The record of the sweep, with the rest of the command, if a resume added the run to it; None otherwise."""
     if "resume" not in words[:4] or not directory.path.name.isdecimal():
         return None
     with contextlib.suppress(RunDirectoryError):

@@ -59,7 +59,7 @@ def varied_keys(results: Sequence[RunResult]) -> VariedKeys:
         if key in typed or decides_the_weights(key) or is_below(key, LENGTH)
     }
     differing = {key for key in relevant if _differs(readable, key)}
-    changed = {key for result in readable for key in result.changed}
+    changed = {key for result in readable for key in result.changed_keys}
     own = {key for key in differing if key in typed or key in changed or not _follows(readable, key, choices)}
     names = [key for key in typed if key in own or key in choices]
     names += sorted(own - set(names))

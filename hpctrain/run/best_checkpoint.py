@@ -1,4 +1,4 @@
-"""The checkpoint with the best score, which may not be that of the run's best evaluation."""
+"""The checkpoint with the best score; that of the run's best evaluation may not be on disk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class BestCheckpoint:
 
     Attributes:
         info: the checkpoint with the best score; None if none has a score.
-        warning: that the run has evaluated better, and at which step; empty if it hasn't.
+        warning: if the checkpoint of the best evaluation isn't on disk, a line on that; else empty.
     """
 
     info: CheckpointInfo | None
@@ -33,21 +33,22 @@ class BestCheckpoint:
 
         Args:
             directory: of the run.
-            checkpoints: of the run, if they are known already.
+            checkpoints: of the run, if the caller has listed them already.
         """
-        known = list_checkpoints(directory, verify=False) if checkpoints is None else checkpoints
-        scored = {info.step: info for info in known}
+        if checkpoints is None:
+            checkpoints = list_checkpoints(directory, verify=False)
+        scored = {info.step: info for info in checkpoints}
         steps = best_steps({step: info.score for step, info in scored.items()}, 1)
         best = scored[steps[0]] if steps else None
         evaluation = last_evaluation(directory)
         top = None if evaluation is None else evaluation.best
         if evaluation is None or top is None or (best is not None and _is_best(best, top, evaluation.best_step)):
             return cls(best, "")
-        kept = "no checkpoint has a score" if best is None else f"the best one that is on disk is {_described(best)}"
+        on_disk = "no checkpoint has a score" if best is None else f"the best checkpoint on disk is {_described(best)}"
         policy = read_plain_values(directory.config, (KEEP_BEST,)).get(KEEP_BEST)
         advice = f" ({KEEP_BEST}=0; set it to 1 to keep the best)" if policy == 0 else ""
         at = f"{top.name} {top.value:.6g} at step {evaluation.best_step}"
-        return cls(best, f"the best evaluation is {at}, whose checkpoint isn't on disk{advice}; {kept}")
+        return cls(best, f"the best evaluation is {at}, whose checkpoint isn't on disk{advice}; {on_disk}")
 
     def require(self, directory: RunDirectory) -> CheckpointInfo:
         """Return the best checkpoint of the run.
@@ -65,7 +66,7 @@ def _is_best(info: CheckpointInfo, top: Score, step: int | None) -> bool:
     score = info.score
     if score is None or (score.name, score.mode) != (top.name, top.mode):
         return False
-    # a better one is of an attempt whose steps were repeated
+    # a better one was saved by an attempt whose steps were repeated
     return info.step == step or score.loss < top.loss
 
 

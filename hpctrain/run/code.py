@@ -68,8 +68,8 @@ class CodeSnapshot:
         root: of the original: a git repository, or the working directory.
         place: of the working directory in both; `.` for the root.
         commit: of git, when it was taken; empty if that isn't known.
-        own_paths: of a program with `run.cwd=own`: the folders that are empty in the run's own copy, such as
-            `outputs`, and the files that it lacks, relative to the root; None for a program that runs in the shared copy.
+        own_paths: of a program with `run.cwd=own`: the folders that are empty in own copies, such as
+            `outputs`, and the files that these lack, relative to the root; None for a program in the shared copy.
     """
 
     run: RunDirectory

@@ -43,11 +43,11 @@ def trained_config(directory: RunDirectory) -> Path:
 
 
 def keep_config(directory: RunDirectory, step: int | None = None) -> None:
-    """Keep the change, and record it: an attempt has trained with it.
+    """Keep the change, and record it, once an attempt has trained with it.
 
     Args:
         directory: of the run.
-        step: after which the change holds; None for a program that reports no steps.
+        step: the last step before the change; None for a program that reports no steps.
     """
     # a read-only file system for a moment must not stop an attempt
     with contextlib.suppress(OSError):
@@ -90,7 +90,7 @@ def _is_of(key: str, names: Iterable[str]) -> bool:
 
 
 def changed_values(directory: RunDirectory) -> dict[str, str]:
-    """By key, the values with which a run was trained, if they changed: ``0.001 to step 10, then 0.003``."""
+    """By key, the values with which a run was trained, if they changed: ``0.001 until step 10, then 0.003``."""
     return {key: _text(values) for key, values in _values_by_step(directory).items() if len(values) > 1}
 
 
@@ -107,8 +107,8 @@ def trained_varied(directory: RunDirectory) -> dict[str, str]:
 
 
 def _values_by_step(directory: RunDirectory) -> dict[str, list[tuple[Any, int | None]]]:
-    """By changed key, the values in order, each with the step after which it held."""
-    found: dict[str, list[tuple[Any, int | None]]] = {}
+    """By changed key, the values in order, each with the step after which it was used."""
+    by_key: dict[str, list[tuple[Any, int | None]]] = {}
     try:
         records = list(read_json_lines(directory.config_changes))
     except OSError:
@@ -119,18 +119,18 @@ def _values_by_step(directory: RunDirectory) -> dict[str, list[tuple[Any, int | 
             continue  # edited by hand
         step = step if COUNT.accepts(step) else None
         for key in dict.fromkeys([*before, *after]):
-            values = found.setdefault(key, [(before.get(key), 0)])
+            values = by_key.setdefault(key, [(before.get(key), 0)])
             # a resume from an earlier step repeats the steps after it
             while values and step is not None and (values[-1][1] or 0) >= step:
                 values.pop()
             if not values or values[-1][0] != after.get(key):
                 values.append((after.get(key), step))
-    return found
+    return by_key
 
 
 def _text(values: list[tuple[Any, int | None]]) -> str:
     texts = [value_text(value) for value, _ in values]
-    ends = ["" if step is None else f" to step {step}" for _, step in values[1:]]
+    ends = ["" if step is None else f" until step {step}" for _, step in values[1:]]
     earlier = [f"{text}{end}" for text, end in zip(texts, ends, strict=False)]
     return f"{', '.join(earlier)}, then {texts[-1]}" if earlier else texts[-1]
 

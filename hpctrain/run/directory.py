@@ -136,7 +136,7 @@ class RunDirectory:
 
     @property
     def earlier(self) -> Path:
-        """Metrics and other records that a resume without the newest checkpoint dropped; a folder per attempt."""
+        """Metrics and other records that a resume dropped because checkpoints were gone; a folder per attempt."""
         return self.path / "earlier"
 
     @property

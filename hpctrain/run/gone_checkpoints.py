@@ -1,4 +1,4 @@
-"""What a run's records say about its saves: which checkpoint must be there, whatever has happened to it since."""
+"""Checkpoints that a run saved, by its records, and that are gone; and starting over from step 0."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.run.record_fields import COUNT
 
 SAVED = "saved.json"
-"""In an attempt's claim: the step of the newest checkpoint that it has published."""
+"""In an attempt's claim: the step of the newest checkpoint that it published."""
 STARTS_OVER = "starts_over"
 """In an attempt's claim: the user allows later attempts to start from step 0 if no checkpoint is left."""
 
@@ -28,16 +28,16 @@ def record_saved(claim: Path, step: int) -> None:
 
 
 def recorded_step(directory: RunDirectory) -> int:
-    """Return the step of the newest checkpoint of a training by its records, whether it is still there; 0 without one.
+    """Return the step of the newest checkpoint that a training saved, by its records, even if it is gone; 0 if none.
 
-    An attempt that started from an older checkpoint, or started over, makes the earlier ones void. A program's saves
-    are its own affair: 0.
+    An attempt that started from an older checkpoint, or started over, voids the newer ones. 0 for a program, which
+    keeps its own saves.
     """
     return _newest_record(directory)[0]
 
 
 def may_start_over(directory: RunDirectory) -> bool:
-    """Whether the user has allowed the next attempt to start from step 0, after the newest attempt that trained."""
+    """Whether the user allows the next attempt to start from step 0."""
     return _newest_record(directory)[1]
 
 
@@ -52,7 +52,7 @@ def allow_start_over(directory: RunDirectory, attempt: int) -> None:
 
 
 def _newest_record(directory: RunDirectory) -> tuple[int, bool]:
-    """The step that the newest attempt which started has saved or started from; and whether a start over is allowed."""
+    """The step that the newest started attempt saved or started from, and whether the next one may start over."""
     attempts = {attempt.attempt: attempt for attempt in Ledger(directory).attempts()}
     for number in sorted({*attempts, *directory.claimed_attempts()}, reverse=True):
         if (directory.claim(number) / STARTS_OVER).exists():
@@ -69,17 +69,17 @@ def _newest_record(directory: RunDirectory) -> tuple[int, bool]:
 
 
 def gone_step(directory: RunDirectory) -> int | None:
-    """Return the step of the newest checkpoint by the run's records if it is gone; None if it is there, or damaged."""
-    # first: the run may save meanwhile
+    """Return the step of the newest recorded checkpoint if it is gone; None if it is there, even if damaged."""
+    # before the folder is listed, since the run may be saving
     recorded = recorded_step(directory)
     if not recorded or any(step >= recorded for step in directory.checkpoint_steps()):
         return None
     aside = (SET_ASIDE.fullmatch(path.name) for path in directory.set_aside())
-    return None if recorded in [int(found["step"]) for found in aside if found is not None] else recorded
+    return None if recorded in [int(match["step"]) for match in aside if match is not None] else recorded
 
 
 def describe_gone(directory: RunDirectory) -> str:
-    """Describe that no complete checkpoint is left of a run that has saved some, and what to do; empty otherwise.
+    """Describe that all checkpoints that a run saved are gone, and what to do; empty if they aren't.
 
     Only names and sizes of files are compared.
     """
@@ -87,14 +87,14 @@ def describe_gone(directory: RunDirectory) -> str:
     if not recorded or saved_step(directory):
         return ""
     return (
-        f"{directory.checkpoints}: expected the checkpoint of step {recorded}, which the run has saved, or an older "
+        f"{directory.checkpoints}: expected the checkpoint of step {recorded}, which the run saved, or an older "
         f"one, but none is complete; restore one from a copy, or train from step 0 again: `python -m hpctrain resume "
         f"{directory.as_typed} resume.from_scratch=true`, which moves the metrics so far to {directory.earlier}"
     )
 
 
 def move_records_aside(directory: RunDirectory, attempt: int) -> Path:
-    """Move what earlier attempts have logged out of the way of one that starts from step 0.
+    """Move the records of earlier attempts out of the way of one that starts from step 0.
 
     Args:
         directory: of the run.
@@ -114,7 +114,7 @@ def move_records_aside(directory: RunDirectory, attempt: int) -> Path:
 
 
 def copy_records_aside(directory: RunDirectory, attempt: int) -> Path:
-    """Keep copies of the records that a resume from an older checkpoint is about to drop; as `move_records_aside`."""
+    """Copy the records that a resume from an older checkpoint is about to drop; see `move_records_aside`."""
     folder = _folder(directory, attempt)
     for path in _records(directory):
         if path.is_dir():

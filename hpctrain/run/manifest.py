@@ -69,19 +69,19 @@ def varied_text(varied: Mapping[str, str]) -> str:
 
 
 class FloatWithText(float):
-    """A number that was typed in another way than Python writes it, such as `1.10`."""
+    """A number whose text isn't Python's, such as `1.10`."""
 
     source = ""
 
 
 class IntWithText(int):
-    """A whole number that was typed in another way than Python writes it, such as `+1`."""
+    """A whole number whose text isn't Python's, such as `+1`."""
 
     source = ""
 
 
 def as_typed(value: object, text: str) -> object:
-    """Return a number that `value_text` writes as it was typed; anything else as it is."""
+    """Return a number with the text that was typed, for `value_text`; anything else unchanged."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     number = FloatWithText(value) if isinstance(value, float) else IntWithText(value)

@@ -213,7 +213,7 @@ def _with_details(status: RunStatus, records: RunRecords, claims: Sequence[int],
 
 
 def _best_warning(status: RunStatus, directory: RunDirectory, saved_step: int) -> str:
-    """Warn if the best checkpoint isn't there; one that a live run may be about to write isn't missed."""
+    """Warn if the best checkpoint isn't on disk, unless a live run may be about to write it."""
     step = status.best_step
     if step is None or directory.checkpoint(step).exists() or (status.state.may_change and step > saved_step):
         return ""

@@ -21,7 +21,7 @@ class RunStatus:
         name: the run's name in its configuration.
         path: its directory.
         state: its state.
-        note: the reason for the state, and what its logs or its ranks lack, in one line; empty if there is neither.
+        note: the reason for the state, and warnings about incomplete logs or unconnected ranks, in one line; or empty.
         command: a program's command as typed, quoted; empty for a training.
         step: the last step known to be completed; of a program, that it reported.
         total_steps: the step at which the run ends; None if only the number of epochs is known.
@@ -29,11 +29,11 @@ class RunStatus:
         metrics_time: when the last of them was logged.
         best: the best value of the metric by which the run is judged; None before the first evaluation.
         best_step: its step.
-        best_warning: that no checkpoint of this step is on disk, and which is the best that is; or empty.
+        best_warning: if no checkpoint of this step is on disk, a line on that and on the best one that is; else empty.
         varied: the keys that the run's sweep varied, with the values with which it was trained; empty without a sweep.
         checkpoint_step: of the newest complete checkpoint, or of the newest save that a program reported and that still
             exists; None without one.
-        gone_step: of the newest checkpoint that the run has saved, if it is gone; None otherwise.
+        gone_step: of the newest checkpoint that the run saved, if it is gone; None otherwise.
         saved_path: of that save; None for a training.
         set_aside: names of damaged checkpoints that a resume passed over.
         attempts: oldest first; an open one with the times that it has recorded so far.

@@ -180,30 +180,30 @@ def _found(typed: SweepResume, record: SweepRecord) -> FoundRuns:
             deadline=deadline(wanted.time_limit_min, time.time()),
         )
         _require_growth(record, wanted)
-        found = find_runs(composer, wanted, parsed)
+        found_runs = find_runs(composer, wanted, parsed)
         if record.kind == "grid":
-            wanted = dataclasses.replace(wanted, space=_united(composer, record.space, wanted.space))
-            found = dataclasses.replace(found, record=wanted)
-        return found
+            wanted = dataclasses.replace(wanted, space=_merged(composer, record.space, wanted.space))
+            found_runs = dataclasses.replace(found_runs, record=wanted)
+        return found_runs
 
 
 def _as_values(override: Override, text: str) -> str:
-    """Write one value in the form of several, which a sweep's space has."""
+    """Write one value as a list of values, as in a sweep's space."""
     return text if override.is_sweep_override() else f"choice({text or repr(text)})"
 
 
-def _united(composer: Composer, before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
-    """The values that a grid had and those that it gets, by key, so that another key's new values meet all of them."""
-    united = {**before, **after}
+def _merged(composer: Composer, before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
+    """Merge the values that a grid has and those that it gets, so that new values are combined with all others."""
+    merged = {**before, **after}
     for key in [key for key in before if before[key] != after[key]]:
         old, new = (_values(composer, key, space[key]) for space in (before, after))
         added = [text for value, text in new.items() if value not in old]
-        united[key] = ",".join([*_texts(composer, key, before[key]), *added]) if added else before[key]
-    return united
+        merged[key] = ",".join([*_texts(composer, key, before[key]), *added]) if added else before[key]
+    return merged
 
 
 def _values(composer: Composer, key: str, text: str) -> dict[str, str]:
-    """The texts of values by what is equal for equal values."""
+    """The texts of values, by a form that is the same for equal values."""
     texts = _texts(composer, key, text)
     return {
         comparable(override.value()): text

@@ -73,7 +73,7 @@ def place(runs: Sequence[SweepRun], home: RunDirectory) -> list[SweepRun]:
         while same and not _loads(_run(home, same[0])):
             same.pop(0)
         if same:
-            # a value that is given twice makes two runs; for a program, their texts may differ
+            # a value that is typed twice makes two runs; those of a program may differ in the text
             texts = [read_varied(_run(home, number)) for number in same] if _varies_args(varied) else [varied]
             place_of = texts.index(varied) if varied in texts else 0
             number = same.pop(place_of)
@@ -93,7 +93,7 @@ def _varies_args(varied: Mapping[str, str]) -> bool:
 
 
 def _warn_of_equal_numbers(first: Mapping[str, str], varied: Mapping[str, str]) -> None:
-    """Warn if two runs have the same numbers, as of `1.1` and `1.10`, with which a user may mean two versions."""
+    """Warn if two runs differ only in the text of a number: `1.1` and `1.10` may be meant as two versions."""
     for key in varied.keys() & first.keys():
         if key.startswith("args.") and first[key] != varied[key]:
             remedy = f'quote them if they are texts: \'{key}="{first[key]}","{varied[key]}"\''
@@ -137,7 +137,7 @@ def _values_once(directory: RunDirectory, _changed_ns: int) -> Mapping[str, Any]
     if not values:
         _loads(directory)  # prints why not
         return {}
-    # one that was trained with several values is the run of none of them
+    # a run that was trained with several values isn't the run of any of them
     return values | changed_values(directory)
 
 

@@ -20,7 +20,7 @@ def sweep_run(composer: Composer, overrides: Sequence[str], fixed: Collection[st
     """
     own = without_hydra_overrides(overrides)
     pairs = [override.partition("=")[::2] for override in own]
-    # Hydra splits a sweep's values into Python's texts, but for a program's
+    # Hydra writes a sweep's values as Python does, except those of a program
     texts = {key.lstrip("+"): value for key, value in pairs if key not in fixed}
     varied = {key: value if key.startswith("args.") else YAML.get(value, value) for key, value in texts.items()}
     return SweepRun(composer.compose_run(own), varied)

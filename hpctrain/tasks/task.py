@@ -196,7 +196,7 @@ class Task(ABC):
             element; the same metrics for every batch. Also values per sample, for `compute_metrics`. It may be empty if
             the task has `build_metrics`.
         """
-        # a task may keep a number under that name
+        # a task may have an attribute of that name
         weight = self.loss_weight(batch) if callable(self.loss_weight) else self.num_samples(batch)
         loss, others = split_loss(f"{type(self).__name__}.loss", self.loss(model, batch))
         return {name: (_weighted(value, weight), weight) for name, value in {"loss": loss, **others}.items()}
@@ -238,7 +238,7 @@ class Task(ABC):
         )
 
     def num_samples(self, batch: Any) -> int:
-        """Samples in a batch, by which it is weighted; the default is the first dimension of its first tensor.
+        """Samples in a batch, its default weight; by default the first dimension of its first tensor.
 
         Raises:
             TaskError: the batch holds no tensor with a dimension.
@@ -253,19 +253,19 @@ class Task(ABC):
         )
 
     def loss_weight(self, batch: Any) -> Tensor | float:
-        """What the losses of a batch are means over: the default is its number of samples.
+        """Weight of a batch's losses: the number of things over which they are means. Default: its number of samples.
 
-        The loss of a step is the mean of the micro-batches' losses with these weights, at any number of ranks and any
-        micro-batch size; so are the values that are logged with it. Define it if the loss is a mean over something else
-        than samples, such as the tokens that aren't padding. A micro-batch of weight 0 adds nothing.
+        The loss of a step is the weighted mean of its micro-batches' losses, whatever the number of ranks and the
+        micro-batch size; so are the values that are logged with it. Override this if the loss is a mean over something
+        other than samples, such as the tokens that aren't padding. A micro-batch of weight 0 adds nothing.
 
-        Called once for each micro-batch, on every rank that has it, with several losses once for all of them.
+        Called once per micro-batch, on every rank that has it; several losses share one weight.
 
         Args:
             batch: as `collate_fn` returns it, on the CPU; in an evaluation, on the model's device.
 
         Returns:
-            A finite number from 0 on, or a tensor with one element; of the batch alone.
+            A finite number of at least 0, or a tensor with one element; it must depend on the batch alone.
         """
         return self.num_samples(batch)
 
@@ -280,7 +280,7 @@ class Task(ABC):
 
 
 def _weighted(value: Scalar, weight: Scalar) -> Scalar:
-    """Multiply a mean by its weight; 0 if that is 0, since the mean over nothing is NaN."""
+    """Multiply a mean by its weight; 0 if the weight is 0, since the mean over nothing is NaN."""
     if isinstance(weight, Tensor):
         return torch.where(weight != 0, value * weight, 0)
     return value * weight if weight else 0.0

@@ -32,7 +32,7 @@ class OpenRun:
 
     Attributes:
         curves: by the metric's name.
-        lacks_best: whether the run has ended, and the checkpoint of its best evaluation isn't there.
+        lacks_best: whether the run has ended, and the checkpoint of its best evaluation isn't on disk.
         log_path: of the log; None before there is one.
         log: its last lines.
         log_version: changes with the log.

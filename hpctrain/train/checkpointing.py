@@ -224,7 +224,7 @@ class Checkpointing:
             step: completed steps.
             evaluation_due: whether the evaluation after these steps isn't done yet.
             wait: return when the checkpoint is durable. Otherwise the save is skipped while an earlier one is being
-                written, unless one of the two is of one of the best evaluations.
+                written, unless either is a save of one of the best evaluations.
 
         Raises:
             CheckpointError: the checkpoint can't be written, and checkpoint.on_error is "fail".
@@ -239,7 +239,7 @@ class Checkpointing:
     def _is_left_out(self, step: int) -> bool:
         if not self._world.broadcast(self._saver.busy):
             return False
-        # those of the best evaluations are extra saves: none of the others is left out for them
+        # saves of the best evaluations are extra: no other save is left out for one
         waits = self.best_step is not None and self.best_step in (step, self._saving_step)
         if self._world.is_rank_zero and waits:
             which = "it" if step == self.best_step else "the one before"

@@ -30,8 +30,8 @@ class Divergence:
     so that no checkpoint is written after the loss has become NaN. In fp16 a loss that overflowed does no harm if its
     update was skipped; there the scale decides.
 
-    A finite loss can have gradients that are NaN, and the next loss shows it. The last step has no next one: there the
-    weights themselves are checked, and wherever a norm that was measured isn't finite.
+    A finite loss can have NaN gradients, which the next loss shows. After the last step there is no next loss, so the
+    weights themselves are checked; also whenever a gradient norm that was measured isn't finite.
 
     Args:
         parts: of the training.
@@ -72,7 +72,7 @@ class Divergence:
 
         Args:
             step: completed steps.
-            ends_run: whether the run is complete once this is saved.
+            ends_run: whether this is the last checkpoint of the run.
 
         Raises:
             DivergedError: names the steps and the last good checkpoint.
@@ -102,13 +102,13 @@ class Divergence:
         tensors = dict(self._trained)
         if self._parts.ema is not None:
             tensors |= {f"{name} (averaged)": average for name, average in self._parts.ema.state().items()}
-        # in a pipeline, other ranks have those on `meta`
-        own = [name for name, tensor in tensors.items() if not tensor.is_meta and not _is_finite(local_part(tensor))]
-        if names := self._parts.world.union(own[:SHOWN]):
+        # parameters on `meta` belong to other ranks of a pipeline
+        bad = [name for name, tensor in tensors.items() if not tensor.is_meta and not _is_finite(local_part(tensor))]
+        if names := self._parts.world.union(bad[:SHOWN]):
             self._fail(f"trained weights are NaN or infinite after step {step}: {listed(names)}")
 
     def _check_norms(self, step: int, values: Mapping[str, float]) -> None:
-        """Check the weights if a norm isn't finite; they may be, as where clipping has made an infinite norm zero."""
+        """Check the weights if a norm isn't finite; clipping by an infinite norm leaves them finite."""
         if not all(math.isfinite(values.get(update.norm_name, 0.0)) for update in self._parts.step.updates):
             self.require_finite_weights(step)
 
@@ -163,6 +163,6 @@ def _is_good(path: Path, trained: Container[str]) -> bool:
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    # of torch's types of one byte, not all have the function
+    # isfinite isn't implemented for all of torch's 1-byte types
     wide = tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
     return bool(torch.isfinite(wide).all())

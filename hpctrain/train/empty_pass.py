@@ -1,4 +1,4 @@
-"""A pass through the model that adds nothing: by it, a rank whose batch has no weight takes part in collectives."""
+"""A pass through the model that adds nothing, with which a rank whose batch has weight 0 takes part in collectives."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from hpctrain.train.modes import frozen_batch_norms
 
 
 class EmptyPass:
-    """A forward and a backward pass whose gradients are zero, whatever the loss is: over no samples it may be NaN.
+    """A forward and a backward pass whose gradients are zero, even if the loss is NaN because it has no samples.
 
-    Zeros from the loss on aren't enough: where a mean over nothing divides by zero, they become NaN. So gradients are
-    set to zero where they reach a module's output, and where they reach a parameter. With `SyncBatchNorm`, what other
-    ranks' losses owe to the samples of this one passes: there only NaN is set to zero.
+    A loss multiplied by zero isn't enough: where a mean over nothing divides by zero, its gradient becomes NaN. So
+    gradients are set to zero where they reach a module's output or a parameter. With `SyncBatchNorm`, the losses of
+    other ranks have gradients that pass through this rank's samples: then only NaN and infinity are set to zero.
     """
 
     def __init__(self) -> None:
@@ -30,22 +30,22 @@ class EmptyPass:
 
     @contextmanager
     def forward(self, model: nn.Module) -> Iterator[None]:
-        """Compute the loss in the context.
+        """Context in which to compute the loss; divide it by infinity before the backward pass.
 
         Args:
-            model: that computes it. Divide the loss by infinity before the backward pass.
+            model: that computes the loss.
         """
         if has_shared_statistics(model):
             self._clean = partial(torch.nan_to_num, nan=0.0, posinf=0.0, neginf=0.0)
 
-        def note(module: nn.Module, _: Any, output: Any) -> None:
+        def hook(module: nn.Module, _: Any, output: Any) -> None:
             for tensor in iterate_tensors(output):
                 if tensor.requires_grad:
                     tensor.register_hook(self._clean)  # type: ignore[no-untyped-call]  # torch leaves it untyped
             # in a sharded model these are the gathered weights
-            self._parameters += [each for each in module._parameters.values() if each is not None]
+            self._parameters += [parameter for parameter in module._parameters.values() if parameter is not None]
 
-        handle = register_module_forward_hook(note)
+        handle = register_module_forward_hook(hook)
         try:
             with uncompiled(), frozen_batch_norms(model):
                 yield
@@ -54,7 +54,7 @@ class EmptyPass:
 
     @contextmanager
     def backward(self) -> Iterator[None]:
-        """Compute the gradients in the context."""
+        """Context in which to compute the gradients."""
         trained = [parameter for parameter in self._parameters if parameter.requires_grad]
         handles = [parameter.register_hook(self._clean) for parameter in trained]  # type: ignore[no-untyped-call]  # as above
         try:
@@ -65,18 +65,18 @@ class EmptyPass:
 
 
 def exchanges_nothing(replica: nn.Module) -> bool:
-    """Whether no other rank waits for what the model exchanges in a pass: parts of its weights, or statistics."""
+    """Whether the model exchanges neither parts of its weights nor batch statistics with other ranks in a pass."""
     return not getattr(replica, "is_sharded", False) and not has_shared_statistics(replica)
 
 
 def has_shared_statistics(model: nn.Module) -> bool:
-    """Whether a batch norm has the statistics of all ranks' samples."""
+    """Whether the model has a `SyncBatchNorm`, whose statistics are those of all ranks' samples."""
     return any(isinstance(part, nn.SyncBatchNorm) for part in model.modules())
 
 
 def zero_of(model: nn.Module) -> Tensor:
     """Return 0 as a loss, 0-d, that depends on every parameter: DDP waits for the gradients of each."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    # over no element, so that a parameter that isn't finite makes no NaN
+    # over no elements, so that a parameter that isn't finite doesn't make it NaN
     sums = [parameter.reshape(-1)[:0].abs().sum().to(trained[0].device, torch.float32) for parameter in trained]
     return torch.stack(sums).sum()

@@ -77,7 +77,7 @@ class Evaluation:
         max_gathered_mb: bound on the per-sample values that rank zero gets.
         sharded: what to call where the ranks of a mesh share the model; None otherwise.
         pipeline: this rank's part in a pipeline; None without one.
-        loss_weights: weigh what the task logs; None: by the number of samples that were asked for.
+        loss_weights: weigh the values that the task logs; None: by the number of samples that were asked for.
 
     Attributes:
         on_round: called after each batch of this rank, with the number of batches and the total, None if it is unknown.
@@ -133,9 +133,9 @@ class Evaluation:
             workers=workers,
         )
 
-    def add_to(self, record: RankComparison) -> None:
+    def add_to(self, comparison: RankComparison) -> None:
         """Add the task's metric objects to what the ranks compare."""
-        self._metrics.add_to(record)
+        self._metrics.add_to(comparison)
 
     def __call__(self, agreement: Agreement) -> Evaluated:
         """Evaluate, unless a rank receives a request to stop meanwhile; collective.
@@ -288,7 +288,7 @@ class Evaluation:
             num_taken, weights = self._loader.num_taken, self._loss_weights
             weight: float = num_taken
             if weights is not None and weights.vary:
-                # first, since a task may move a batch in place
+                # before the pass, since a task may move the batch in place
                 weight, _ = weights.weigh(batch, num_taken, num_taken)
             found = self._pass(batch, round_index)
             if not self._pass.is_elsewhere:

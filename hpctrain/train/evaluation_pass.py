@@ -92,7 +92,7 @@ class EvaluationPass:
 
     def _evaluate(self, model: nn.Module, batch: Any) -> Any:
         returned = self._task.evaluate(model, batch)
-        # at once: weights that ranks share are only gathered for the call, and an average is only in place for a while
+        # at once: sharded weights are gathered for this call only, and averaged weights are swapped out again
         self._metrics.copy_shared(model)
         return returned
 

@@ -78,7 +78,7 @@ class EvaluationResults:
             round_index: which round of the evaluation it is, from 0.
             num_samples: of the batch.
             returned: unchecked.
-            weight: of what the task logged; None: ``num_samples``.
+            weight: of the values that the task logged; None: ``num_samples``.
 
         Raises:
             TaskError: `evaluate` broke its contract.

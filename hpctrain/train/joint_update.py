@@ -73,7 +73,7 @@ class JointUpdate:
         """Update the weights from the accumulated gradients, after the last backward pass, and clear the gradients.
 
         Args:
-            rescale: factor of the gradients. With 0, nothing is updated: the step has no gradients.
+            rescale: factor of the gradients; with 0, nothing is updated.
 
         Returns:
             Whether weights were updated; ranks skip the same updates.

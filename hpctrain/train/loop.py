@@ -93,13 +93,13 @@ class Loop:
 
         Args:
             micro_batches: of the remaining steps.
-            first_step_done: called after the first of them, before anything of it is written.
+            first_step_done: called after the first of them, before any record of it is written.
 
         Returns:
             Whether the last step was reached.
         """
         if self._is_at_end:
-            # an earlier version may have saved it unchecked
+            # an earlier version may have saved the last checkpoint unchecked
             self._divergence.require_finite_weights(self.step)
         self._begin()
         if self._stopped_in_pending_evaluation():

@@ -118,7 +118,7 @@ class Loss:
         Args:
             loss: the mean over a micro-batch, 0-d.
             others: scalars that the task returned with it.
-            weight: of the micro-batch; 0 for one that only takes part in the sum of the gradients.
+            weight: of the micro-batch; 0 if it only takes part in the sum of the gradients.
         """
         if weight:
             self._meter.add_mean(self.log_name, loss, weight)

@@ -1,4 +1,4 @@
-"""What the losses of a run are means over: the weights of its micro-batches, and those of its steps."""
+"""Weights of micro-batches, by which the losses of a step are averaged over accumulation and ranks."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ log = logging.getLogger("hpctrain.train")
 
 
 class LossWeights:
-    """Weighs micro-batches by what they hold, where that can differ from the planned number of samples.
+    """Weighs micro-batches by their contents, if these can differ from the planned number of samples.
 
-    It can if the user's own code makes the batches (`Task.collate_fn`, a dataset's `get_batch`), or weighs them
-    (`Task.loss_weight`). Otherwise nothing is weighed or exchanged, and plan and arithmetic are those of `BatchPlan`.
+    They can if the user's code makes the batches (`Task.collate_fn`, a dataset's `get_batch`) or weighs them
+    (`Task.loss_weight`). Otherwise nothing is weighed or exchanged, and the divisors are those of `BatchPlan`.
 
     Building is collective: if the weights of one rank can vary, all ranks exchange theirs.
 
@@ -37,18 +37,18 @@ class LossWeights:
         world: the ranks.
 
     Attributes:
-        are_real: whether the run weighs by what was trained on; runs of earlier versions weigh by the plan.
+        by_contents: whether the run weighs batches by their contents; runs of earlier versions weigh them by the plan.
         vary: whether the weights can differ from the plan; the same on every rank.
         samples_seen: samples that batches held, over all ranks and since the start of the run, if they are counted.
-        empty_steps: steps since the start of the run in which no batch had a weight, so that nothing was updated.
+        empty_steps: steps since the start of the run whose batches all had weight 0, so that nothing was updated.
     """
 
     def __init__(self, task: Task, dataset: Dataset[Any], world: World) -> None:
         self._task = task
         self._world = world
-        self._has_own_weight = is_own(task, "loss_weight")
-        self._has_own_count = is_own(task, "num_samples")
-        self.are_real = True
+        self._has_own_weight = overrides(task, "loss_weight")
+        self._has_own_count = overrides(task, "num_samples")
+        self.by_contents = True
         self._left_out = False
         self.samples_seen = 0
         self.empty_steps = 0
@@ -57,47 +57,49 @@ class LossWeights:
 
     @property
     def text(self) -> str:
-        """What the losses are weighted by, for the log; empty if the weights can't vary."""
+        """Description of the weights for the log; empty if they can't vary."""
         if not self.vary:
             return ""
         kind = type(self._task).__name__
         return f"weighted by {kind}.loss_weight" if self._has_own_weight else "weighted by the samples in each batch"
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint has of them."""
+        """Return the state for a checkpoint."""
         counts = {"samples_seen": self.samples_seen, "empty_steps": self.empty_steps}
-        return {"real": self.are_real, **(counts if self.vary else {})}
+        return {"by_contents": self.by_contents, **(counts if self.vary else {})}
 
     def load_state(self, state: Mapping[str, Any], samples_seen: int) -> None:
-        """Continue from a checkpoint, under the rule by which the run began.
+        """Continue from a checkpoint, and weigh batches as the run did when it began.
 
         Args:
             state: from `state`; empty in the checkpoints of earlier versions, which weighed by the plan.
             samples_seen: of the checkpoint.
         """
-        self.are_real = bool(state.get("real", False))
+        self.by_contents = bool(state.get("by_contents", False))
         self.samples_seen = int(state.get("samples_seen", samples_seen))
         self.empty_steps = int(state.get("empty_steps", 0))
-        if self.vary and not self.are_real:
+        if self.vary and not self.by_contents:
             self.vary = False
             if self._world.is_rank_zero:
-                log.info("the run began under an earlier version: its losses are weighted by planned samples")
+                log.info(
+                    "the run began under an earlier version: its losses stay weighted by the planned numbers of samples"
+                )
 
     def check_end(self, num_steps: int) -> None:
-        """Report the steps that trained on nothing, at the end of the run.
+        """Warn about steps whose batches all had weight 0, at the end of the run.
 
         Raises:
-            TaskError: these are all.
+            TaskError: every step is one of these.
         """
         if not self.empty_steps:
             return
         kind = type(self._task).__name__
         if self.empty_steps == num_steps:
             source = f"{kind}.loss_weight returned 0 for each" if self._has_own_weight else "each was empty"
-            raise TaskError(f"no batch of the run had a weight ({source}), so nothing was trained: check what it gets")
+            raise TaskError(f"no batch of the run had a weight ({source}), so nothing was trained: check the data")
         if self._world.is_rank_zero:
             steps = counted(num_steps, "step")
-            log.warning("in %d of the %s no batch had a weight, so that they changed nothing", self.empty_steps, steps)
+            log.warning("no batch had a weight in %d of the %s, which changed nothing", self.empty_steps, steps)
 
     def weigh(self, batch: Any, planned: int, num_read: int) -> tuple[float, int]:
         """Return the weight of a micro-batch, and the number of samples in it.
@@ -105,10 +107,10 @@ class LossWeights:
         Args:
             batch: on the CPU.
             planned: samples that the plan asks for; 0 for a stand-in, which has no weight.
-            num_read: those of them that were read and aren't None.
+            num_read: those of them that were read, without those that are None.
 
         Raises:
-            TaskError: `Task.loss_weight` returned no weight.
+            TaskError: `Task.loss_weight` returned something other than a weight.
         """
         if not planned:
             return 0.0, 0
@@ -119,32 +121,32 @@ class LossWeights:
         """Return the same micro-batches, with divisors for the weighted mean over their step; collective.
 
         With weights w, the gradients of a step are those of sum(w * loss) / sum(w), over all its micro-batches on all
-        ranks. The sum of the weights isn't known before the last micro-batch, so the divisors are made from the first
-        ones of all ranks, which keeps the gradients near those of the mean, and the last micro-batch says how the
-        gradients have to be rescaled. With the planned numbers of samples as weights, these are the plan's divisors,
-        and 1.
+        ranks. The sum of the weights is only known at the last micro-batch. So the divisors are computed from the first
+        micro-batches of all ranks, which keeps the gradients about as large as those of the mean, and the last
+        micro-batch has the factor by which to rescale them. If the weights are the planned numbers of samples, the
+        divisors are the plan's, and the factor is 1.
 
         Args:
             micro_batches: of this rank, weighed, from the first one of a step on.
         """
-        own, is_first, unit = torch.zeros(3, dtype=torch.float64), True, 1.0
+        sums, is_first, unit = torch.zeros(3, dtype=torch.float64), True, 1.0
         with closing(micro_batches):
             for micro_batch in micro_batches:
                 planned, weight = micro_batch.num_samples, micro_batch.weight
                 assert weight is not None
                 if self._world.counts_samples:
-                    own += torch.tensor([weight, planned, micro_batch.num_delivered], dtype=torch.float64)
+                    sums += torch.tensor([weight, planned, micro_batch.num_delivered], dtype=torch.float64)
                 total, rescale = 0.0, 1.0
                 if is_first or micro_batch.is_last:
-                    total, total_planned, delivered = self._world.combine_(own.clone(), "sum").tolist()
+                    total, total_planned, delivered = self._world.combine_(sums.clone(), "sum").tolist()
                 if is_first:
                     unit = total / total_planned or 1.0
                 if micro_batch.is_last:
-                    # alone in its step, a micro-batch has the right divisor already
+                    # the only micro-batch of a step has the right divisor already
                     rescale = 0.0 if not total else 1.0 if is_first else total_planned * unit / total
                     self.empty_steps += not total
                     self._count(int(total_planned), int(delivered))
-                    own.zero_()
+                    sums.zero_()
                 divisor = micro_batch.divisor * (planned * unit / weight) if weight else math.inf
                 is_first = micro_batch.is_last
                 yield micro_batch._replace(divisor=divisor, rescale=rescale)
@@ -153,27 +155,27 @@ class LossWeights:
         if self._has_own_count:
             return int(self._task.num_samples(batch))
         first = next((len(tensor) for tensor in iterate_tensors(batch) if tensor.dim()), None)
-        # with more rows than samples, a row isn't a sample: points of clouds, or nodes of graphs
+        # with more rows than samples, rows aren't samples, but points of clouds or nodes of graphs
         return num_read if first is None or first > planned else first
 
     def _count(self, planned: int, delivered: int) -> None:
-        """Add to the samples that were seen; say once that some were left out."""
+        """Add to the samples that were seen; warn once if some were left out."""
         self.samples_seen += delivered
         if delivered < planned and not self._left_out:
             self._left_out = True
             if self._world.is_rank_zero:
                 log.warning(
-                    "a step's batches hold %d of its %s: losses and rates are weighted by the samples in a batch, "
-                    "which are the first dimension of its first tensor unless the task defines num_samples",
+                    "a step's batches hold %d of its %s: losses and rates count the samples in each batch: the "
+                    "first dimension of its first tensor unless the task defines num_samples",
                     delivered,
                     counted(planned, "sample"),
                 )
 
 
-def is_own(task: Task, method: str) -> bool:
-    """Whether a task has a method of its own in place of the default; an attribute of another kind isn't one."""
-    found = getattr(task, method)
-    return callable(found) and getattr(found, "__func__", None) is not vars(Task)[method]
+def overrides(task: Task, method: str) -> bool:
+    """Whether a task overrides a method of `Task`; an attribute of that name that isn't callable doesn't count."""
+    attribute = getattr(task, method)
+    return callable(attribute) and getattr(attribute, "__func__", None) is not vars(Task)[method]
 
 
 def _makes_own_batches(task: Task, dataset: Dataset[Any]) -> bool:
@@ -185,15 +187,15 @@ def checked_weight(task: Task, batch: Any) -> float:
     """Call `Task.loss_weight`; return the result as a number.
 
     Raises:
-        TaskError: it isn't a finite number from 0 on.
+        TaskError: it isn't a finite number of at least 0.
     """
     weight: Any = task.loss_weight(batch)
     if isinstance(weight, Tensor) and weight.numel() == 1 and not weight.is_complex():
         weight = weight.item()
     if not isinstance(weight, Real) or not math.isfinite(weight) or weight < 0:
-        shown = f"a tensor of shape {list(weight.shape)}" if isinstance(weight, Tensor) else repr(weight)
+        returned = f"a tensor of shape {list(weight.shape)}" if isinstance(weight, Tensor) else repr(weight)
         raise TaskError(
-            f"{type(task).__name__}.loss_weight must return a finite number from 0 on, such as the number of tokens "
-            f"over which the loss is a mean, but it returned {shown}"
+            f"{type(task).__name__}.loss_weight must return a finite number of at least 0, such as the number of "
+            f"tokens over which the loss is a mean, but it returned {returned}"
         )
     return float(weight)

@@ -95,7 +95,7 @@ def _outermost(model: nn.Module) -> list[str]:
 
 @contextmanager
 def frozen_batch_norms(model: nn.Module) -> Iterator[None]:
-    """Inside the context, batch norms use and keep their statistics; those over all ranks do as in training."""
+    """Context in which batch norms use their running statistics without updating them, except `SyncBatchNorm`."""
     norms = [
         module
         for module in model.modules()

@@ -59,7 +59,7 @@ from hpctrain.train.unused_parameters import check_gradients
 from hpctrain.train.update import parameters_of
 
 NUM_ORDERED = 16
-"""How many samples, in the order of the first epoch, ranks compare at the start."""
+"""Number of samples, in the order of the first epoch, that ranks compare at the start."""
 
 log = logging.getLogger("hpctrain.train")
 
@@ -169,7 +169,7 @@ class Parts:
         return min(bound for bound in bounds if bound is not None)
 
     def samples_seen(self, step: int) -> int:
-        """Return the samples that were trained on, over all ranks, when this many steps are done: the current ones."""
+        """Return the number of samples trained on in the first `step` steps, which are those completed so far."""
         return self.loss_weights.samples_seen if self.loss_weights.vary else self.plan.samples_seen(step)
 
     def settle_values(self, *, restored: bool) -> None:
@@ -248,7 +248,7 @@ class Parts:
 
     @cached_property
     def checkpoint_policy(self) -> Checkpoint:
-        """conf/checkpoint, with the number of best checkpoints for which null stands in this run."""
+        """conf/checkpoint, with `keep_best=null` replaced by the number for this run."""
         metric, mode = self.task.metric, self.task.metric_mode
         return resolved_policy(self.config.checkpoint, metric, mode, evaluates=self.eval_data is not None)
 
@@ -277,11 +277,11 @@ class Parts:
 
     def require_same_evaluation(self) -> None:
         """Refuse ranks that evaluate differently; collective."""
-        record = RankComparison(self.world)
-        record.add_dataset("held-out", self.eval_data)
+        comparison = RankComparison(self.world)
+        comparison.add_dataset("held-out", self.eval_data)
         if self.evaluation is not None:
-            self.evaluation.add_to(record)
-        record.require_same()
+            self.evaluation.add_to(comparison)
+        comparison.require_same()
         if self.eval_data is not None:
             self._check_samples("held-out", self.eval_data, 0)
 
@@ -303,7 +303,7 @@ class Parts:
             workers=self.workers,
             bookmarks=bookmarks,
             weigh=self.loss_weights.weigh if self.loss_weights.vary else None,
-            requires_all=self.loss_weights.are_real,
+            requires_all=self.loss_weights.by_contents,
         )
 
     @cached_property
@@ -333,29 +333,29 @@ class Parts:
 
     def _require_same_training(self) -> None:
         """Refuse ranks that would plan different steps; collective."""
-        config, record = self.config, RankComparison(self.world)
-        record.add("seed", config.seed, SAME_CONFIGURATION)
+        config, comparison = self.config, RankComparison(self.world)
+        comparison.add("seed", config.seed, SAME_CONFIGURATION)
         for key, setting in asdict(config.trainer).items():
-            record.add(f"trainer.{key}", setting, SAME_CONFIGURATION)
-        record.add("the losses", losses_of(named_optimizers(config.optimizer)), SAME_CONFIGURATION)
-        record.add_dataset("training", self.train_data)
-        record.require_same()
+            comparison.add(f"trainer.{key}", setting, SAME_CONFIGURATION)
+        comparison.add("the losses", losses_of(named_optimizers(config.optimizer)), SAME_CONFIGURATION)
+        comparison.add_dataset("training", self.train_data)
+        comparison.require_same()
 
     def _require_same_samples(self) -> None:
         """Refuse ranks whose training samples differ, or are in another order; collective."""
         if self.world.control is None:
             return
-        record = RankComparison(self.world)
+        comparison = RankComparison(self.world)
         with random_states_restored(self.world.gpus):
             first = self._order()(0, np.arange(min(self.plan.num_samples, NUM_ORDERED)))
-        record.add("the order of the training samples", listed(first, shown=NUM_ORDERED), SAME_ORDER)
-        record.require_same()
+        comparison.add("the order of the training samples", listed(first, shown=NUM_ORDERED), SAME_ORDER)
+        comparison.require_same()
         self._check_samples("training", self.train_data, self.config.seed)
 
     def _check_samples(self, kind: str, dataset: Dataset[Any], seed: int) -> None:
         workers = self._workers(dataset)
         check = SampleCheck(dataset, self.world, seed=seed, collate_fn=self.task.collate_fn, workers=workers)
-        # a loading process leaves this one's state as it is
+        # a loading process doesn't change the task's state in this process
         with nullcontext() if workers.num_workers else self.task_state.restored():
             check(kind)
 

@@ -1,4 +1,4 @@
-"""Compare what the ranks have built, so that a difference is one line at the start, not a hang or a wrong result."""
+"""Compare what the ranks have built, so that a difference is an error at the start, not a hang or a wrong result."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SAME_CONFIGURATION = "start every rank with the same configuration"
 
 
 class RankComparison:
-    """What this rank has built, as facts that must be the same on every rank.
+    """Facts about what this rank has built, to be compared with those of the other ranks.
 
     Args:
         world: the ranks.
@@ -58,16 +58,16 @@ class RankComparison:
             return
         try:
             length = dataset_length(dataset)
-        except TaskError:  # its user refuses it, on every rank alike
+        except TaskError:  # refused later, on every rank
             return
         self.add(f"the number of {kind} samples", "unknown" if length is None else f"{length:,}", SAME_DATA)
         self.add(f"the number of streams of the {kind} data", len(streams_of(dataset)), SAME_DATA)
 
     def add_model(self, model: nn.Module) -> None:
-        """Add names, shapes and types of a model's parameters and buffers; values are rank zero's later.
+        """Add the names, shapes and types of a model's parameters and buffers; all ranks get rank zero's values later.
 
         Args:
-            model: whole, before ranks share it.
+            model: whole, before it is sharded or wrapped.
         """
         # DDP leaves these to each rank
         ignored = set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
@@ -89,9 +89,9 @@ class RankComparison:
                 self.add(f"the metric {name}: {state.name}", default, SAME_METRICS)
 
     def require_same(self) -> None:
-        """Compare the facts since the last call with those of the other ranks; collective.
+        """Compare the facts added since the last call with those of the other ranks; collective.
 
-        Equal records cost one reduction of 64 bytes. Only if they differ, the ranks get rank zero's record.
+        Equal facts cost one reduction of 64 bytes. Only if they differ do the ranks get rank zero's.
 
         Raises:
             TaskError: on every rank; names the ranks that differ from rank zero, and the first difference.
@@ -114,15 +114,15 @@ def require_same_model(model: nn.Module, world: World) -> None:
     """Refuse ranks that have built different models; collective.
 
     Args:
-        model: whole, before ranks share it; not wrapped.
+        model: whole, before it is sharded or wrapped.
         world: the ranks.
 
     Raises:
         TaskError: on every rank; names the ranks that differ from rank zero, and the first difference.
     """
-    record = RankComparison(world)
-    record.add_model(model)
-    record.require_same()
+    comparison = RankComparison(world)
+    comparison.add_model(model)
+    comparison.require_same()
 
 
 def _described(tensor: Tensor) -> str:
@@ -132,29 +132,30 @@ def _described(tensor: Tensor) -> str:
     return f"{list(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}{', frozen' * frozen}"
 
 
-def _difference(facts: list[list[str]], others: list[list[str]]) -> list[str] | None:
+def _difference(facts: list[list[str]], expected: list[list[str]]) -> list[str] | None:
     """The first difference from rank zero's facts, and its remedy; None without one."""
-    for fact, other in zip(facts, others, strict=False):
-        if fact == other:
+    for fact, reference in zip(facts, expected, strict=False):
+        if fact == reference:
             continue
-        if fact[0] == other[0]:
-            return [f"in {fact[0]}: {{has}} {fact[1]}, rank 0 has {other[1]}", fact[2]]
-        if other[0] not in {name for name, _, _ in facts}:
-            return [f"in {other[0]}, which only rank 0 has", other[2]]
-        if fact[0] not in {name for name, _, _ in others}:
+        if fact[0] == reference[0]:
+            return [f"in {fact[0]}: {{has}} {fact[1]}, rank 0 has {reference[1]}", fact[2]]
+        if reference[0] not in {name for name, _, _ in facts}:
+            return [f"in {reference[0]}, which only rank 0 has", reference[2]]
+        if fact[0] not in {name for name, _, _ in expected}:
             return [f"in {fact[0]}, which rank 0 doesn't have", fact[2]]
-        return [f"in the order: {{has}} {fact[0]} in the place of {other[0]}", fact[2]]
-    if len(facts) == len(others):
+        return [f"in the order: {{has}} {fact[0]} in the place of {reference[0]}", fact[2]]
+    if len(facts) == len(expected):
         return None
-    more, which = (facts, "rank 0 doesn't have") if len(facts) > len(others) else (others, "only rank 0 has")
-    name, _, remedy = more[min(len(facts), len(others))]
+    longer, which = (facts, "rank 0 doesn't have") if len(facts) > len(expected) else (expected, "only rank 0 has")
+    name, _, remedy = longer[min(len(facts), len(expected))]
     return [f"in {name}, which {which}", remedy]
 
 
 def _message(differences: list[list[str] | None]) -> str:
     """Describe the first difference, and all ranks that have it."""
-    difference, remedy = next(each for each in differences if each is not None)
-    ranks = [rank for rank, each in enumerate(differences) if each == [difference, remedy]]
+    first = next(filter(None, differences))
+    difference, remedy = first
+    ranks = [rank for rank, reported in enumerate(differences) if reported == first]
     alone = len(ranks) == 1
     place = difference.replace("{has}", "it has" if alone else "they have")
     return f"{numbered('rank', ranks)} {'differs' if alone else 'differ'} from rank 0 {place}; {remedy}"

@@ -1,4 +1,4 @@
-"""Compare a few samples between ranks: datasets of one length may differ, and a stream may split itself by rank."""
+"""Compare a few samples between ranks: datasets of equal length may differ, and a stream may split itself by rank."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ NUM_PICKED = 30
 NUM_AVERAGED = 4096
 """Most elements of a tensor of which the mean is compared."""
 TOLERANCE = 0.02
-"""Share of a tensor's largest number by which images and floating-point numbers may differ: processors of two kinds
-decode and compute with other last digits."""
+"""Share of a tensor's largest number by which images and floating-point numbers may differ: different processors
+decode and compute with different last digits."""
 NUM_OF_STREAM = 3
 """How many samples of a stream are compared."""
 REPEATS = 10
-"""How often a rank reads a sample again that differs, to find out whether it is drawn at random."""
+"""How often a rank reads a differing sample again, to find out whether it is random."""
 
 UNREAD = torch.stack([torch.full((NUM_NUMBERS,), torch.inf, dtype=torch.float64)] * 2)
 _FOLDERS = re.compile(r"[^\s'\"]*/")
-"""Nodes may have their copies in other folders."""
+"""Nodes may have copies of the data in different folders, so folders in texts aren't compared."""
 
 
 class SampleCheck:
     """Compares the first, the middle and the last sample of a dataset between ranks; of a stream, the first three.
 
-    Of a `ShardedStream` it reads the first stream alone, as its ranks don't read them all; of a `ShuffledStream` the
-    stream inside, without filling a window; and nothing of a stream of Hugging Face with a shuffle buffer.
+    Of a `ShardedStream` it reads only the first stream, since no rank reads them all; of a `ShuffledStream`, the stream
+    inside, without filling the window. It skips a Hugging Face stream with a shuffle buffer.
 
     Args:
         dataset: of the task.
@@ -76,8 +76,8 @@ class SampleCheck:
     def __call__(self, kind: str) -> None:
         """Read and compare the samples; collective. Global random states are as before.
 
-        A sample that a rank can't read isn't compared; nor is one that the dataset draws from generators of its own: if
-        it is read again, it differs from itself.
+        A sample that a rank can't read isn't compared, nor is one that differs when a rank reads it again, because the
+        dataset draws from its own random generator.
 
         Args:
             kind: `training` or `held-out`, for the message.
@@ -105,7 +105,7 @@ class SampleCheck:
         raise TaskError(self._world.broadcast(message))
 
     def _differs(self, samples: Tensor) -> Tensor:
-        """Whether two ranks have read different numbers, for each sample; collective.
+        """Return, for each sample, whether two ranks have read different numbers; collective.
 
         Args:
             samples: of shape [n, 2, NUM_NUMBERS].
@@ -133,7 +133,7 @@ class SampleCheck:
         return samples + [UNREAD] * (len(indices) - len(samples))
 
     def _fetcher(self) -> BatchFetcher:
-        """What reads the samples, and leaves the dataset's own position as it is."""
+        """Make a fetcher that leaves the dataset's own position unchanged."""
         if not is_stream(self._dataset):
             return BatchFetcher(self._dataset, self._seed, self._collate)
         stream = streams_of(self._dataset)[0]
@@ -145,7 +145,7 @@ class SampleCheck:
 
 
 def _numbers_of(batch: Any) -> Tensor:
-    """What is compared of a batch: numbers and their tolerances, of shape [2, NUM_NUMBERS]."""
+    """Return the numbers of a batch to compare, and their tolerances, of shape [2, NUM_NUMBERS]."""
     numbers: list[float] = []
     tolerances: list[float] = []
     for tensor in iterate_tensors(batch):
@@ -162,17 +162,17 @@ def _numbers_of(batch: Any) -> Tensor:
     return torch.tensor([(numbers + padding)[:NUM_NUMBERS], (tolerances + padding)[:NUM_NUMBERS]], dtype=torch.float64)
 
 
-def _spread(length: int, most: int) -> Tensor:
-    return torch.linspace(0, length - 1, min(length, most), dtype=torch.float64).long()
+def _spread(length: int, max_count: int) -> Tensor:
+    return torch.linspace(0, length - 1, min(length, max_count), dtype=torch.float64).long()
 
 
-def _differ(one: Tensor, other: Tensor) -> bool:
+def _differ(left: Tensor, right: Tensor) -> bool:
     """Whether two results of `_numbers_of` differ by more than their tolerances."""
-    return bool(((one[0] - other[0]).abs() > torch.maximum(one[1], other[1])).any())
+    return bool(((left[0] - right[0]).abs() > torch.maximum(left[1], right[1])).any())
 
 
 def _who_differs(gathered: list[Any]) -> str:
-    read = {rank: torch.tensor(sample) for rank, sample in enumerate(gathered) if sample is not None}
-    first, *others = read
-    ranks = [rank for rank in others if _differ(read[first], read[rank])]
+    samples = {rank: torch.tensor(sample) for rank, sample in enumerate(gathered) if sample is not None}
+    first = min(samples)
+    ranks = [rank for rank, sample in samples.items() if _differ(samples[first], sample)]
     return f"{numbered('rank', ranks)} {'differs' if len(ranks) == 1 else 'differ'} from rank {first}"

@@ -192,9 +192,9 @@ def _kind(thing: object) -> str:
 
 
 def _checkpoint_bytes(parts: Parts) -> int:
-    """About how many bytes a checkpoint takes, as if each rank wrote as much as this one."""
-    found = model_memory({parts.module}, parts.optimizers, parts.ema)
-    size = found.weights * (1 + parts.config.checkpoint.safetensors) + (found.optimizer or 0) + found.average
+    """Estimate the bytes of a checkpoint, as if each rank wrote as much as this one."""
+    memory = model_memory({parts.module}, parts.optimizers, parts.ema)
+    size = memory.weights * (1 + parts.config.checkpoint.safetensors) + (memory.optimizer or 0) + memory.average
     return size if (mesh := parts.world.mesh) is None else size * mesh.shape.replica_size
 
 
@@ -208,9 +208,9 @@ def _plan(parts: Parts, step: int) -> str:
         times.append(f"every {policy.every_min:g} min")
     if policy.keep_best:
         every, total = parts.config.trainer.eval_every_steps or parts.plan.steps_per_epoch, parts.total_steps
-        most = total // every - step // every + bool(total % every)
+        num_evaluations = total // every - step // every + bool(total % every)
         among = "the best so far" if policy.keep_best == 1 else f"among the best {policy.keep_best} so far"
-        times.append(f"after each evaluation that is {among} ({most} to come)")
+        times.append(f"after each evaluation that is {among} ({num_evaluations} to come)")
     how = "in the background" if policy.asynchronous else "while training waits"
     kept = [f"the newest {policy.keep}"]
     if policy.keep_every is not None:

@@ -51,44 +51,44 @@ class TaskMetrics:
             metric.to(world.device)
             switch_synchronisation_off(metric)
         self._growing = GrowingStates()
-        self._num_own: dict[tuple[int, str], int] = {}
+        self._num_copied: dict[tuple[int, str], int] = {}
         self._keeps_any = bool(self._gathered_states())
 
     def __bool__(self) -> bool:
         """Whether there are any."""
         return bool(self._metrics)
 
-    def add_to(self, record: RankComparison) -> None:
-        """Add the objects to what the ranks compare."""
-        record.add_metrics(self._metrics)
+    def add_to(self, comparison: RankComparison) -> None:
+        """Add the metric objects to what the ranks compare."""
+        comparison.add_metrics(self._metrics)
 
     def reset(self) -> None:
         """Begin an evaluation, or forget one."""
         self._growing.reset()
-        self._num_own.clear()
+        self._num_copied.clear()
         for metric in self._metrics.values():
             metric.reset()
 
     def copy_shared(self, model: nn.Module) -> None:
-        """Copy what the last update has kept of the model's own memory, which holds other values later.
+        """Copy the states that share memory with the model since the last update: the model's values change later.
 
         Args:
             model: as the update got it.
         """
         if not self._metrics:
             return
-        own = {_memory(tensor) for tensor in (*model.parameters(), *model.buffers())}
+        of_model = {_memory(tensor) for tensor in (*model.parameters(), *model.buffers())}
 
         def copy(tensor: Tensor) -> Tensor:
-            return tensor.detach().clone() if _memory(tensor) in own else tensor
+            return tensor.detach().clone() if _memory(tensor) in of_model else tensor
 
         for state in self._states():
             entries, key = state.value, (id(state.owner), state.attribute)
             if isinstance(entries, list):
-                begin = self._num_own.get(key, 0)
+                begin = self._num_copied.get(key, 0)
                 entries[begin:] = map_tensors(copy, entries[begin:])
-                self._num_own[key] = len(entries)
-            elif isinstance(entries, Tensor) and _memory(entries) in own:
+                self._num_copied[key] = len(entries)
+            elif isinstance(entries, Tensor) and _memory(entries) in of_model:
                 state.replace(copy(entries))
 
     @contextmanager
@@ -103,7 +103,7 @@ class TaskMetrics:
                 state.replace(value)
             for name, metric in self._metrics.items():
                 set_num_updates(metric, counts[name])
-            self._num_own.clear()
+            self._num_copied.clear()
 
     @property
     def num_gathered_bytes(self) -> tuple[int, int]:
@@ -232,14 +232,14 @@ def _default(state: State) -> Tensor:
     return state.default
 
 
-def _expands(shape: list[int], other: list[int]) -> bool:
-    return len(shape) <= len(other) and all(
-        size in (1, target) for size, target in zip(reversed(shape), reversed(other), strict=False)
+def _is_expandable(shape: list[int], target: list[int]) -> bool:
+    return len(shape) <= len(target) and all(
+        size in (1, length) for size, length in zip(reversed(shape), reversed(target), strict=False)
     )
 
 
 def _form(state: State) -> str | None:
-    """What the values of a state that isn't elementwise must have in common on all ranks; None without a value."""
+    """Describe the shape that a state that isn't elementwise must have on all ranks; None without a value."""
     value = state.value
     if isinstance(value, Tensor) and getattr(state.owner, "_update_count", True):
         return f"rows of shape {list(value.shape[1:])}" if state.reduction == "cat" else f"shape {list(value.shape)}"
@@ -251,10 +251,11 @@ def _form(state: State) -> str | None:
 
 def _difference(values: Sequence[object]) -> str:
     """Describe the first rank whose value differs from an earlier rank's; empty if there is none. None is ignored."""
-    known = [(rank, value) for rank, value in enumerate(values) if value is not None]
-    for rank, value in known:
-        if value != known[0][1]:
-            return f"{known[0][1]} on rank {known[0][0]} and {value} on rank {rank}"
+    by_rank = [(rank, value) for rank, value in enumerate(values) if value is not None]
+    for rank, value in by_rank:
+        first_rank, first = by_rank[0]
+        if value != first:
+            return f"{first} on rank {first_rank} and {value} on rank {rank}"
     return ""
 
 
@@ -273,7 +274,7 @@ def _plan(gathered: list[Any], elementwise: Sequence[State], others: Sequence[St
         changed = [None if shape == default else shape for shape in found]
         shape = next((shape for shape in changed if shape is not None), default)
         # a rank without samples has the default, which must become the others' shape
-        if difference := _difference(changed if _expands(default, shape) else found):
+        if difference := _difference(changed if _is_expandable(default, shape) else found):
             return {"problem": f"{state.name} (reduce={state.reduction}) has the shape {difference}"}
         shapes.append(shape)
         dtype = reduce(torch.promote_types, (getattr(torch, other["dtypes"][index]) for other in gathered))

@@ -146,7 +146,7 @@ class Trainer:
 
     @property
     def keep_best(self) -> int:
-        """How many checkpoints with the best evaluations the run keeps."""
+        """Number of checkpoints with the best evaluations that the run keeps."""
         return self._parts.checkpoint_policy.keep_best or 0
 
     @property
@@ -214,7 +214,7 @@ class Trainer:
                 finished = self._loop.run(micro_batches, self._keep_config)
             self._saver.finish()
             if self.step > self._start_step:
-                self._keep_config()  # again, for a file system that refused it after the first step
+                self._keep_config()  # again, in case the file system failed after the first step
             if finished:
                 self._parts.loss_weights.check_end(self.step)
             if self.why_ended:
@@ -227,7 +227,7 @@ class Trainer:
         return finished
 
     def _keep_config(self) -> None:
-        """Keep a resume's change to the configuration: a step was trained with it, and isn't recorded yet."""
+        """Keep a resume's change to the configuration, once a step was trained with it."""
         if self._world.is_rank_zero:
             self._claim.require_ownership()
             keep_config(self._directory, self._start_step)

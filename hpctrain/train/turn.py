@@ -133,9 +133,9 @@ class Turn:
             timer.backward_done()
 
     def _add_nothing(self, micro_batch: MicroBatch) -> None:
-        """Take part in what ranks exchange, with a micro-batch that has no weight.
+        """Take part in the collectives of a pass, with a micro-batch of weight 0.
 
-        The task's loss is computed only where other ranks wait for what the model exchanges.
+        The task's loss is computed only if the model exchanges something with other ranks.
         """
         replica = self.module.replica
         if exchanges_nothing(replica):
@@ -145,7 +145,7 @@ class Turn:
         with empty.forward(replica):
             loss = self.loss.compute_unlogged(replica, micro_batch)
         with empty.backward():
-            # also where nobody has computed a divisor, as in the pass before the first step
+            # also in the pass before the first step, whose divisor was not computed
             self.add_gradients(loss, micro_batch._replace(divisor=math.inf))
 
     def add_gradients(self, loss: Tensor, micro_batch: MicroBatch) -> None:

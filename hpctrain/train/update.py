@@ -198,7 +198,7 @@ class Update:
             self.state_check = None
 
     def leave_out(self) -> None:
-        """Clear the gradients of a step without data: weights, momentum and moving averages stay as they are."""
+        """Clear the gradients of a step without data; weights, momentum and moving averages don't change."""
         self.norm = None
         self._clear_gradients()
 

@@ -142,7 +142,7 @@ class Rank:
 
     @property
     def lost_output(self) -> LostOutput:
-        """What its log lacks, because its file couldn't be written."""
+        """The output that its log lacks because the file couldn't be written."""
         return lost_output(self.log_stream, *((sys.stdout, sys.stderr) if self.handover.logged else ()))
 
     def write_exit_record(

@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.core]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_no_value_that_is_kept_shares_memory_with_a_weight(dtype):
+def test_stored_values_do_not_share_memory_with_weights(dtype):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     for keeper in KEEPERS:
         require_own(keeper, device, dtype)

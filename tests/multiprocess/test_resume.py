@@ -70,7 +70,7 @@ def test_ranks_are_refused_alike_once_all_checkpoints_are_gone_and_start_over_to
     logged = run.directory.metrics.read_bytes()
     code, run, output = train("run", *QUIET, world_size=2)
     assert code == 1, output
-    assert "expected the checkpoint of step 4, which the run has saved" in output
+    assert "expected the checkpoint of step 4, which the run saved" in output
     assert run.directory.metrics.read_bytes() == logged
     assert "lost another rank" not in run.directory.rank_log(1).read_text()
     code, run, output = train("run", *QUIET, "resume.from_scratch=true", world_size=2)

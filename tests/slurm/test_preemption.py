@@ -68,7 +68,7 @@ def test_checkpoints_are_purged_while_a_preempted_run_waits(runs: SubmittedRuns)
     assert run.until_ended() == "FAILED"
     (_, _, stopped), (_, reason, _) = run.story
     assert (reason, len(run.attempts)) == ("failed", 2)
-    assert f"expected the checkpoint of step {stopped}, which the run has saved" in run.attempts[1].detail
+    assert f"expected the checkpoint of step {stopped}, which the run saved" in run.attempts[1].detail
     assert "resume.from_scratch=true" in run.attempts[1].detail
     assert run.directory.metrics.read_bytes() == logged
 

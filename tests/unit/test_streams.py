@@ -61,7 +61,7 @@ def test_a_log_names_the_lines_that_a_full_disk_cost_it(tmp_path):
         assert log.lost == LostOutput(2, 12)
     mark = "hpctrain: 2 lines (12 bytes) lost here: the file could not be written (File too large)"
     assert path.read_text() == f"first\nseco\n{mark}\nrth\nfifth\n"
-    assert reports == [f"{path} can't be written (File too large): lines are dropped while that lasts"]
+    assert reports == [f"{path} can't be written (File too large): lines are lost while that lasts"]
 
 
 def test_a_log_is_completed_at_its_end(tmp_path):

@@ -136,15 +136,15 @@ def be_rank(odd_rank, kinds):
     errors = {}
     for what, kind in kinds:
         own = kind if world.rank == odd_rank or kind in ON_ALL_RANKS else ""
-        record, state = RankComparison(world), torch.get_rng_state()
+        comparison, state = RankComparison(world), torch.get_rng_state()
         if what == "dataset":
-            record.add_dataset("training", DATASETS[own])
+            comparison.add_dataset("training", DATASETS[own])
         elif what == "model":
-            record.add_model(_model(own))
+            comparison.add_model(_model(own))
         elif what == "metrics":
-            record.add_metrics(METRICS[own])
+            comparison.add_metrics(METRICS[own])
         try:
-            record.require_same()
+            comparison.require_same()
             dataset = Samples(own) if what == "samples" else STREAMS[kind](own) if what == "stream" else None
             for workers in (Workers(0), Workers(4))[: 1 if kind else 2] if dataset is not None else ():
                 SampleCheck(dataset, world, seed=1, collate_fn=None, workers=workers)("training")

@@ -170,7 +170,7 @@ def test_a_winner_that_a_resume_added_or_changed(tmp_path, capsys):
     change_config(winner, winner.config.read_text().replace("lr: 0.1\n", "lr: 0.2\n"))
     keep_config(winner, 2)
     error = refused(capsys, "a", "--export", "conf/experiment/best.yaml", "--force")
-    assert "can't have optimizer.lr=0.1 to step 2, then 0.2 of" in error
+    assert "can't have optimizer.lr=0.1 until step 2, then 0.2 of" in error
 
 
 def test_a_file_is_replaced_only_by_force(tmp_path, capsys):

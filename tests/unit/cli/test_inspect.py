@@ -81,7 +81,7 @@ def test_the_newest_intact_checkpoint_is_described(directory, capsys):
             {"step": 100, "path": str(paths[0]), "intact": True, "bytes": size, "problem": "", "score": None},
             {"step": 120, "path": str(paths[1]), "intact": True, "bytes": size, "problem": "", "score": None},
         ],
-        "gone": None,
+        "gone_step": None,
         "set_aside": [],
         "unfinished": [],
     }
@@ -128,17 +128,17 @@ def test_the_table_is_for_people(directory, capsys):
     assert lines[10] == "  .tmp-step_00000140-0123abcd  unfinished: still being written, or left by a crash"
 
 
-def test_checkpoints_that_are_gone_are_missed(directory, capsys):
+def test_checkpoints_that_are_gone_are_reported(directory, capsys):
     ledger = Ledger(directory)
     ledger.start(ledger.claim(), job_id=None, nodes=[], world_size=4, step=0)
     record_saved(directory.claim(1), 120)
     assert main(["digits"]) == 1
-    assert "checkpoints     none\n  step 120, which the run has saved, is gone\n" in capsys.readouterr().out
+    assert "checkpoints     none\n  step 120, which the run saved, is gone\n" in capsys.readouterr().out
     save(directory, 100)
     code, found = report(capsys, "digits")
-    assert (code, found["step"], found["gone"]) == (0, 100, 120)
+    assert (code, found["step"], found["gone_step"]) == (0, 100, 120)
     status = read_status(directory, {})
-    assert "checkpoint  step 100; that of step 120, which the run has saved, is gone\n" in run_details(status, 0.0)
+    assert "checkpoint  step 100; the one of step 120, which the run saved, is gone\n" in run_details(status, 0.0)
 
 
 def test_a_best_evaluation_without_a_checkpoint_is_named(directory, capsys):
@@ -147,7 +147,7 @@ def test_a_best_evaluation_without_a_checkpoint_is_named(directory, capsys):
         save(directory, step, accuracy)
     directory.claim(1).mkdir()
     EvaluationRecord(step=400, best=Score("accuracy", "max", 0.95), best_step=180).write(directory.claim(1))
-    kept = "the best one that is on disk is that of step 380, with accuracy 0.9"
+    kept = "the best checkpoint on disk is that of step 380, with accuracy 0.9"
     why = "checkpoint.keep_best=0; set it to 1 to keep the best"
     warning = f"the best evaluation is accuracy 0.95 at step 180, whose checkpoint isn't on disk ({why}); {kept}"
     assert report(capsys, "digits")[1]["best_warning"] == warning

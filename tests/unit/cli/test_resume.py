@@ -172,7 +172,7 @@ def test_a_run_whose_checkpoints_are_gone_is_refused_unless_it_may_start_over(ru
     assert main(["resume", str(run.path), "cluster=slurm", "trainer.max_steps=90"]) == 2
     err = capsys.readouterr().err
     assert (err.count("\n"), slurm.submitted, all_of(run)) == (1, "", before)
-    assert f"{run.checkpoints}: expected the checkpoint of step 40, which the run has saved" in err
+    assert f"{run.checkpoints}: expected the checkpoint of step 40, which the run saved" in err
     slurm.script("sbatch", "exit 1")
     assert main(["resume", str(run.path), "cluster=slurm", "resume.from_scratch=true"]) == 1
     assert all_of(run) == before

@@ -289,7 +289,7 @@ def test_a_log_that_can_t_be_written_costs_neither_the_run_nor_the_console(tmp_p
     console = capfdbinary.readouterr()
     assert console.out == b"heard\nall the same"
     warning = (
-        b"hpctrain: warning: /dev/full can't be written (No space left on device): lines are dropped while that lasts\n"
+        b"hpctrain: warning: /dev/full can't be written (No space left on device): lines are lost while that lasts\n"
     )
     assert console.err == warning
 

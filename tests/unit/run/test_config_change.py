@@ -109,8 +109,8 @@ def test_the_values_of_earlier_steps_are_recorded(directory):
     for step, seed, lr in ((10, 2, 0.1), (20, 3, 0.2), (10, 4, 0.3)):  # the third begins before the second
         change_config(directory, f"seed: {seed}\nnodes: 2\nrun_mode: '0700'\noptimizer: {{lr: {lr}}}\n")
         keep_config(directory, step)
-    seed, nodes = "1 to step 10, then 4", "1 to step 10, then 2"
-    lr = "0.1 to step 10, then 0.3"
+    seed, nodes = "1 until step 10, then 4", "1 until step 10, then 2"
+    lr = "0.1 until step 10, then 0.3"
     assert changed_values(directory) == {"seed": seed, "nodes": nodes, "optimizer.lr": lr}
     assert trained_varied(directory) == {"seed": seed, "optimizer": "sgd (changed)", "nodes": nodes}
 

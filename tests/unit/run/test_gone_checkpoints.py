@@ -73,11 +73,11 @@ def test_what_retention_removed_and_what_was_set_aside_is_not_gone(directory):
     assert (gone_step(directory), describe_gone(directory)) == (60, "")
 
 
-def test_files_that_are_gone_count_like_the_whole_checkpoint(directory):
+def test_a_checkpoint_with_missing_files_counts_as_gone(directory):
     attempt(directory, start=0, published=60)
     (save(directory, 60) / "manifest.json").unlink()
     text = describe_gone(directory)
-    assert text.startswith(f"{directory.checkpoints}: expected the checkpoint of step 60, which the run has saved")
+    assert text.startswith(f"{directory.checkpoints}: expected the checkpoint of step 60, which the run saved")
     assert f"`python -m hpctrain resume {directory.as_typed} resume.from_scratch=true`" in text
 
 
@@ -102,7 +102,7 @@ def test_starting_over_is_allowed_until_an_attempt_has_started(directory):
     assert (may_start_over(directory), recorded_step(directory)) == (False, 20)
 
 
-def test_an_attempt_that_is_refused_forgets_nothing(directory):
+def test_a_refused_attempt_changes_nothing(directory):
     attempt(directory, start=0, published=60)
     number = attempt(directory)
     record_end(directory, number, Outcome(Reason.FAILED, 0), world_size=1)

@@ -72,7 +72,7 @@ def test_a_run_that_trained_with_two_values_is_shown_with_both(tmp_path, capsys)
     capsys.readouterr()
     for words in (["best", "sweep"], ["status", "sweep"], ["status", "sweep/0"], ["compare", "sweep/0", "sweep/1"]):
         assert main(words) == 0
-        assert "0.1 to step 1, then 0.5" in capsys.readouterr().out
+        assert "0.1 until step 1, then 0.5" in capsys.readouterr().out
     # neither value has a run of its own any more
     assert main(["resume", "sweep", "optimizer.lr=0.5"]) == 0
     assert rates(home) == [0.5, 0.01, 0.5]

@@ -6,5 +6,5 @@ from kept_values import DTYPES, KEEPERS, require_own
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("keeper", KEEPERS, ids=lambda keeper: keeper.__name__)
-def test_no_value_that_is_kept_shares_memory_with_a_weight(keeper, dtype):
+def test_stored_values_do_not_share_memory_with_weights(keeper, dtype):
     require_own(keeper, "cpu", dtype)

@@ -10,7 +10,7 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset, default_collate
 
 from hpctrain.data.bookmark import Bookmarks
-from hpctrain.data.fetch import Counted
+from hpctrain.data.fetch import CollatedBatch
 from hpctrain.data.loader import TrainLoader
 from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.data.order import sequential
@@ -135,12 +135,12 @@ def test_divisors_and_rescaling_are_those_of_the_weighted_mean(lone_world):
 
 def test_a_run_of_an_earlier_version_keeps_the_plans_weights(lone_world):
     weights = LossWeights(Collating(), DATA, lone_world)
-    assert weights.state() == {"real": True, "samples_seen": 0, "empty_steps": 0}
-    weights.load_state({"real": True, "samples_seen": 30, "empty_steps": 2}, 40)
+    assert weights.state() == {"by_contents": True, "samples_seen": 0, "empty_steps": 0}
+    weights.load_state({"by_contents": True, "samples_seen": 30, "empty_steps": 2}, 40)
     assert (weights.vary, weights.samples_seen, weights.empty_steps) == (True, 30, 2)
     weights.load_state({}, 40)
     assert not weights.vary
-    assert weights.state() == {"real": False}
+    assert weights.state() == {"by_contents": False}
 
 
 def test_a_run_that_trained_on_nothing_is_not_completed(lone_world, caplog):
@@ -206,7 +206,7 @@ class Through:
     allows_prefetch = True
 
     def begin(self, batch):
-        assert not isinstance(batch, Counted)
+        assert not isinstance(batch, CollatedBatch)
         return batch
 
     def finish(self, begun):

@@ -58,7 +58,7 @@ def test_a_best_that_was_not_kept_is_named_with_the_one_that_is_loaded(trained, 
     (message,) = caplog.messages[-1:]
     assert f"{directory.path}: the best evaluation is loss " in message
     assert " at step 4, whose checkpoint isn't on disk" in message
-    assert "the best one that is on disk is that of step 10, with loss " in message
+    assert "the best checkpoint on disk is that of step 10, with loss " in message
 
 
 def test_without_a_score_there_is_no_best(trained):

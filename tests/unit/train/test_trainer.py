@@ -60,31 +60,29 @@ def test_where_no_metric_is_judged_there_is_no_best_to_keep(attempt, directory, 
     assert [info.step for info in list_checkpoints(directory)] == [5, 10]
 
 
-def test_checkpoints_that_are_gone_are_missed_and_an_older_one_is_taken(attempt, directory, caplog):
+def test_a_resume_warns_that_a_checkpoint_is_gone_and_uses_an_older_one(attempt, directory, caplog):
     assert attempt("checkpoint.keep_best=0").run()
     straight = weights(directory, 10)
     logged = directory.metrics.read_bytes()
     shutil.rmtree(directory.checkpoint(10))
     assert attempt("checkpoint.keep_best=0").run()
-    assert (
-        f"the checkpoint of step 10, which the run has saved, is gone: taking {directory.checkpoint(5)}" in caplog.text
-    )
+    assert f"the checkpoint of step 10, which the run saved, is gone: using {directory.checkpoint(5)}" in caplog.text
     assert (directory.earlier / "0002" / "metrics.jsonl").read_bytes() == logged
     assert all(torch.equal(value, straight[name]) for name, value in weights(directory, 10).items())
 
 
-def test_without_any_checkpoint_left_a_run_is_refused_and_starts_over_only_once(attempt, directory, caplog):
+def test_a_resume_without_any_checkpoint_is_refused_and_may_start_over_once(attempt, directory, caplog):
     assert attempt("checkpoint.keep_best=0").run()
     straight, logged = weights(directory, 10), directory.metrics.read_bytes()
     for step in (5, 10):
         shutil.rmtree(directory.checkpoint(step))
-    with pytest.raises(CheckpointError, match="expected the checkpoint of step 10, which the run has saved"):
+    with pytest.raises(CheckpointError, match="expected the checkpoint of step 10, which the run saved"):
         attempt()
     assert directory.metrics.read_bytes() == logged
     allow_start_over(directory, 2)
     again = attempt("checkpoint.keep_best=0", "+task.signal_in=loss", "+task.signal_at=13")
     assert again.step == 0
-    assert "starting from step 0; metrics so far: " in caplog.text
+    assert "starting from step 0; the metrics so far are in " in caplog.text
     assert (directory.earlier / "0003" / "metrics.jsonl").read_bytes() == logged
     assert not again.run()
     again = attempt("checkpoint.keep_best=0")
