@@ -113,7 +113,7 @@ def test_the_command_and_its_values_are_the_runs_identity():
         ([], ["true", "a\0b"], "contains a NUL character"),
         (["code.max_mb=-1"], ["true"], "code.max_mb=-1"),
         (["run.cwd=mine"], ["true"], "run.cwd=mine: is not known; choose one of own, shared"),
-        (["run.cwd=own", "code.snapshot=none"], ["true"], "and code.snapshot=none makes no copy; leave out one of the"),
+        (["run.cwd=own", "code.snapshot=none"], ["true"], "and code.snapshot=none makes none; leave out one of the"),
         (["name=a/b"], ["true"], "is not usable as a folder name"),
         (["resume.from_scratch=true"], ["true"], "has no effect on a program, which finds its own saves; leave it out"),
     ],
