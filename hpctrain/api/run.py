@@ -249,7 +249,8 @@ class Run:
         conf/task, which it ignores.
 
         Args:
-            which: ``newest``, ``best`` (by the score of its evaluation), or the step of a checkpoint.
+            which: ``newest``, ``best`` (by the score of its evaluation; with a warning if the run has evaluated
+                better), or the step of a checkpoint.
             device: where to put the model.
             ema: load the moving average of the weights; None: if the run has one and evaluates it (`trainer.eval_ema`).
             task: what makes the task, as for `hpctrain.fit`.

@@ -19,6 +19,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord, first_cause, read_exit_records
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
+from hpctrain.run.saved_record import allow_start_over, may_start_over, recorded_step
 from hpctrain.run.times import read_times
 
 OUT_OF_MEMORY = re.compile(r"out of memory|oom.kill", re.IGNORECASE)
@@ -279,7 +280,11 @@ def record_end(
     if not entry.open:
         return
     if entry.start_time is None:
-        ledger.start(attempt, job_id=job_id, nodes=nodes, world_size=world_size, step=saved, code=code or None)
+        # what the records say, not only what is there, and what the user allows: no rank has acted upon either
+        step = max(saved, recorded_step(directory))
+        if may_start_over(directory):
+            allow_start_over(directory, attempt)
+        ledger.start(attempt, job_id=job_id, nodes=nodes, world_size=world_size, step=step, code=code or None)
     # after a stop or a cancellation, the advice is a plain `resume`, which is to continue with the change
     if ends_run and not outcome.reason.meaning.orderly and revert_config(directory):
         log.warning("the attempt failed before it trained: restored the configuration from before this resume")

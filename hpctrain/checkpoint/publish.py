@@ -19,13 +19,14 @@ from hpctrain.files import fsync_directory, temporary_name
 from hpctrain.run.checkpoint_manifest import ALGORITHM, MANIFEST, encode_manifest
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Claim
+from hpctrain.run.saved_record import record_saved
 
 log = logging.getLogger("hpctrain.checkpoint")
 
 
 @contextmanager
 def unpublished(directory: RunDirectory, claim: Claim, step: int) -> Iterator[Path]:
-    """Make a temporary directory for the files of a checkpoint; it is removed unless it was published.
+    """Make a temporary directory for the files of a checkpoint, which is published inside the context, or removed.
 
     Args:
         directory: of the run.
@@ -43,6 +44,7 @@ def unpublished(directory: RunDirectory, claim: Claim, step: int) -> Iterator[Pa
         _make_folder(directory)
         temporary.mkdir()
         yield temporary
+        record_saved(directory.claim(claim.attempt), step)
     except (OSError, CheckpointError) as error:
         # a later attempt removes this attempt's temporary directory: check for that before blaming the disk
         with suppress(OSError):

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from hpctrain.checkpoint.restore import restore_model, restore_optimizer
+from hpctrain.checkpoint.retention import set_aside
 from hpctrain.checkpoint.sharded.read import read_parts
 from hpctrain.checkpoint.sharded.verification import SharedVerification
 from hpctrain.checkpoint.state import NAMED, Snapshot, parameter_names
@@ -24,6 +25,8 @@ from hpctrain.phrases import listed
 from hpctrain.run.checkpoint_manifest import STATE
 from hpctrain.run.checkpoints import CheckpointInfo, ShowRead, Verify, find_damage, newest_intact
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.ledger import Claim
+from hpctrain.run.saved_record import describe_missing, gone_step, may_start_over, move_records_aside
 from hpctrain.run.tensor_index import INDEX
 
 log = logging.getLogger("hpctrain.checkpoint")
@@ -204,6 +207,50 @@ def load_newest(directory: RunDirectory, world: World, show: ShowRead | None = N
     return replace(found, passed_over=passed_over)
 
 
+def prepare_resume(directory: RunDirectory, claim: Claim, world: World) -> bool:
+    """Return whether the run has checkpoints, the same on every rank; collective.
+
+    If none is intact and the user allows to start over, rank zero first moves the run's records out of the way.
+
+    Args:
+        directory: of the run.
+        claim: of this attempt.
+        world: the ranks.
+
+    Raises:
+        CheckpointError: the run has saved a checkpoint, but has none; on every rank.
+        SupersededError: a later attempt owns the run; on rank zero alone.
+    """
+    error: CheckpointError | None = None
+    has_checkpoints = False
+    # with client caches, other ranks may see another folder
+    if world.is_rank_zero:
+        if may_start_over(directory):
+            _start_over(directory, claim)
+        has_checkpoints = bool(directory.checkpoint_steps())
+        if not has_checkpoints and (problem := describe_missing(directory)):
+            error = CheckpointError(problem)
+    resumes, problem = world.broadcast((has_checkpoints, error and str(error)))
+    if problem is not None:
+        raise error or CheckpointError(problem, elsewhere=True)
+    return bool(resumes)
+
+
+def _start_over(directory: RunDirectory, claim: Claim) -> None:
+    newest, passed_over = newest_intact(directory)
+    if newest is not None:
+        log.info("resume.from_scratch=true has no effect: %s is intact", newest.path)
+        return
+    set_aside(passed_over, claim)
+    # one that can't be read now may be intact
+    if not directory.checkpoint_steps():
+        claim.require_ownership()
+        folder = move_records_aside(directory, claim.attempt)
+        log.warning(
+            "resume.from_scratch=true, and no checkpoint is left: starting from step 0; metrics so far: %s", folder
+        )
+
+
 def choose_newest(
     directory: RunDirectory, show: ShowRead | None = None, verify: Verify | None = None
 ) -> tuple[Path | None, tuple[CheckpointInfo, ...]]:
@@ -220,17 +267,20 @@ def choose_newest(
     Raises:
         CheckpointDamagedError: the run has checkpoints, but none is intact.
     """
+    gone = gone_step(directory)
     found, damaged = newest_intact(directory, show, verify)
     named = "; ".join(f"{info.path} ({info.problem})" for info in damaged)
     if found is None:
         if not damaged:
             return None, ()
         raise CheckpointDamagedError(
-            f"no checkpoint of the run is intact: {named}. Restore one from a copy, "
-            f"or move {directory.checkpoints} away to start the run from its first step"
+            f"no checkpoint of the run is intact: {named}. Restore one from a copy, or train from step 0 again: "
+            f"`python -m hpctrain resume {directory.as_typed} resume.from_scratch=true`"
         )
     if damaged:
         log.warning("resuming from %s, since what is newer is not intact: %s", found.path, named)
+    if gone is not None:
+        log.warning("the checkpoint of step %d, which the run has saved, is gone: taking %s", gone, found.path)
     return found.path, tuple(damaged)
 
 

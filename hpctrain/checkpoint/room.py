@@ -160,7 +160,7 @@ def _num_runs_of_the_sweep(directory: RunDirectory) -> int:
     home = RunDirectory(directory.path.parent)
     with suppress(OSError):
         if home.sweep.is_file():
-            drawn = sum(name.isdecimal() for name in os.listdir(home.path))
+            drawn = sum(name.isdecimal() for name in os.listdir(home.path))  # noqa: PTH208 - names
             planned = read_json_or_empty(home.sweep).get("num_runs")
             return max(drawn, planned) if isinstance(planned, int) else drawn
     return 0

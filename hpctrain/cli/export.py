@@ -19,6 +19,7 @@ from hpctrain.phrases import byte_size, counted, listed
 from hpctrain.run.best_checkpoint import BestCheckpoint
 from hpctrain.run.checkpoints import find_damage, newest_intact
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.saved_record import gone_step
 from hpctrain.streams import print_warning
 
 _EPILOG = """\
@@ -160,9 +161,15 @@ def _verified(directory: RunDirectory, wanted: int | str | None) -> Path:
             newest, damaged = newest_intact(directory, progress.show)
             for info in damaged:
                 print_warning(f"{os.path.relpath(info.path)} is not intact, and passed over: {info.problem}")
+            gone = gone_step(directory)
             if newest is None:
-                none = "no checkpoint of the run is intact" if damaged else "the run has saved no checkpoint yet"
+                saved = "no checkpoint yet" if gone is None else f"step {gone}, but its checkpoints are gone"
+                none = "no checkpoint of the run is intact" if damaged else f"the run has saved {saved}"
                 raise CheckpointError(f"{os.path.relpath(directory.path)}: {none}")
+            if gone is not None:
+                print_warning(
+                    f"the checkpoint of step {gone}, which the run has saved, is gone: exporting an older one"
+                )
             return newest.path
         path = _named(directory, wanted)
         if problem := find_damage(path):

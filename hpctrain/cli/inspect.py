@@ -17,6 +17,7 @@ from hpctrain.phrases import byte_size, local_time
 from hpctrain.run.best_checkpoint import BestCheckpoint
 from hpctrain.run.checkpoints import CheckpointInfo, list_checkpoints
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.saved_record import gone_step
 
 _EPILOG = """\
 examples:
@@ -31,7 +32,8 @@ The best checkpoint is the intact one whose step had the best evaluation, by the
 Of a program's run (`run --`), the saves are shown that the program reported, and whether they still exist; then the
 newest files in HPCTRAIN_CHECKPOINT_DIR that it didn't report. What is in them is the program's own affair.
 
-Exit code 0; 1 if there are checkpoints and none of them is intact, or saves and none exists; 2 if RUN is not a run."""
+Exit code 0; 1 if the run has saved checkpoints and none of them is intact, or saves and none exists; 2 if RUN is not a
+run."""
 _OF_THE_NEWEST = ("step", "samples_seen", "world_size", "weights_digest", "config_digest")
 
 
@@ -51,7 +53,8 @@ def main(arguments: list[str]) -> int:
     found = list_checkpoints(directory, verify=not options.quick)
     report = _report(directory, found)
     print(json.dumps(report, indent=2) if options.json else _table(report, found))
-    return ExitCode.FAILED if found and report["step"] is None else ExitCode.FINISHED
+    lost = report["step"] is None and (found or report["gone"] is not None)
+    return ExitCode.FAILED if lost else ExitCode.FINISHED
 
 
 def _report(directory: RunDirectory, found: list[CheckpointInfo]) -> dict[str, Any]:
@@ -73,6 +76,7 @@ def _report(directory: RunDirectory, found: list[CheckpointInfo]) -> dict[str, A
             }
             for info in found
         ],
+        "gone": gone_step(directory),
         "set_aside": [str(path) for path in directory.set_aside()],
         "unfinished": sorted(str(path) for path in directory.checkpoints.glob(f"{TEMPORARY_PREFIX}*")),
     }
@@ -82,11 +86,13 @@ def _table(report: dict[str, Any], found: list[CheckpointInfo]) -> str:
     lines = [f"run             {os.path.relpath(report['run_dir'])}"]
     lines += [f"{name:<14}  {'-' if report[name] is None else report[name]}" for name in _OF_THE_NEWEST]
     lines += ["checkpoints" if found else "checkpoints     none"]
+    if report["gone"] is not None:
+        lines += [f"  step {report['gone']}, which the run has saved, is gone"]
     for info in reversed(found):
         written = "-" if info.time is None else local_time(info.time)
         condition = "intact" if info.intact else f"damaged: {info.problem}"
         if info.score is not None:
-            which = "the best that was kept" if report["best_warning"] else "the best"
+            which = "the best on disk" if report["best_warning"] else "the best"
             best = f", {which}" if info.step == report["best"] else ""
             condition += f"  {info.score.name} {info.score.value:.6g}{best}"
         lines.append(f"  {info.path.name}  {byte_size(info.bytes):>10}  {written:<19}  {condition}")

@@ -97,13 +97,15 @@ def _step(status: RunStatus) -> str:
 
 
 def _checkpoint(status: RunStatus, now: float) -> str:
+    gone = "" if status.gone_step is None else f"; that of step {status.gone_step}, which the run has saved, is gone"
     if status.checkpoint_step is not None:
         where = "" if status.saved_path is None else f": {os.path.relpath(status.saved_path)}"
-        return f"step {status.checkpoint_step}{where}"
+        return f"step {status.checkpoint_step}{where}{gone}"
     if status.command and (files := unreported_files(RunDirectory(status.path))):
         path, when = files[0]
         return f"not reported; newest in {path.parent.name}/: {path.name}, {duration(now - when)} ago"
-    return "none" if status.state in (RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED) else "none yet"
+    is_over = gone or status.state in (RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED)
+    return f"none{gone}" if is_over else "none yet"
 
 
 def _figures(found: Bottleneck) -> str:

@@ -38,6 +38,9 @@ def check_program(config: ProgramConfig, environ: Mapping[str, str] = os.environ
     if not config.run.command:
         raise ConfigError("run.command", "[]", "there is no program to run", USAGE)
     check_run(config)
+    if config.resume.from_scratch:
+        problem = "has no effect on a program, which finds its own saves"
+        raise ConfigError("resume.from_scratch", "true", problem, "leave it out")
     _check_args("args", config.args)
     _refuse_unset(config)
     check_node_counts(config, resources_of(config, environ))

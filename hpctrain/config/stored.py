@@ -225,6 +225,8 @@ def _take_command(stored: Any) -> list[str]:
 
 def _root_of_training(stored: Any) -> DictConfig:
     root: DictConfig = OmegaConf.structured(Config)
+    # of runs that were made before the key: they kept none
+    root.checkpoint.keep_best = 0
     root.cluster = OmegaConf.structured(GROUPS["cluster"][_kind(stored)])
     schema = schema_of(OmegaConf.select(stored, "schedule") or {})
     root.schedule = None if schema is Custom else OmegaConf.structured(schema)

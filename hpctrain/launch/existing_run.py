@@ -17,11 +17,12 @@ from hpctrain.config.program import ProgramConfig
 from hpctrain.config.root import Config
 from hpctrain.config.run_config import RunConfig
 from hpctrain.config.stored import OPEN_GROUPS, OPEN_OF_PROGRAMS, load_run
-from hpctrain.errors import ConfigError
+from hpctrain.errors import ConfigError, RunDirectoryError
 from hpctrain.launch.launch_code import importing_code_of
 from hpctrain.run.config_change import revert_config, trained_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.reason import Reason
+from hpctrain.run.saved_record import describe_missing
 from hpctrain.status.before_launch import statuses_before_launch
 from hpctrain.status.run_status import RunStatus
 from hpctrain.status.state import RunState
@@ -49,16 +50,31 @@ def revert_failed_changes(directories: Sequence[RunDirectory], report: Report = 
 
 
 def nothing_left(status: RunStatus, config: RunConfig) -> bool:
-    """Return whether a run has completed, and this configuration neither makes it longer nor changes its weights."""
+    """Return whether a run has completed, and this configuration neither makes it longer nor changes its weights.
+
+    False if its checkpoints are gone, and the configuration allows to train it again.
+    """
     # not by the state, which is that of a newer job if there is one
     completed = bool(status.attempts) and status.attempts[-1].reason is Reason.COMPLETED
     if not completed or status.state.may_change:
+        return False
+    if config.resume.from_scratch and describe_missing(RunDirectory(status.path)):
         return False
     changed = changed_keys(stored_values(trained_config(RunDirectory(status.path))), config)
     length = ["trainer.max_steps", "trainer.max_epochs"]
     if status.attempts[-1].detail:  # it ended before its last step
         length += [TIME_BOUND, *(key for key in changed if key.split(".")[0] == "callbacks")]
     return not any(key in length or decides_the_weights(key) for key in changed)
+
+
+def require_checkpoint(directory: RunDirectory, config: RunConfig) -> None:
+    """Require that something is left of what a run has saved, before it is launched again.
+
+    Raises:
+        RunDirectoryError: nothing is, and `resume.from_scratch` doesn't allow to start over.
+    """
+    if not config.resume.from_scratch and (problem := describe_missing(directory)):
+        raise RunDirectoryError(problem)
 
 
 def stored_values(path: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from hpctrain.config.run_config import RunConfig
 from hpctrain.errors import ExitCode
 from hpctrain.launch.after import require_others, start_options
 from hpctrain.launch.completed_run import print_completed
-from hpctrain.launch.existing_run import nothing_left, revert_failed_changes
+from hpctrain.launch.existing_run import nothing_left, require_checkpoint, revert_failed_changes
 from hpctrain.launch.launch_code import LaunchCode, importing_code_of
 from hpctrain.launch.prepare import RunPlan, plan, prepare
 from hpctrain.launch.run_dir import undone_on_error
@@ -100,6 +100,7 @@ def begin(
         status = require_stopped(existing, force=force)
         if nothing_left(status, config):
             return status
+        require_checkpoint(existing, config)
     with importing_code_of(config.run_dir, now=code_now):
         warnings = warnings_of(config)
     for warning in warnings:

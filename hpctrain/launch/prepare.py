@@ -13,6 +13,7 @@ from hpctrain.config.cluster import Slurm
 from hpctrain.config.node_counts import node_counts
 from hpctrain.config.program import ProgramConfig
 from hpctrain.config.resources import Resources, resources_of
+from hpctrain.config.resume import Resume
 from hpctrain.config.root import Config, with_absolute_init
 from hpctrain.config.run_config import RunConfig
 from hpctrain.config.stored import load_run, to_yaml
@@ -24,7 +25,9 @@ from hpctrain.launch.launch_code import LaunchCode
 from hpctrain.launch.run_dir import default_path, undone_on_error
 from hpctrain.run.config_change import change_config
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.ledger import Ledger
 from hpctrain.run.manifest import manifest
+from hpctrain.run.saved_record import allow_start_over
 from hpctrain.streams import Report
 
 
@@ -121,8 +124,8 @@ def prepare(
         raise RunDirectoryError(
             f"run_dir={directory.path}: expected a run or an empty folder, found other files; name an empty or new one"
         )
-    # allow_config_change was given for this change alone, not for those of later resumes
-    stored = dataclasses.replace(run.config, resume=dataclasses.replace(config.resume, allow_config_change=False))
+    # they were given for this resume alone, not for later ones
+    stored = dataclasses.replace(run.config, resume=Resume())
     directory.create(config.mode)
     with directory.permissions():
         copied = None if code is None else code.assign_to(directory, stored)
@@ -130,6 +133,8 @@ def prepare(
             known = origin or manifest(command, Path.cwd())
             write_json(directory.manifest, {**known, "varied": dict(varied or {}), "code": copied})
         change_config(directory, to_yaml(stored))
+        if config.resume.from_scratch:
+            allow_start_over(directory, Ledger(directory).last_claim())
     return dataclasses.replace(run, config=stored)
 
 
@@ -147,6 +152,9 @@ def prepare_as_rank(
     if config.run_dir is None and environment.job_id is not None:
         path = Path("runs") / str(config.name) / f"job_{environment.job_id}"
         config = dataclasses.replace(config, run_dir=str(path))
+    if environment.restart_count:
+        # a requeue repeats the words, which were typed before the job saved anything
+        config = dataclasses.replace(config, resume=dataclasses.replace(config.resume, from_scratch=False))
     with undone_on_error(config.run_dir, config.name) as directory:
         code = LaunchCode(directory) if takes_code else None
         return prepare(dataclasses.replace(config, run_dir=str(directory.path)), command, code=code)

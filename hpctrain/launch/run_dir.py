@@ -15,6 +15,7 @@ from hpctrain.errors import RunDirectoryError
 from hpctrain.files import read_json_lines, write_atomic
 from hpctrain.run.code import DAMAGED, list_of
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.saved_record import STARTS_OVER
 
 
 @contextlib.contextmanager
@@ -54,7 +55,7 @@ def _content_restored_on_error(directory: RunDirectory) -> Iterator[None]:
     absent = [folder for folder in folders if not folder.exists()]
     # the configuration comes first: as long as it can't be restored, the one before it must stay
     files = [directory.config, directory.config_before, directory.manifest, directory.jobs, directory.code_records]
-    files.append(directory.sweep)
+    files += [directory.sweep, *(directory.claim(number) / STARTS_OVER for number in directory.claimed_attempts()[-1:])]
     before = {file: (file.read_bytes(), file.stat()) if file.is_file() else None for file in files}
     launches, copies = _launches(directory), _copies(directory)
     try:

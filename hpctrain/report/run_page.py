@@ -71,6 +71,7 @@ def _head(status: RunStatus, title: str) -> Markup:
             ("varied", varied_text(without_secrets(status.varied))),
             ("jobs", " ".join(status.job_ids)),
             ("checkpoint", "" if status.checkpoint_step is None else f"step {status.checkpoint_step}"),
+            ("gone", "" if status.gone_step is None else f"the checkpoint of step {status.gone_step}"),
             ("damaged", " ".join(status.set_aside)),
             ("warning", status.best_warning),
         ]

@@ -9,7 +9,7 @@ from hpctrain.config.plain_yaml import read_plain_values
 from hpctrain.errors import CheckpointError
 from hpctrain.run.checkpoints import CheckpointInfo, list_checkpoints
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.evaluation import EvaluationRecord, last_evaluation
+from hpctrain.run.evaluation import last_evaluation
 from hpctrain.run.score import Score, best_steps
 
 KEEP_BEST = "checkpoint.keep_best"
@@ -21,39 +21,33 @@ class BestCheckpoint:
 
     Attributes:
         info: the checkpoint with the best score; None if none has a score.
-        warning: that the run has evaluated better, and with which step and value; empty if it hasn't.
+        warning: that the run has evaluated better, and at which step; empty if it hasn't.
     """
 
     info: CheckpointInfo | None
     warning: str
 
     @classmethod
-    def of(
-        cls,
-        directory: RunDirectory,
-        checkpoints: Sequence[CheckpointInfo] | None = None,
-        evaluation: EvaluationRecord | None = None,
-    ) -> BestCheckpoint:
+    def of(cls, directory: RunDirectory, checkpoints: Sequence[CheckpointInfo] | None = None) -> BestCheckpoint:
         """Find the best checkpoint of a run.
 
         Args:
             directory: of the run.
             checkpoints: of the run, if they are known already.
-            evaluation: the last of the run, if it is known already.
         """
         known = list_checkpoints(directory, verify=False) if checkpoints is None else checkpoints
         scored = {info.step: info for info in known}
         steps = best_steps({step: info.score for step, info in scored.items()}, 1)
         best = scored[steps[0]] if steps else None
-        evaluation = evaluation or last_evaluation(directory)
+        evaluation = last_evaluation(directory)
         top = None if evaluation is None else evaluation.best
         if evaluation is None or top is None or (best is not None and _is_best(best, top, evaluation.best_step)):
             return cls(best, "")
-        kept = "no checkpoint has a score" if best is None else f"the best one that was is {_described(best)}"
+        kept = "no checkpoint has a score" if best is None else f"the best one that is on disk is {_described(best)}"
         policy = read_plain_values(directory.config, (KEEP_BEST,)).get(KEEP_BEST)
         advice = f" ({KEEP_BEST}=0; set it to 1 to keep the best)" if policy == 0 else ""
         at = f"{top.name} {top.value:.6g} at step {evaluation.best_step}"
-        return cls(best, f"the best evaluation is {at}, whose checkpoint wasn't kept{advice}; {kept}")
+        return cls(best, f"the best evaluation is {at}, whose checkpoint isn't on disk{advice}; {kept}")
 
     def require(self, directory: RunDirectory) -> CheckpointInfo:
         """Return the best checkpoint of the run.

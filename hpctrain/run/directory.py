@@ -130,6 +130,11 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     @property
+    def earlier(self) -> Path:
+        """Metrics and other records that a resume without the newest checkpoint dropped; a folder per attempt."""
+        return self.path / "earlier"
+
+    @property
     def tensorboard(self) -> Path:
         """TensorBoard's event files."""
         return self.path / "tensorboard"

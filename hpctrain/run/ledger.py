@@ -37,7 +37,7 @@ _FIELD_TYPES = {
     "torch": TEXT,
     "seen": TIME,
     **dict.fromkeys((*SPENT, "last_step", "resumed_step"), NUMBER),
-    "saved_step": COUNT,
+    **dict.fromkeys(("saved_step", "keep_best"), COUNT),
     "suspects": TEXTS,
     "exclude": TEXTS,
     "next": TEXT,

@@ -13,8 +13,8 @@ from typing import Any
 from hpctrain.config.plain_yaml import read_plain_values
 from hpctrain.errors import RunDirectoryError, SchedulerError, SchedulerMissingError
 from hpctrain.files import describe_os_error
-from hpctrain.run.bottleneck import last_bottleneck
 from hpctrain.run.best_checkpoint import BestCheckpoint
+from hpctrain.run.bottleneck import last_bottleneck
 from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import last_evaluation
@@ -22,6 +22,7 @@ from hpctrain.run.ledger import Attempt
 from hpctrain.run.manifest import read_varied
 from hpctrain.run.owner import Owner
 from hpctrain.run.record_fields import COUNT
+from hpctrain.run.saved_record import gone_step
 from hpctrain.run.saves import last_save
 from hpctrain.run.times import read_times
 from hpctrain.scheduler.job import JobRecord
@@ -198,6 +199,7 @@ def _with_details(status: RunStatus, records: RunRecords, claims: Sequence[int],
         status,
         best_warning=_best_warning(status, directory, saved or 0),
         checkpoint_step=saved,
+        gone_step=gone_step(directory),
         saved_path=None if save is None else str(save.path),
         set_aside=tuple(path.name for path in directory.set_aside()),
         account=_account(records, status.attempts, status.state, kept, all_count=is_unsaved),
@@ -206,7 +208,7 @@ def _with_details(status: RunStatus, records: RunRecords, claims: Sequence[int],
 
 
 def _best_warning(status: RunStatus, directory: RunDirectory, saved_step: int) -> str:
-    """Warn if the best checkpoint wasn't kept; one that a live run may be about to write isn't missed."""
+    """Warn if the best checkpoint isn't there; one that a live run may be about to write isn't missed."""
     step = status.best_step
     if step is None or directory.checkpoint(step).exists() or (status.state.may_change and step > saved_step):
         return ""

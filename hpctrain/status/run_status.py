@@ -29,10 +29,11 @@ class RunStatus:
         metrics_time: when the last of them was logged.
         best: the best value of the metric by which the run is judged; None before the first evaluation.
         best_step: its step.
-        best_warning: that the checkpoint of this step wasn't kept, and which is the best that was; or empty.
+        best_warning: that no checkpoint of this step is on disk, and which is the best that is; or empty.
         varied: the keys that the run's sweep varied, with this run's values as typed; empty without a sweep.
         checkpoint_step: of the newest complete checkpoint, or of the newest save that a program reported and that still
             exists; None without one.
+        gone_step: of the newest checkpoint that the run has saved, if it is gone; None otherwise.
         saved_path: of that save; None for a training.
         set_aside: names of damaged checkpoints that a resume passed over.
         attempts: oldest first; an open one with the times that it has recorded so far.
@@ -58,6 +59,7 @@ class RunStatus:
     best_warning: str = ""
     varied: Mapping[str, str] = field(default_factory=dict)
     checkpoint_step: int | None = None
+    gone_step: int | None = None
     saved_path: str | None = None
     set_aside: tuple[str, ...] = ()
     attempts: tuple[Attempt, ...] = ()

@@ -28,6 +28,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.manifest import manifest, varied_text
 from hpctrain.run.reason import Reason
+from hpctrain.run.saved_record import describe_missing
 from hpctrain.search.record import SweepRecord, sweep_is_over
 from hpctrain.status.before_launch import statuses_before_launch
 from hpctrain.status.follow import wait_for
@@ -130,6 +131,9 @@ class Sweep:
                 state = f"already completed{status.at_step}" if done else f"{status.state}: left alone"
                 print(f"{where}: {state}")
                 codes[run.directory] = ExitCode.FINISHED
+            elif not run.config.resume.from_scratch and (problem := describe_missing(run.directory)):
+                print(f"{ERROR_PREFIX}{where}: {problem}; skipped", file=sys.stderr)
+                codes[run.directory] = ExitCode.BAD_CONFIGURATION
             elif status.state is RunState.FAILED and not status.unstarted and not self.retry_failed:
                 print(f"{where}: failed{status.at_step}; to run it again, add --retry-failed")
                 codes[run.directory] = ExitCode.FAILED

@@ -26,7 +26,9 @@ def identify(directory: RunDirectory) -> str:
     here = str(directory.path)
     digest = record.get("digest")
     if not isinstance(digest, str) or not digest:
-        digest = _digest([read_json_or_empty(directory.manifest), directory.path.name])
+        # a run that started over is a new one: the services have later steps of the one before
+        before = sorted(path.parent.name for path in directory.earlier.glob(f"*/{directory.sync.name}"))
+        digest = _digest([read_json_or_empty(directory.manifest), directory.path.name, *before])
     elif _is_copy(directory, record.get("directory"), digest):
         digest = _digest([digest, here])
     if record != {"digest": digest, "directory": here}:

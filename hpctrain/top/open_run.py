@@ -32,6 +32,7 @@ class OpenRun:
 
     Attributes:
         curves: by the metric's name.
+        lacks_best: whether the run has ended, and the checkpoint of its best evaluation isn't there.
         log_path: of the log; None before there is one.
         log: its last lines.
         log_version: changes with the log.
@@ -40,6 +41,7 @@ class OpenRun:
     def __init__(self, run: WatchedRun) -> None:
         self.run = run
         self.curves: dict[str, LiveCurve] = {}
+        self.lacks_best = False
         self.log_path: Path | None = None
         self.log: deque[str] = deque(maxlen=LOG_LINES)
         self.log_version = 0
@@ -49,6 +51,9 @@ class OpenRun:
 
     def look(self) -> None:
         """Read what is new."""
+        status = self.run.status
+        step = None if status.state.may_change else status.best_step
+        self.lacks_best = step is not None and not self.run.directory.checkpoint(step).exists()
         try:
             self._read_curves()
         except OSError:

@@ -91,7 +91,7 @@ class RunScreen(Screen[None]):
         total = f" of {status.total_steps}" if status.total_steps else ""
         step = f"step {status.step}{total}{left}" if status.knows_step else "it reports no steps"
         best = f"   best {best_text(status.best)} at step {status.best_step}" if status.best else ""
-        best += " (its checkpoint wasn't kept)" if status.best_warning else ""
+        best += " (its checkpoint isn't on disk)" if self.opened.lacks_best else ""
         nodes = status.attempts[-1].nodes if status.attempts else ()
         jobs = f"   job {listed(status.job_ids)}" if status.job_ids else ""
         bar = PROGRESS.text(run, Shown("", time.time())) if status.total_steps else ""

@@ -24,6 +24,7 @@ from hpctrain.run.checkpoints import ShowRead
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import EvaluationRecord
 from hpctrain.run.ledger import Claim, Ledger
+from hpctrain.run.saved_record import keep_records, recorded_step
 from hpctrain.train.modes import names_in_evaluation_mode, restore_modes
 from hpctrain.train.parts import Parts
 from hpctrain.train.update_state import optimizers_of, progress_of, restore_updates, scalers_of
@@ -112,6 +113,9 @@ class Checkpointing:
         if found is not None:
             if self._world.is_rank_zero:
                 set_aside(found.passed_over, self._claim)
+                if found.step < recorded_step(self._directory):
+                    folder = keep_records(self._directory, self._claim.attempt)
+                    log.warning("the metrics after step %d are dropped; %s has a copy", found.step, folder)
             self._restore(found)
         self._parts.settle_values(restored=found is not None)
         step = 0 if found is None else found.step

@@ -13,9 +13,9 @@ from torch.utils.data import Dataset
 from hpctrain.attempt.lost_gpu import closing_unless_lost
 from hpctrain.checkpoint.best import judged_by, resolved_policy
 from hpctrain.config.batch import micro_batch_size_of
+from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.config.mesh import keeps_gradients_whole
 from hpctrain.config.named_optimizers import named_optimizers
-from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.config.root import Config
 from hpctrain.data.bookmark import Bookmarks
 from hpctrain.data.fetch import dataset_length

@@ -17,8 +17,8 @@ from hpctrain.distributed.world import World
 from hpctrain.phrases import all_of, byte_size, counted, listed
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.manifest import read_varied, varied_text
-from hpctrain.train.modes import describe_evaluation_mode
 from hpctrain.train.model_memory import model_memory
+from hpctrain.train.modes import describe_evaluation_mode
 from hpctrain.train.parts import Parts
 from hpctrain.train.profiling.flops import flops_text
 from hpctrain.train.update import parameters_of

@@ -20,6 +20,7 @@ from hpctrain.errors import CheckpointError
 from hpctrain.phrases import listed
 from hpctrain.run.best_checkpoint import BestCheckpoint
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.saved_record import describe_missing
 from hpctrain.tasks.task import Task
 from hpctrain.train.build import build_model, build_task
 from hpctrain.train.precision import PURE_TYPES, compute_in
@@ -82,7 +83,8 @@ def choose(directory: RunDirectory, which: Which) -> Path:
     if which == "newest":
         newest, _ = choose_newest(directory)
         if newest is None:
-            raise CheckpointError(f"{directory.path}: expected a checkpoint, but the run has saved none yet")
+            missing = f"{directory.path}: expected a checkpoint, but the run has saved none yet"
+            raise CheckpointError(describe_missing(directory) or missing)
         return newest
     if which == "best":
         best = BestCheckpoint.of(directory)

@@ -11,6 +11,7 @@ from typing import TextIO
 
 from hpctrain.attempt.lost_gpu import closing_unless_lost
 from hpctrain.attempt.outcome import train_on_command
+from hpctrain.checkpoint.read import prepare_resume
 from hpctrain.checkpoint.saver import CheckpointSaver
 from hpctrain.config.root import Config
 from hpctrain.data.micro_batch import MicroBatch
@@ -75,8 +76,7 @@ class Trainer:
         self._bar: Bar | None = None
         if world.is_rank_zero:
             self._bar = open_bar(config.trainer.progress, terminal or sys.stdout, is_log=log_stream is None)
-        # rank zero decides: with client caches, other ranks may see another folder
-        resumes = bool(world.broadcast(bool(directory.checkpoint_steps())))
+        resumes = prepare_resume(directory, claim, world)
         self._parts = Parts(config, world, fresh=not resumes, resumes=resumes)
         # built before the random state is restored: the task's draws for its held-out samples must not advance it
         self._parts.callbacks = Callbacks(config.callbacks, RunningTraining(self._parts, directory))
@@ -141,6 +141,11 @@ class Trainer:
     def why_ended(self) -> str:
         """Why the run was completed before its last step; empty if it wasn't."""
         return self._loop.why_ended
+
+    @property
+    def keep_best(self) -> int:
+        """How many checkpoints with the best evaluations the run keeps."""
+        return self._parts.checkpoint_policy.keep_best or 0
 
     @property
     def total_steps(self) -> int:

@@ -72,9 +72,9 @@ def test_without_measuring_only_the_loss_the_learning_rate_and_the_epoch_are_log
 def test_the_log_starts_with_one_table_and_flops_are_counted_once(measured, train):
     words = ("trainer.max_steps=8", "trainer.global_batch_size=16", "trainer.micro_batch_size=4")
     found, run, output = measured("table", *words, world_size=2)
-    rows = dict(line.split(maxsplit=1) for line in output.splitlines()[:10])
+    rows = dict(line.split(maxsplit=1) for line in output.splitlines()[:11])
     assert list(rows) == [
-        *("run", "task", "model", "where", "batch", "memory", "precision", "data", "checkpoints", "flops"),
+        *("run", "task", "model", "where", "batch", "memory", "precision", "data", "checkpoints", "disk", "flops"),
     ]
     assert rows["memory"] == (
         "300.2 KiB per rank: weights 75.0 KiB, gradients 75.0 KiB, optimizer 150.1 KiB; activations come on top"

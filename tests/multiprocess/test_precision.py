@@ -146,6 +146,7 @@ def test_a_loss_that_turns_nan_stops_the_run_and_names_the_last_good_checkpoint(
         "trainer.max_steps=40",
         "logger.every_steps=5",
         "checkpoint.every_steps=4",
+        "checkpoint.keep_best=0",
         "checkpoint.asynchronous=false",
     ]
     code, run, output = train("run", *words, world_size=world_size, TRIAL_ACT="0:14:nan")
@@ -164,6 +165,7 @@ def test_weights_that_turned_nan_without_the_loss_are_not_called_good(train):
         "trainer.max_steps=40",
         "logger.every_steps=20",
         "checkpoint.every_steps=4",
+        "checkpoint.keep_best=0",
     ]
     code, run, output = train("run", *words, "checkpoint.asynchronous=false", TRIAL_ACT="0:8:poison")
     assert code == 1, output
@@ -180,6 +182,7 @@ def test_a_loss_scale_that_collapses_stops_the_run(train):
         "trainer.max_epochs=null",
         "trainer.max_steps=40",
         "logger.every_steps=5",
+        "checkpoint.keep_best=0",
     ]
     code, run, output = train("run", *words, TRIAL_ACT="0:1:inf")
     assert code == 1, output

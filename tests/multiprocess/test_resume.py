@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 from compared_runs import taken
@@ -59,6 +60,25 @@ def test_the_newest_intact_checkpoint_or_the_same_error_on_every_rank(train, wor
         # each rank reports it; none of them waits for a collective that never comes
         logs = [run.directory.rank_log(rank).read_text() for rank in range(1, world_size)]
         assert all("lost another rank" not in log for log in logs)
+
+
+@pytest.mark.nightly
+def test_ranks_are_refused_alike_once_all_checkpoints_are_gone_and_start_over_together(train):
+    code, run, output = train("run", *QUIET, world_size=2, TRIAL_ACT="0:7:SIGKILL,1:7:SIGKILL")
+    assert (code, run.steps) == (-9, [4]), output
+    shutil.rmtree(run.directory.checkpoints)
+    logged = run.directory.metrics.read_bytes()
+    code, run, output = train("run", *QUIET, world_size=2)
+    assert code == 1, output
+    assert "expected the checkpoint of step 4, which the run has saved" in output
+    assert run.directory.metrics.read_bytes() == logged
+    assert "lost another rank" not in run.directory.rank_log(1).read_text()
+    code, run, output = train("run", *QUIET, "resume.from_scratch=true", world_size=2)
+    assert code == 0, output
+    assert (run.attempts[-1], run.steps) == ((0, "completed", 12), [4, 8, 12])
+    assert (run.directory.earlier / "0003" / "metrics.jsonl").read_bytes() == logged
+    code, straight, output = train("straight", *QUIET, world_size=2)
+    assert (code, straight.digest) == (0, run.digest), output
 
 
 @pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.nightly), 2])

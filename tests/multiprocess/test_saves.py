@@ -123,7 +123,8 @@ def test_the_best_evaluations_are_saved_and_kept(train):
 def test_saves_by_time_go_by_rank_zeros_clock(train):
     """No other rank knows what a save costs, and therefore when the next one is due."""
     words = ["task._target_=saves_early.SavesEarly", "checkpoint.auto=true", "checkpoint.asynchronous=false"]
-    code, run, output = train("run", *WORDS, *words, "checkpoint.keep=9", "trainer.max_steps=12", world_size=2)
+    words += ["checkpoint.keep=9", "checkpoint.keep_best=0"]
+    code, run, output = train("run", *WORDS, *words, "trainer.max_steps=12", world_size=2)
     assert code == 0, output
     assert output.count("a save every") == 2
     assert run.steps == [2, 12]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import pytest
@@ -53,6 +54,23 @@ def test_preempted_by_other_rules(runs: SubmittedRuns) -> None:
     assert run.story == [(0, "preempted", stopped), (stopped, "completed", STEPS)]
     assert {one.job_id for one in run.attempts} == {run.job_id}
     assert run.digest == runs.straight(processes=1)
+
+
+@pytest.mark.nightly
+def test_checkpoints_are_purged_while_a_preempted_run_waits(runs: SubmittedRuns) -> None:
+    run = runs.train(nodes=1)
+    run.until_step(3)
+    run.sandbox.preempt(seconds=8)
+    run.until(lambda: run.reasons == ["preempted"] and not run.ranks(), "the requeue")
+    for path in run.directory.checkpoints.iterdir():
+        shutil.rmtree(path)
+    logged = run.directory.metrics.read_bytes()
+    assert run.until_ended() == "FAILED"
+    (_, _, stopped), (_, reason, _) = run.story
+    assert (reason, len(run.attempts)) == ("failed", 2)
+    assert f"expected the checkpoint of step {stopped}, which the run has saved" in run.attempts[1].detail
+    assert "resume.from_scratch=true" in run.attempts[1].detail
+    assert run.directory.metrics.read_bytes() == logged
 
 
 @pytest.mark.nightly

@@ -83,7 +83,7 @@ def test_with_none_intact_the_error_names_all_and_what_to_do(directory, writer, 
     text = str(caught.value)
     assert str(directory.checkpoint(1)) in text
     assert str(directory.checkpoint(2)) in text
-    assert f"move {directory.checkpoints} away" in text
+    assert f"`python -m hpctrain resume {directory.as_typed} resume.from_scratch=true`" in text
 
 
 def test_a_run_without_checkpoints_starts_from_nothing(directory):

@@ -8,7 +8,7 @@ import os
 import pytest
 from fakes import manifest
 
-from hpctrain.checkpoint.room import KEEP_FEWER, Removable, after_full, is_full, removable, shortage
+from hpctrain.checkpoint.room import KEEP_FEWER, Removable, after_full, describe_need, is_full, removable, shortage
 from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.errors import CheckpointError
 from hpctrain.files import write_json
@@ -43,6 +43,22 @@ def test_how_much_is_needed_and_free(directory):
     assert f"B are free, but 50 PB are needed: {why}; " in found
     assert "the checkpoint of step 10 won't fit" in found
     assert KEEP_FEWER in found
+
+
+def test_what_a_run_and_its_sweep_take_is_described(tmp_path):
+    sweep = tmp_path / "sweep"
+    directory = RunDirectory.at(sweep / "0")
+    directory.create(0o750)
+    found = describe_need(directory, 1000, Checkpoint(keep=3, keep_best=1, keep_every=5))
+    assert found.startswith("at most 5 x 1 kB = 5 kB, 1 kB of it for the best; ")
+    assert found.endswith(" are free; those of checkpoint.keep_every come on top")
+    (sweep / "1").mkdir()
+    write_json(RunDirectory.at(sweep).sweep, {"num_runs": None})
+    assert "= 4 kB, 1 kB of it for the best; 8 kB for the 2 runs of the sweep; " in describe_need(
+        directory, 1000, Checkpoint(keep_best=1)
+    )
+    write_json(RunDirectory.at(sweep).sweep, {"num_runs": 10})
+    assert "= 3 kB; 30 kB for the 10 runs of the sweep; " in describe_need(directory, 1000, Checkpoint(keep_best=0))
 
 
 def test_checkpoints_that_exist_are_not_needed_twice(directory):

@@ -63,7 +63,7 @@ def make(run, stop):
     """Build a saver; ``ownership`` is called in place of the check of its claim."""
 
     def saver(ownership=lambda: None, *, clock=time.monotonic, free_bytes=lambda: None, page_locked=None, **policy):
-        claim, policy = SimpleNamespace(require_ownership=ownership), Checkpoint(**policy)
+        claim, policy = SimpleNamespace(require_ownership=ownership, attempt=1), Checkpoint(**policy)
         return CheckpointSaver(run, claim, policy, stop, clock=clock, free_bytes=free_bytes, page_locked=page_locked)
 
     return saver

@@ -86,7 +86,7 @@ def test_an_attempt_superseded_while_it_writes_publishes_nothing(directory, snap
         if cleaned:
             remove_leftovers(directory)
 
-    writer = CheckpointWriter(directory, SimpleNamespace(require_ownership=check), safetensors=safetensors)
+    writer = CheckpointWriter(directory, SimpleNamespace(require_ownership=check, attempt=1), safetensors=safetensors)
     with pytest.raises(SupersededError):
         writer.write(snapshot(1))
     assert names(directory) == []
@@ -123,7 +123,8 @@ def test_any_call_that_fails_leaves_all_or_nothing_and_training_can_continue(
     new = snapshot(2)
     calls = faulty(name, 0)
     writer.write(new)
-    total = len(calls)
+    # the last file that is opened only records the save
+    total = len(calls) - (name == "open")
     assert total >= 1
     for count in range(1, total + 1):
         monkeypatch.undo()

@@ -17,7 +17,7 @@ SHORT = ["trainer.max_steps=3", "trainer.eval_every_steps=2", "logger.every_step
 def test_trained_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name, seed in [("a", 0), ("b", 0), ("c", 1)]:
-        assert main([*SHORT, f"seed={seed}", f"run_dir=runs/{name}"]) == 0
+        assert main([*SHORT, "checkpoint.keep_best=0", f"seed={seed}", f"run_dir=runs/{name}"]) == 0
     capsys.readouterr()
     assert main(["compare", "a", "b"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -10,11 +10,17 @@ from pathlib import Path
 import pytest
 
 from hpctrain.cli.inspect import main
+from hpctrain.cli.run_details import run_details
 from hpctrain.errors import RunDirectoryError
 from hpctrain.run.checkpoint_manifest import ALGORITHM, FORMAT_VERSION, MANIFEST, encode_manifest
 from hpctrain.run.checkpoints import file_checksum
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.evaluation import EvaluationRecord
+from hpctrain.run.ledger import Ledger
+from hpctrain.run.saved_record import record_saved
 from hpctrain.run.saves import record_save
+from hpctrain.run.score import Score
+from hpctrain.status.report import read_status
 
 
 @pytest.fixture
@@ -70,10 +76,12 @@ def test_the_newest_intact_checkpoint_is_described(directory, capsys):
         "weights_digest": "digest of 120",
         "config_digest": "c0ffee",
         "best": None,
+        "best_warning": "",
         "checkpoints": [
             {"step": 100, "path": str(paths[0]), "intact": True, "bytes": size, "problem": "", "score": None},
             {"step": 120, "path": str(paths[1]), "intact": True, "bytes": size, "problem": "", "score": None},
         ],
+        "gone": None,
         "set_aside": [],
         "unfinished": [],
     }
@@ -118,6 +126,39 @@ def test_the_table_is_for_people(directory, capsys):
     assert lines[8].endswith("intact")
     assert lines[9] == "  damaged-step_00000130-0123abcd  damaged: skipped by a resume"
     assert lines[10] == "  .tmp-step_00000140-0123abcd  unfinished: still being written, or left by a crash"
+
+
+def test_checkpoints_that_are_gone_are_missed(directory, capsys):
+    ledger = Ledger(directory)
+    ledger.start(ledger.claim(), job_id=None, nodes=[], world_size=4, step=0)
+    record_saved(directory.claim(1), 120)
+    assert main(["digits"]) == 1
+    assert "checkpoints     none\n  step 120, which the run has saved, is gone\n" in capsys.readouterr().out
+    save(directory, 100)
+    code, found = report(capsys, "digits")
+    assert (code, found["step"], found["gone"]) == (0, 100, 120)
+    status = read_status(directory, {})
+    assert "checkpoint  step 100; that of step 120, which the run has saved, is gone\n" in run_details(status, 0.0)
+
+
+def test_a_best_evaluation_without_a_checkpoint_is_named(directory, capsys):
+    directory.config.write_text("checkpoint:\n  keep_best: 0\n")
+    for step, accuracy in ((380, 0.9), (400, 0.8)):
+        save(directory, step, accuracy)
+    directory.claim(1).mkdir()
+    EvaluationRecord(step=400, best=Score("accuracy", "max", 0.95), best_step=180).write(directory.claim(1))
+    kept = "the best one that is on disk is that of step 380, with accuracy 0.9"
+    why = "checkpoint.keep_best=0; set it to 1 to keep the best"
+    warning = f"the best evaluation is accuracy 0.95 at step 180, whose checkpoint isn't on disk ({why}); {kept}"
+    assert report(capsys, "digits")[1]["best_warning"] == warning
+    assert main(["digits"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == f"warning         {warning}"
+    assert [line for line in lines if line.endswith("intact  accuracy 0.9, the best on disk")]
+    assert read_status(directory, {}).best_warning == warning
+    assert read_status(directory, {}, brief=True).best_warning == ""
+    save(directory, 180, 0.95)
+    assert report(capsys, "digits")[1]["best_warning"] == read_status(directory, {}).best_warning == ""
 
 
 def test_the_best_intact_one_is_marked(directory, capsys):

@@ -4,12 +4,14 @@ import pytest
 
 from hpctrain.cli import main
 from hpctrain.config.compose import Composer
+from hpctrain.config.stored import load
 from hpctrain.launch.prepare import prepare
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.owner import Owner
 from hpctrain.run.reason import Reason
+from hpctrain.run.saved_record import may_start_over
 
 SITE = "defaults: [slurm, _self_]\npartition: long\n"
 ONE, TWO = ["mine"], ["mine", "other"]
@@ -154,6 +156,49 @@ def test_a_resume_of_a_sweep_that_sbatch_refuses_leaves_it_as_it_was(tmp_path, m
     before = all_of(RunDirectory.at("many"))
     assert main(["resume", "many", "cluster=slurm", "trainer.max_steps=9"]) == 1
     assert all_of(RunDirectory.at("many")) == before
+
+
+def saved(directory, step=40, reason=Reason.INTERRUPTED):
+    """As if an attempt had saved a checkpoint, which is gone."""
+    ledger = Ledger(directory)
+    number = ledger.claim()
+    ledger.start(number, job_id=None, nodes=[], world_size=1, step=0)
+    ledger.end(number, reason=reason, step=step, saved_step=step)
+
+
+def test_a_run_whose_checkpoints_are_gone_is_refused_unless_it_may_start_over(run, slurm, capsys):
+    saved(run)
+    before = all_of(run)
+    assert main(["resume", str(run.path), "cluster=slurm", "trainer.max_steps=90"]) == 2
+    err = capsys.readouterr().err
+    assert (err.count("\n"), slurm.submitted, all_of(run)) == (1, "", before)
+    assert f"{run.checkpoints}: expected the checkpoint of step 40, which the run has saved" in err
+    slurm.script("sbatch", "exit 1")
+    assert main(["resume", str(run.path), "cluster=slurm", "resume.from_scratch=true"]) == 1
+    assert all_of(run) == before
+
+
+@pytest.mark.parametrize("reason", [Reason.INTERRUPTED, Reason.COMPLETED])
+def test_a_resume_that_may_start_over_says_so_to_its_attempt_alone(run, slurm, reason):
+    saved(run, reason=reason)
+    assert main(["resume", str(run.path), "cluster=slurm", "resume.from_scratch=true"]) == 0
+    assert may_start_over(run)
+    assert not load(run.config).resume.from_scratch
+
+
+def test_of_a_sweep_only_the_runs_whose_checkpoints_are_gone_are_skipped(tmp_path, monkeypatch, slurm, capsys):
+    monkeypatch.chdir(tmp_path)
+    runs = [
+        prepare(Composer().compose([f"run_dir=many/{number}", f"seed={number}"]), []).directory for number in range(2)
+    ]
+    saved(runs[1])
+    assert main(["resume", "many", "cluster=slurm"]) == 2
+    out, err = capsys.readouterr()
+    assert "hpctrain: error: many/1: " in err
+    assert err.endswith("; skipped\n")
+    assert "submitted job" in out
+    assert JobRecords(runs[1]).read() == []
+    assert main(["resume", "many/1", "cluster=slurm", "resume.from_scratch=true"]) == 0
 
 
 def test_a_resume_of_a_run_that_never_began_doesnt_remove_it(run, slurm, capsys):

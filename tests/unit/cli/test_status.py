@@ -296,9 +296,11 @@ def test_json_of_one_run_is_an_object(make_run, capsys):
         "metrics_time": 1990.0,
         "best": None,
         "best_step": None,
+        "best_warning": "",
         "varied": {},
         "checkpoint_step": 460,
         "saved_path": None,
+        "gone_step": None,
         "set_aside": [],
         "attempts": [
             {

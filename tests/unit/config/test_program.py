@@ -113,6 +113,7 @@ def test_the_command_and_its_values_are_the_runs_identity():
         ([], ["true", "a\0b"], "contains a NUL character"),
         (["code.max_mb=-1"], ["true"], "code.max_mb=-1"),
         (["name=a/b"], ["true"], "is not usable as a folder name"),
+        (["resume.from_scratch=true"], ["true"], "has no effect on a program, which finds its own saves; leave it out"),
     ],
 )
 def test_a_wrong_use_is_one_line(overrides, command, line, tmp_path, monkeypatch):

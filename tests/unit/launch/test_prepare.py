@@ -3,9 +3,12 @@ import json
 
 import pytest
 
+from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.stored import load
 from hpctrain.errors import ConfigError, RunDirectoryError
-from hpctrain.launch.prepare import plan, prepare
+from hpctrain.launch.prepare import plan, prepare, prepare_as_rank
+from hpctrain.run.ledger import Ledger
+from hpctrain.run.saved_record import may_start_over
 
 COMMAND = ["python", "-m", "hpctrain"]
 
@@ -59,6 +62,16 @@ def test_the_same_configuration_opens_the_same_run(composer, folder):
     assert first.metrics.exists()
     assert load(first.config).trainer.max_steps == 99
     assert json.loads(first.manifest.read_text())["command"] == "python -m hpctrain"
+
+
+@pytest.mark.parametrize("restart_count", [0, 1])
+def test_a_requeue_does_not_start_over_though_it_repeats_the_words(composer, folder, restart_count):
+    config = composer.compose(["run_dir=R", "resume.from_scratch=true"])
+    environment = dataclasses.replace(ClusterEnvironment.from_environment({}), restart_count=restart_count)
+    directory = prepare_as_rank(config, COMMAND, environment).directory
+    Ledger(directory).claim()
+    prepare_as_rank(config, COMMAND, environment)
+    assert may_start_over(directory) is (restart_count == 0)
 
 
 def test_what_decides_the_weights_may_not_change(composer, folder):

@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.saved_record import move_records_aside
 from hpctrain.sync.identity import identify, identity_path
 
 
@@ -55,6 +56,16 @@ def test_without_a_record_the_digest_is_that_of_the_manifest_and_the_folder(made
     assert identify(directory) == digest
     identity_path(directory).unlink()
     assert identify(moved(directory, tmp_path / "0")) == digest
+
+
+def test_a_run_that_started_over_is_a_new_one_at_the_services(made_run):
+    directory = made_run("0")
+    digests = [identify(directory)]
+    for attempt in (2, 4):
+        move_records_aside(directory, attempt)
+        digests.append(identify(directory))
+        assert identify(directory) == digests[-1]
+    assert len(set(digests)) == 3
 
 
 @pytest.mark.parametrize("name", ["0", "copy"])

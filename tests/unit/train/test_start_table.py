@@ -35,7 +35,8 @@ def test_it_has_what_runs_where_and_how_it_is_divided(table, directory):
     assert found["where"] == "1 rank on here: CPU, 1 CPU core each"
     assert found["batch"] == "6 samples per step = 3 per forward x 2 accumulated x 1 rank"
     assert found["data"] == "24 samples, 4 steps per epoch, 2.5 epochs; fetched by the ranks"
-    assert found["checkpoints"].startswith("every 5 steps, every 15 min, after each evaluation that is the best so far (2 to come) and at the end, ")
+    times = "every 5 steps, every 15 min, after each evaluation that is the best so far (2 to come) and at the end"
+    assert found["checkpoints"].startswith(f"{times}, written in the background")
     assert found["disk"].startswith("at most 4 x 804 B = 3.22 kB, 804 B of it for the best; ")
     assert "flops" not in found
     assert "eval mode" not in found
@@ -95,7 +96,10 @@ def test_flops_that_an_earlier_attempt_counted_are_shown(table):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["checkpoint.auto=true", "checkpoint.every_steps=null", "checkpoint.keep_best=0"], "as often as it pays and at the end, "),
+        (
+            ["checkpoint.auto=true", "checkpoint.every_steps=null", "checkpoint.keep_best=0"],
+            "as often as it pays and at the end, ",
+        ),
         (["checkpoint.asynchronous=false"], "written while training waits"),
         (["checkpoint.keep_every=20", "checkpoint.keep_best=1"], "those of every 20 steps and the best 1 are kept"),
     ],

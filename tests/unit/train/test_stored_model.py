@@ -51,9 +51,19 @@ def test_the_best_is_the_checkpoint_with_the_best_score(trained, directory):
     assert equal(load("best").state_dict(), load(best).state_dict())
 
 
+def test_a_best_that_was_not_kept_is_named_with_the_one_that_is_loaded(trained, directory, caplog):
+    words = ("checkpoint.metric_mode=max", "checkpoint.keep_best=0", "checkpoint.every_steps=null")
+    _, load = trained(*words)
+    assert equal(load("best").state_dict(), load(10).state_dict())
+    (message,) = caplog.messages[-1:]
+    assert f"{directory.path}: the best evaluation is loss " in message
+    assert " at step 4, whose checkpoint isn't on disk" in message
+    assert "the best one that is on disk is that of step 10, with loss " in message
+
+
 def test_without_a_score_there_is_no_best(trained):
     _, load = trained("+task.eval_samples=0")
-    with pytest.raises(CheckpointError, match=r"a score, found none; checkpoint\.keep_best=1"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint has a score; checkpoint\.keep_best=1"):
         load("best")
 
 

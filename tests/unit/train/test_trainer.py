@@ -3,17 +3,19 @@ from __future__ import annotations
 import io
 import json
 import logging
+import shutil
 
 import pytest
 import small_task
 import torch
 
 from hpctrain.checkpoint.read import load
-from hpctrain.errors import ConfigError, SupersededError, TaskError
+from hpctrain.errors import CheckpointError, ConfigError, SupersededError, TaskError
 from hpctrain.files import read_json_lines
 from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
+from hpctrain.run.saved_record import allow_start_over
 
 
 def records(directory):
@@ -56,6 +58,55 @@ def test_where_no_metric_is_judged_there_is_no_best_to_keep(attempt, directory, 
     assert trainer._parts.checkpoint_policy.keep_best == 0
     assert trainer.run()
     assert [info.step for info in list_checkpoints(directory)] == [5, 10]
+
+
+def test_checkpoints_that_are_gone_are_missed_and_an_older_one_is_taken(attempt, directory, caplog):
+    assert attempt("checkpoint.keep_best=0").run()
+    straight = weights(directory, 10)
+    logged = directory.metrics.read_bytes()
+    shutil.rmtree(directory.checkpoint(10))
+    assert attempt("checkpoint.keep_best=0").run()
+    assert (
+        f"the checkpoint of step 10, which the run has saved, is gone: taking {directory.checkpoint(5)}" in caplog.text
+    )
+    assert (directory.earlier / "0002" / "metrics.jsonl").read_bytes() == logged
+    assert all(torch.equal(value, straight[name]) for name, value in weights(directory, 10).items())
+
+
+def test_without_any_checkpoint_left_a_run_is_refused_and_starts_over_only_once(attempt, directory, caplog):
+    assert attempt("checkpoint.keep_best=0").run()
+    straight, logged = weights(directory, 10), directory.metrics.read_bytes()
+    for step in (5, 10):
+        shutil.rmtree(directory.checkpoint(step))
+    with pytest.raises(CheckpointError, match="expected the checkpoint of step 10, which the run has saved"):
+        attempt()
+    assert directory.metrics.read_bytes() == logged
+    allow_start_over(directory, 2)
+    again = attempt("checkpoint.keep_best=0", "+task.signal_in=loss", "+task.signal_at=13")
+    assert again.step == 0
+    assert "starting from step 0; metrics so far: " in caplog.text
+    assert (directory.earlier / "0003" / "metrics.jsonl").read_bytes() == logged
+    assert not again.run()
+    again = attempt("checkpoint.keep_best=0")
+    assert again.step == 7
+    assert again.run()
+    assert all(torch.equal(value, straight[name]) for name, value in weights(directory, 10).items())
+    for step in directory.checkpoint_steps():
+        shutil.rmtree(directory.checkpoint(step))
+    with pytest.raises(CheckpointError, match="expected the checkpoint of step 10"):
+        attempt()
+
+
+def test_damaged_checkpoints_are_set_aside_when_a_run_starts_over(attempt, directory):
+    assert attempt().run()
+    for info in list_checkpoints(directory):
+        (info.path / "model.pt").unlink()
+    with pytest.raises(CheckpointError, match=r"no checkpoint of the run is intact: .*resume\.from_scratch=true"):
+        attempt()
+    allow_start_over(directory, 2)
+    assert attempt().step == 0
+    assert len(directory.set_aside()) == 2
+    assert directory.checkpoint_steps() == []
 
 
 @pytest.mark.parametrize("draws", [False, True])
