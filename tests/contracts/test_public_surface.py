@@ -73,7 +73,7 @@ IMPORTS = """
 """
 HOOKS = """
     prepare build_model train_dataset eval_dataset loss evaluate derive num_samples to_device order metric metric_mode
-    collate_fn place log position build_metrics compute_metrics blocks tensor_parallel_plan pipeline_plan
+    loss_weight collate_fn place log position build_metrics compute_metrics blocks tensor_parallel_plan pipeline_plan
 """
 OF_A_TRAINING = """
     task model position log config is_sharded rank world_size device run_dir callback_name metric metric_mode

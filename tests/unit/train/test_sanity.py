@@ -277,8 +277,8 @@ def test_a_mistake_shows_before_the_first_step_of_a_new_run_and_not_of_a_resumed
     with pytest.raises(TaskError, match="it returned None"):
         resumed.run()
     assert resumed.step == 4
-    for path in directory.checkpoints.iterdir():
-        path.rename(directory.path / path.name)
+    directory.path.rename(directory.path.with_name("stopped"))
+    directory.create(0o750)
     fresh = attempt()
     with pytest.raises(TaskError, match="it returned None"):
         fresh.run()
