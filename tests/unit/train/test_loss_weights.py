@@ -107,7 +107,7 @@ def test_a_weight_is_a_number_or_a_tensor_with_one(lone_world, weight):
 def test_other_weights_are_refused(lone_world, weight):
     task = Weighing()
     task.weight = weight
-    with pytest.raises(TaskError, match=r"Weighing.loss_weight must return a finite number from 0 on, .* returned"):
+    with pytest.raises(TaskError, match=r"Weighing.loss_weight must return a finite number of at least 0, .* returned"):
         LossWeights(task, DATA, lone_world).weigh(torch.zeros(8, 2), 8, 8)
 
 
@@ -149,7 +149,7 @@ def test_a_run_that_trained_on_nothing_is_not_completed(lone_world, caplog):
     with pytest.raises(TaskError, match=r"no batch of the run had a weight \(Weighing.loss_weight returned 0 for each"):
         weights.check_end(2)
     weights.check_end(3)
-    assert "in 2 of the 3 steps no batch had a weight" in caplog.text
+    assert "no batch had a weight in 2 of the 3 steps" in caplog.text
 
 
 class Numbers:
