@@ -21,7 +21,8 @@ class SeparateRanks:
     Attributes:
         number: of the ranks, or of the nodes if the program starts the ranks of each node itself.
         unit: `rank` or `node`.
-        framework: `Lightning`, if the program's script imports it; otherwise empty.
+        framework: a launcher such as `torchrun` that the program starts, or `Lightning`, if its script imports it;
+            otherwise empty.
     """
 
     number: int
