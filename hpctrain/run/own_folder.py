@@ -6,6 +6,7 @@ own files is in there, too.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -90,9 +91,9 @@ def _link(source: Path, target: Path) -> None:
     if source.is_symlink():
         target.symlink_to(os.readlink(source))  # noqa: PTH115 - Path.readlink would change its text
         return
-    try:
-        target.hardlink_to(source)
-    except OSError:
-        # between folders of BeeGFS and AFS, and for files of another member of the group; they are read-only, too
-        shutil.copyfile(source, target)
-        target.chmod(source.stat().st_mode & 0o777)
+    if not os.access(source, os.W_OK):  # root may write, and would change the files of the other runs
+        with contextlib.suppress(OSError):  # between folders of BeeGFS and AFS, or of another member of the group
+            target.hardlink_to(source)
+            return
+    shutil.copyfile(source, target)
+    target.chmod(source.stat().st_mode & 0o777)
