@@ -63,7 +63,13 @@ def test_the_values_of_a_sweep_are_written_as_they_were_typed(override, texts):
 
 def test_a_program_gets_what_was_typed(composer, tmp_path):
     words = [*(f"args.{key}={text}" for key, text in TEXTS.items()), "args.list=[1.10,2]", "args.group={lr:1e-3}"]
-    words += ["args.same=${args.a}", "args.inside=v${args.a}", "args.quoted=' 1.0 '", "cluster.env.V=1.10", "cluster.env.W=${args.same}"]
+    words += [
+        "args.same=${args.a}",
+        "args.inside=v${args.a}",
+        "args.quoted=' 1.0 '",
+        "cluster.env.V=1.10",
+        "cluster.env.W=${args.same}",
+    ]
     config = composer.compose_program(words)
     assert values_of_args(config) == {
         **{f"args.{key}": text for key, text in TEXTS.items()},
