@@ -46,7 +46,10 @@ class ProgramComposer(Composer):
         with self.explaining(overrides):
             config = to_program(self._raw(overrides), self.command)
             if any(map(has_differing_text, self.parse(overrides))):
-                config.run.args_as_typed = differing_texts(config, self._raw(overrides, as_typed=True))
+                typed = self._raw(overrides, as_typed=True)
+                config.run.args_as_typed = differing_texts(config, typed)
+                # variables may refer to args
+                config.cluster.env = to_program(typed, self.command).cluster.env
         check(config)
         return config
 

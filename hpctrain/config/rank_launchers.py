@@ -18,6 +18,7 @@ _OF_A_NODE = {
     "composer": (),
     "colossalai": ("run",),
     "fabric": ("run",),
+    "lightning": ("run",),
 }
 _OF_A_JOB = {
     **dict.fromkeys(("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "prun", "horovodrun"), ()),
@@ -78,8 +79,11 @@ _KEYWORDS = ("export", "if", "then", "elif", "else", "while", "until", "do", "{"
 _COMMENT = re.compile(r"(?:^|(?<=\s))#.*$", re.MULTILINE)
 _HERE_DOCUMENT = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?([^\n]*)\n.*?\n\s*\1[ \t]*$", re.MULTILINE | re.DOTALL)
 _SEARCHED = re.compile(r"\$\((?:which|command -v|type -p) ([^()]+)\)|`which ([^`]+)`")
+_VARIABLE = re.compile(r"\$\{?(\w+|@|\*)(?:\[[@*]\])?\}?")
 _SEPARATORS = ";&|()\n"
 MAX_SCRIPT_BYTES = 2**16
+MAX_DEPTH = 3
+"""Scripts that are read, each of which is called by the one before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,12 +113,12 @@ class RankLauncher:
         return any(_SPANS_NODES.match(word) for word in self.words)
 
     @classmethod
-    def of(cls, command: Sequence[str], *, in_script: bool = False) -> RankLauncher | None:
+    def of(cls, command: Sequence[str], *, depth: int = 0) -> RankLauncher | None:
         """Return the launcher that a command runs; None if it runs none that can be seen.
 
         Args:
-            command: of the run. A shell script in it is read.
-            in_script: whether the command comes from such a script; further scripts aren't read then.
+            command: of the run. A shell script in it is read if it is in this folder.
+            depth: number of scripts that lead to the command.
         """
         words = list(command)
         while words and words[0]:
@@ -124,9 +128,11 @@ class RankLauncher:
             if name == "python":
                 return _of_python(words)
             if name in _SHELLS:
-                return _of_shell(words, in_script=in_script)
+                return _of_shell(words, depth)
+            if name == "eval":
+                return _in_text(" ".join(words), (), depth)
             if name not in _PREFIXES:
-                return _of_script(word) if "/" in word and not in_script else None
+                return _of_script(word, words, depth) if "/" in word else None
             words = _without_options(words, *_PREFIXES[name])
         return None
 
@@ -178,19 +184,25 @@ def _of_python(words: Sequence[str]) -> RankLauncher | None:
     return None
 
 
-def _of_shell(words: Sequence[str], *, in_script: bool) -> RankLauncher | None:
+def _of_shell(words: Sequence[str], depth: int) -> RankLauncher | None:
     arguments, is_text = list(words), False
     while arguments and arguments[0][:1] in ("-", "+"):
         option = arguments.pop(0)
         is_text = is_text or ("c" in option and not option.startswith("--"))
         if option.endswith(("o", "O")) and not option.startswith("--"):
             del arguments[:1]
-    if not arguments or (in_script and not is_text):
+    if not arguments:
         return None
-    return _in_text(arguments[0], in_script=in_script) if is_text else _of_script(arguments[0], is_shell=True)
+    return (
+        _in_text(arguments[0], arguments[2:], depth)
+        if is_text
+        else _of_script(arguments[0], arguments[1:], depth, is_shell=True)
+    )
 
 
-def _of_script(word: str, *, is_shell: bool = False) -> RankLauncher | None:
+def _of_script(word: str, arguments: Sequence[str], depth: int, *, is_shell: bool = False) -> RankLauncher | None:
+    if depth == MAX_DEPTH:
+        return None
     try:
         with Path(word).open("rb") as file:
             data = file.read(MAX_SCRIPT_BYTES)
@@ -200,25 +212,25 @@ def _of_script(word: str, *, is_shell: bool = False) -> RankLauncher | None:
     shells = [name for name in _SHELLS if re.search(rf"\b{name}\b".encode(), first)]
     if b"\0" in data or not (is_shell or (first.startswith(b"#!") and shells)):
         return None
-    launcher = _in_text(data.decode(errors="replace"), in_script=True)
-    return None if launcher is None else replace(launcher, script=word)
+    launcher = _in_text(data.decode(errors="replace"), arguments, depth + 1)
+    return None if launcher is None else replace(launcher, script=launcher.script or word)
 
 
-def _in_text(text: str, *, in_script: bool) -> RankLauncher | None:
+def _in_text(text: str, arguments: Sequence[str], depth: int) -> RankLauncher | None:
     """The launcher that shell code runs; of several, the first that it always runs."""
     uncertain: RankLauncher | None = None
-    for words, is_certain in _simple_commands(text):
-        launcher = RankLauncher.of(words, in_script=in_script)
+    for words, is_certain in _simple_commands(text, arguments):
+        launcher = RankLauncher.of(words, depth=depth)
         if launcher is not None and is_certain and launcher.is_certain:
             return launcher
         uncertain = uncertain or launcher
     return None if uncertain is None else replace(uncertain, is_certain=False)
 
 
-def _simple_commands(text: str) -> Iterator[tuple[list[str], bool]]:
+def _simple_commands(text: str, arguments: Sequence[str]) -> Iterator[tuple[list[str], bool]]:
     """Yield the commands of shell code, each with whether it always runs; the bodies of loops count as always run."""
     depth, separator, words, was_test = 0, "", list[str](), False
-    variables: dict[str, list[str]] = {}
+    variables = {"@": list(arguments), "*": list(arguments)}
     for token in [*_tokens(text), "\n"]:
         if not set(token) <= set(_SEPARATORS):
             words.append(token)
@@ -228,13 +240,18 @@ def _simple_commands(text: str) -> Iterator[tuple[list[str], bool]]:
             name, is_assignment, text = words.pop(0).partition("=")
             depth += name == "if"
             variables |= {name: text.split()} if is_assignment else {}
-        if words:
-            words = variables.get(words[0].strip("${}"), words[:1]) + words[1:] if "$" in words[0] else words
+        words = [part for word in words for part in _expanded(word, variables)]
         if words:
             depth += {"case": 1, "fi": -1, "esac": -1}.get(words[0], 0)
             was_test = words[0] in ("[", "[[", "test")
             yield words, is_certain and not depth
         separator, words = token, []
+
+
+def _expanded(word: str, variables: Mapping[str, list[str]]) -> list[str]:
+    """The words of a variable of the script; a variable from elsewhere stays as it is."""
+    variable = _VARIABLE.fullmatch(word)
+    return [word] if variable is None else variables.get(variable[1], [word])
 
 
 def _tokens(text: str) -> list[str]:

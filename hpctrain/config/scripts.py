@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -86,7 +87,7 @@ def _first_script(program: str, words: Sequence[str]) -> tuple[str | None, bool]
     """The first word that looks like a script, and whether it certainly is one."""
     is_certain = program in READERS
     for word in words:
-        if word in ("-c", "-m"):
+        if re.fullmatch("-[a-zA-Z]*[cm]", word):
             return None, False
         if word.startswith("-"):
             is_certain = is_certain and word in PLAIN_OPTIONS

@@ -141,6 +141,19 @@ def exclude_own_folders(code: CodeFiles, patterns: Sequence[str]) -> list[str]:
     return own_paths
 
 
+def names_own(word: str, root: Path, patterns: Sequence[str]) -> bool:
+    """Whether a word of a command, such as `--out=/PROJECT/outputs`, leads past each run's own folder by its path.
+
+    Args:
+        word: of the command.
+        root: of the code.
+        patterns: as for `take_out_own`.
+    """
+    path = Path(os.path.normpath(word[word.find("/") :]))
+    is_inside = re.match("/|-?-[^/]*=/", word) is not None and path.is_relative_to(root)
+    return is_inside and any(map(_matcher(patterns), _parts(path.relative_to(root).as_posix())))
+
+
 def is_empty(folder: Path) -> bool:
     """Whether a folder contains no files at any depth, apart from `.gitkeep`."""
 

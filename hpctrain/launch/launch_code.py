@@ -17,7 +17,7 @@ from hpctrain.config.root import Config
 from hpctrain.config.run_config import RunConfig
 from hpctrain.errors import ConfigError, RunDirectoryError
 from hpctrain.files import describe_os_error
-from hpctrain.launch.code_choice import CodeFilesError, is_empty
+from hpctrain.launch.code_choice import CodeFilesError, is_empty, names_own
 from hpctrain.launch.code_repository import repository_with
 from hpctrain.launch.snapshot import CodeCopy, copy_code, set_aside
 from hpctrain.phrases import listed
@@ -129,11 +129,17 @@ class LaunchCode:
             raise ConfigError("run.cwd", config.run.cwd, problem, "leave it out, or choose another run_dir")
         return config.run.own_folders if is_own else None
 
-    def _warn_of_own_folders(self, copy: CodeCopy) -> None:
-        """Name the folders that are empty in the run's own copy, but not in the original."""
+    def _warn_of_own_folders(self, copy: CodeCopy, config: RunConfig) -> None:
+        """Name folders that are empty in the run's own copy, but not in the original, and paths that bypass them."""
         if filled := [path for path in copy.own_paths or () if not is_empty(copy.files.root / path)]:
             remedy = "if the program reads what is in yours, set run.cwd=shared, or run.own_folders without that name"
             self._warn(f"each run has its own {listed(filled)}, empty at first; {remedy}")
+        if copy.own_paths is None or not isinstance(config, ProgramConfig):
+            return
+        for word in config.run.command:
+            if "{args." not in word and names_own(word, copy.files.root, config.run.own_folders):
+                remedy = "if it writes there, give a relative path, which leads to the run's own folder"
+                self._warn(f"{word} is the same for all runs of the program; {remedy}")
 
     def _renewed(self, code: CodeSnapshot, known: CodeSnapshot) -> CodeSnapshot:
         """Return the run's own copy of today's code, if its program has run in such a copy."""
@@ -173,7 +179,7 @@ class LaunchCode:
             self._warn(f"{copy.folder} was changed since it was taken: {new_name}")
             self._carry_over(replace(copy.of(self._home), folder=copy.set_aside), copy.of(self._home))
         if copy is not None and not self._now:
-            self._warn_of_own_folders(copy)
+            self._warn_of_own_folders(copy, config)
         if copy is not None and (hooked := _hooked(copy.of(self._home), config)):
             self._warn(
                 f"{listed(hooked)}: installed editable by an import hook, so the run imports the original and not its "

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from hpctrain.config.rank_launchers import RankLauncher
 from hpctrain.config.resources import resources_of
 from hpctrain.program.process_tree import Process
 from hpctrain.program.rank import ProgramRank
@@ -79,11 +80,15 @@ class ConnectionWatch:
 
     def _warn(self, processes: Iterable[Process]) -> None:
         place, resources = self._rank.environment, resources_of(self._rank.config)
-        framework = "Lightning" if any(map(_uses_lightning, processes)) else ""
+        launchers = [] if self._rank.spawns else [RankLauncher.of(_words(process)) for process in processes]
+        launcher = next((each.name for each in launchers if each is not None), "")
+        framework = launcher or ("Lightning" if any(map(_uses_lightning, processes)) else "")
         unit = "node" if self._rank.spawns else "rank"
         record = UnconnectedRanks(count=place.world_size, unit=unit, framework=framework)
         remedy = "call torch.distributed.init_process_group(), or the function of your framework that calls it"
-        if framework:
+        if launcher:
+            remedy = "write run.processes=node before --, so that it starts once per node"
+        elif framework:
             devices = resources.spawned_per_node or resources.processes_per_node
             remedy = f'pass devices={devices}, num_nodes={resources.num_nodes}, strategy="ddp" to Lightning\'s Trainer'
         log.warning(
@@ -151,10 +156,14 @@ def _inodes(process: Process) -> Iterator[str]:
                     yield inode.strip("[]")
 
 
+def _words(process: Process) -> list[str]:
+    return _bytes(f"/proc/{process.pid}/cmdline").decode(errors="replace").split("\0")
+
+
 def _uses_lightning(process: Process) -> bool:
     """Whether the script of a process itself imports Lightning."""
     folder = Path(f"/proc/{process.pid}/cwd")
-    words = _bytes(f"/proc/{process.pid}/cmdline").decode(errors="replace").split("\0")
+    words = _words(process)
     modules = [f"{after.replace('.', '/')}.py" for word, after in pairwise(words) if word == "-m"]
     scripts = [word for word in words if word.endswith(".py")]
     return any(_LIGHTNING.search(_bytes(folder / script)) for script in (*scripts, *modules))

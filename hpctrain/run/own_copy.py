@@ -6,6 +6,7 @@ source files writes into its own run.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -91,9 +92,9 @@ def _link(source: Path, target: Path) -> None:
     if source.is_symlink():
         target.symlink_to(os.readlink(source))  # noqa: PTH115 - Path.readlink would change its text
         return
-    try:
-        target.hardlink_to(source)
-    except OSError:
-        # BeeGFS and AFS refuse links between folders, and Linux those to another user's files; a copy is read-only, too
-        shutil.copyfile(source, target)
-        target.chmod(source.stat().st_mode & 0o777)
+    if not os.access(source, os.W_OK):  # root may write, and would change the files of the other runs
+        with contextlib.suppress(OSError):  # between folders of BeeGFS and AFS, or of another member of the group
+            target.hardlink_to(source)
+            return
+    shutil.copyfile(source, target)
+    target.chmod(source.stat().st_mode & 0o777)

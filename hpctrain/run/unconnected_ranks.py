@@ -21,7 +21,8 @@ class UnconnectedRanks:
     Attributes:
         count: how many ranks there are, or nodes if the program starts the ranks of each node itself.
         unit: `rank` or `node`.
-        framework: `Lightning`, if the program's script imports it; otherwise empty.
+        framework: a launcher such as `torchrun` that the program starts, or `Lightning`, if its script imports it;
+            otherwise empty.
     """
 
     count: int

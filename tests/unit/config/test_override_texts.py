@@ -63,7 +63,13 @@ def test_the_values_of_a_sweep_are_written_as_they_were_typed(override, texts):
 
 def test_a_program_gets_what_was_typed(composer, tmp_path):
     words = [*(f"args.{key}={text}" for key, text in TEXTS.items()), "args.list=[1.10,2]", "args.group={lr:1e-3}"]
-    words += ["args.same=${args.a}", "args.inside=v${args.a}", "args.quoted=' 1.0 '", "cluster.env.V=1.10"]
+    words += [
+        "args.same=${args.a}",
+        "args.inside=v${args.a}",
+        "args.quoted=' 1.0 '",
+        "cluster.env.V=1.10",
+        "cluster.env.W=${args.same}",
+    ]
     config = composer.compose_program(words)
     assert values_of_args(config) == {
         **{f"args.{key}": text for key, text in TEXTS.items()},
@@ -76,7 +82,7 @@ def test_a_program_gets_what_was_typed(composer, tmp_path):
     assert command_of(config) == ["echo", "1.10", "1.10,2"]
     numbers = {"a": 1.1, "b": True, "c": None, "d": 1000, "e": 1000.0, "f": 0.5, "g": 1, "same": 1.1, "j": "12e4567"}
     assert {key: config.args[key] for key in numbers} == numbers
-    assert config.cluster.env == {"V": "1.10"}
+    assert config.cluster.env == {"V": "1.10", "W": "1.10"}
     assert not [key for key in flat(config) if key.startswith("run.args_as_typed")]
     (tmp_path / "config.yaml").write_text(to_yaml(replace(config, name="x")))
     assert values_of_args(load_run(tmp_path / "config.yaml")) == values_of_args(config)

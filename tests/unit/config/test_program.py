@@ -150,6 +150,7 @@ def test_a_script_that_may_be_elsewhere_is_a_warning_and_no_error(tmp_path, monk
         ["python", "train.py", "other.py"],
         ["python", "-m", "lab.train", "x.py"],
         ["bash", "-c", "python x.py"],
+        ["bash", "-lc", "torchrun x.py"],
         ["python", "{args.script}.py"],
         ["bash", "run", "x.sh"],
         ["./binary", "x.py"],

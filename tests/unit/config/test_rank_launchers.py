@@ -40,6 +40,12 @@ LAUNCHERS = {
     "bash train.sh": "torchrun",
     "./train.sh": "torchrun",
     "sh -c 'cd . ; ./train.sh'": "torchrun",
+    "bash nested.sh": "torchrun",
+    "./wrapper.sh torchrun x.py": "torchrun",
+    "bash -c 'exec \"$@\"' _ torchrun x.py": "torchrun",
+    "bash -c 'L=\"torchrun x.py\"; exec $L'": "torchrun",
+    "sh -c 'eval \"torchrun x.py\"'": "torchrun",
+    "lightning run model x.py": "lightning run",
 }
 OTHERS = [
     "python x.py torchrun",
@@ -50,6 +56,7 @@ OTHERS = [
     "nohup ./train --launcher deepspeed",
     "bash -c 'echo torchrun; # torchrun x.py'",
     "bash other.sh",
+    "./wrapper.sh python x.py",
     "./binary",
     "bash missing.sh",
     "env",
@@ -63,6 +70,8 @@ def scripts(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))  # not for this machine's own programs
     (tmp_path / "train.sh").write_text("#!/bin/bash -e\n# don't\nN=2\n\ntorchrun --nproc_per_node=$N \\\n  x.py\n")
     (tmp_path / "other.sh").write_text("cat > x.sh <<'EOF'\ntorchrun x.py\nEOF\nbash other.sh\npython x.py\n")
+    (tmp_path / "nested.sh").write_text("bash train.sh\n")
+    (tmp_path / "wrapper.sh").write_text('#!/bin/sh\nexport A=1\nexec "$@"\n')
     (tmp_path / "binary").write_bytes(b"\x7fELF\0\ntorchrun x.py\n")
     for name in ("torchrun", "mpirun", "bash"):
         (tmp_path / name).touch(0o755)

@@ -272,11 +272,19 @@ def test_a_sweep_that_fails_leaves_what_others_use(project, composer):
     assert tree(project / "R") == before
 
 
-def programs(count, words=(), **options):
-    composer = ProgramComposer(["true", "{args.n}"])
+def programs(count, words=(), *, command=("true", "{args.n}"), **options):
+    composer = ProgramComposer(list(command))
     runs = [SweepRun(composer.compose_run([f"args.n={n}", f"run_dir=R/{n}", *words])) for n in range(count)]
     with Sweep(RunDirectory.at("R"), [], **options).prepared(runs, 0o750) as plans:
         return [run.directory for run in plans]
+
+
+def test_an_absolute_path_that_leads_past_the_own_folders_is_a_warning(project, capsys):
+    shared = [f"{project}/outputs", f"--out={project}/wandb/x"]
+    others = ["outputs", f"{project}/data", f"{project}/outputs/{{args.n}}", f"https:/{project}/outputs", "/"]
+    programs(2, command=["true", *shared, *others])
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "the same for all runs" in line]
+    assert [line.split()[2] for line in warnings] == shared
 
 
 def test_each_program_of_a_sweep_has_its_own_copy_also_with_today_s_code(project, capsys):

@@ -123,6 +123,14 @@ def test_lightning_is_named_with_what_to_pass(rank, caplog, monkeypatch):
     assert 'pass devices=1, num_nodes=1, strategy="ddp" to Lightning\'s Trainer' in caplog.records[-1].message
 
 
+def test_a_launcher_that_the_program_hides_is_named_with_what_to_write(rank, caplog, monkeypatch, tmp_path):
+    monkeypatch.setattr(logging.getLogger("hpctrain"), "propagate", True)
+    (tmp_path / "torchrun").write_text(RANK)
+    found = rank(script=("torchrun",))
+    assert found.record_after(0, CONNECT_S).text.endswith("so each may train a copy of its own with torchrun")
+    assert "write run.processes=node before --" in caplog.records[-1].message
+
+
 def test_ranks_with_a_connection_are_not_warned_about(rank):
     # at the address that the ranks are given
     found = rank()

@@ -51,7 +51,6 @@ def test_a_run_reads_the_copy_and_the_data_and_writes_for_itself(home):
     for run, code in zip(runs, codes, strict=True):
         assert code.folder == run.code / home.digest
         assert (code, code.find_damage()) == (current_code(run), "")
-        assert (code.folder / "pkg" / "net.py").samefile(home.folder / "pkg" / "net.py")
         assert os.fspath((code.folder / "link").readlink()) == "pkg/net.py"
         assert (code.folder / "data").samefile(home.root / "data")
         assert list((code.folder / "outputs").iterdir()) == []
@@ -79,12 +78,21 @@ def test_what_other_runs_wrote_into_the_copy_stays_there(home):
     assert not any((folder / path).exists() for path in ("log", "pkg/state"))
 
 
+@pytest.mark.parametrize("is_root", [True, False])
+def test_files_are_links_except_for_root_who_may_write_to_them(home, monkeypatch, is_root):
+    monkeypatch.setattr(os, "access", lambda *_: is_root)
+    code = code_for_attempt(begin(home, 0)).copy
+    assert code.find_damage() == ""
+    assert (code.folder / "run.sh").samefile(home.folder / "run.sh") is not is_root
+
+
 @pytest.mark.parametrize("number", [errno.EXDEV, errno.EPERM, errno.EMLINK])
 def test_files_that_cannot_have_another_link_are_copied(home, monkeypatch, number):
     def refuse(source, target, **_):
         raise OSError(number, os.strerror(number), source, None, target)
 
     monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "access", lambda *_: False)
     code = code_for_attempt(begin(home, 0)).copy
     assert code.find_damage() == ""
     assert not (code.folder / "run.sh").samefile(home.folder / "run.sh")
