@@ -127,7 +127,7 @@ def test_a_launcher_that_the_program_hides_is_named_with_what_to_write(rank, cap
     monkeypatch.setattr(logging.getLogger("hpctrain"), "propagate", True)
     (tmp_path / "torchrun").write_text(RANK)
     found = rank(script=("torchrun",))
-    assert found.record_after(0, CONNECT_S).text.endswith("so each may train a copy of its own with torchrun")
+    assert found.record_after(0, CONNECT_S).text.endswith("so each may be training its own model with torchrun")
     assert "write run.processes=node before --" in caplog.records[-1].message
 
 
