@@ -36,7 +36,7 @@ class BestCheckpoint:
             checkpoints: of the run, if they are known already.
         """
         known = list_checkpoints(directory, verify=False) if checkpoints is None else checkpoints
-        scored = {info.step: info for info in known}
+        scored = {info.step: info for info in known if info.intact}
         steps = best_steps({step: info.score for step, info in scored.items()}, 1)
         best = scored[steps[0]] if steps else None
         evaluation = last_evaluation(directory)
@@ -47,7 +47,9 @@ class BestCheckpoint:
         policy = read_plain_values(directory.config, (KEEP_BEST,)).get(KEEP_BEST)
         advice = f" ({KEEP_BEST}=0; set it to 1 to keep the best)" if policy == 0 else ""
         at = f"{top.name} {top.value:.6g} at step {evaluation.best_step}"
-        return cls(best, f"the best evaluation is {at}, whose checkpoint isn't on disk{advice}; {kept}")
+        is_damaged = any(info.step == evaluation.best_step for info in known)
+        lacks = "isn't intact" if is_damaged else f"isn't on disk{advice}"
+        return cls(best, f"the best evaluation is {at}, whose checkpoint {lacks}; {kept}")
 
     def require(self, directory: RunDirectory) -> CheckpointInfo:
         """Return the best checkpoint of the run.

@@ -63,7 +63,7 @@ def test_a_best_that_was_not_kept_is_named_with_the_one_that_is_loaded(trained, 
 
 def test_without_a_score_there_is_no_best(trained):
     _, load = trained("+task.eval_samples=0")
-    with pytest.raises(CheckpointError, match=r"a score, found none; checkpoint\.keep_best=1"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint has a score; checkpoint\.keep_best=1"):
         load("best")
 
 
