@@ -290,6 +290,7 @@ def record_end(
         if may_start_over(directory):
             allow_start_over(directory, attempt)
         ledger.start(attempt, job_id=job_id, nodes=nodes, world_size=world_size, step=step, code=code or None)
+        outcome = replace(outcome, step=max(step, outcome.step))
     if ends_run and directory.config_before.exists():
         _conclude_change(directory, attempt, outcome.reason)
     if outcome.error_after_signal:

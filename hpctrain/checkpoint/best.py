@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -129,13 +129,19 @@ class Best:
         best = None if self.top is None else (self.top.step, self.top.score.value)
         return {"metric": (self._name, self._mode), "values": values, "best": best}
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the result of `state`; drop the values of another metric."""
+    def load_state(self, state: Mapping[str, Any], steps: Collection[int] | None = None) -> None:
+        """Restore the result of `state`; drop the values of another metric.
+
+        Args:
+            state: of a checkpoint.
+            steps: of the checkpoints that are there: those that are gone no longer keep the next best from being saved.
+        """
         self._scores = {}
         self._last = None
         self.top = None
         if tuple(state.get("metric", ())) == (self._name, self._mode):
-            self._remember({step: Score(self._name, self._mode, value) for step, value in state["values"].items()})
+            values = {step: value for step, value in state["values"].items() if steps is None or step in steps}
+            self._remember({step: Score(self._name, self._mode, value) for step, value in values.items()})
             if state.get("best") is not None:  # absent from the checkpoints of earlier versions
                 step, value = state["best"]
                 self.top = Scored(step, Score(self._name, self._mode, value))

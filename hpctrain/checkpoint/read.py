@@ -279,7 +279,7 @@ def choose_newest(
             f"`python -m hpctrain resume {directory.as_typed} resume.from_scratch=true`"
         )
     if damaged:
-        log.warning("resuming from %s, since what is newer is not intact: %s", found.path, named)
+        log.warning("taking %s, since what is newer is not intact: %s", found.path, named)
     if gone is not None:
         log.warning("the checkpoint of step %d, which the run saved, is gone: using %s", gone, found.path)
     return found.path, tuple(damaged)

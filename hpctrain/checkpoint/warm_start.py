@@ -13,13 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
-from hpctrain.checkpoint.read import describe_unreadable, load
+from hpctrain.checkpoint.read import choose_newest, describe_unreadable, load
 from hpctrain.checkpoint.restore import copy_saved, differing
 from hpctrain.checkpoint.sharded.stored_tensor import StoredTensor
 from hpctrain.checkpoint.state import PlainNames
-from hpctrain.errors import CheckpointError
+from hpctrain.errors import CheckpointDamagedError, CheckpointError
 from hpctrain.phrases import listed
-from hpctrain.run.checkpoints import newest_intact
 from hpctrain.run.directory import RunDirectory
 
 log = logging.getLogger("hpctrain.checkpoint")
@@ -105,7 +104,10 @@ def _checkpoint_in(folder: Path) -> Path:
     directory = RunDirectory.at(folder)
     if not directory.config.exists():
         return folder
-    newest, _ = newest_intact(directory)
+    try:
+        newest, _ = choose_newest(directory)
+    except CheckpointDamagedError:
+        newest = None
     if newest is None:
         raise CheckpointError(f"{folder} is a run without an intact checkpoint")
-    return newest.path
+    return newest

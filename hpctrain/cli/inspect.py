@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
 
 def _report(directory: RunDirectory, found: list[CheckpointInfo]) -> dict[str, Any]:
     newest = next((info for info in reversed(found) if info.intact), None)
-    best = BestCheckpoint.of(directory, [info for info in found if info.intact])
+    best = BestCheckpoint.of(directory, found)
     return {
         "run_dir": str(directory.path),
         **{name: getattr(newest, name, None) for name in _OF_THE_NEWEST},

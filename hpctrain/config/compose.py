@@ -130,14 +130,18 @@ class Composer:
         Raises:
             ConfigError: an override can't be parsed.
         """
-        parser, parsed = TextKeepingParser.create(config_loader=self.hydra.config_loader), []
+        parsed = []
         for override in open_overrides(overrides):
             # the runs of a sweep share most of their overrides
             if override not in self._parsed:
                 with self.explaining([override.removeprefix("++")]):
-                    self._parsed[override] = parser.parse_overrides([override])
+                    self._parsed[override] = self._parse_unexplained([override])
             parsed += self._parsed[override]
         return parsed
+
+    def _parse_unexplained(self, overrides: Sequence[str]) -> list[Override]:
+        parser = TextKeepingParser.create(config_loader=self.hydra.config_loader)
+        return parser.parse_overrides(list(overrides))
 
     def sweeper(self, overrides: Sequence[str]) -> DictConfig:
         """Compose the configuration of Hydra's sweeper.
@@ -198,7 +202,8 @@ class Composer:
         found = _schema_keys(text)
         for words in (overrides, []):
             with contextlib.suppress(ConfigError, *MISTAKES):
-                parsed = map(with_first_value, self.parse(words))
+                # an explanation of these words would ask for the keys again
+                parsed = map(with_first_value, self._parse_unexplained(words))
                 choices = [override for override in parsed if self.options.chosen_by(override)]
                 return sorted(found.union(keys_of(self._raw([str(choice.input_line) for choice in choices]))))
         return sorted(found)

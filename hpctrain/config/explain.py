@@ -58,8 +58,8 @@ class Explainer:
             (r"Missing mandatory value", self._missing_value),
             (r"has missing mandatory value: (\w+)", self._missing_field),
             (r"Recursive interpolation", self._recursive),
-            (WRONG_TYPE, self._wrong_type),
             (r"Error parsing override '([^']*)'", self._syntax),
+            (WRONG_TYPE, self._wrong_type),
             (SYNTAX, self._syntax),
             (r"Interpolation key '([^']+)' not found", self._interpolation),
             (r"Error merging override \+*([^=]+)=", self._not_single),
@@ -192,6 +192,8 @@ class Explainer:
         if not equals:
             remedy = f"write {word}=VALUE; to run a program, python -m hpctrain run [KEY=VALUE ...] -- COMMAND"
             return ConfigError("argument", word, "is not KEY=VALUE", remedy)
+        if "NoneType is incompatible" in self.text:
+            return ConfigError(key, value, "has null in a function, which takes none", f"list the values: {key}=null,1")
         remedy = "quote values with special characters: 'key=\"a,b\"'"
         return ConfigError(key or word, value or None, "cannot be parsed as KEY=VALUE", remedy)
 

@@ -37,7 +37,7 @@ class BestCheckpoint:
         """
         if checkpoints is None:
             checkpoints = list_checkpoints(directory, verify=False)
-        scored = {info.step: info for info in checkpoints}
+        scored = {info.step: info for info in checkpoints if info.intact}
         steps = best_steps({step: info.score for step, info in scored.items()}, 1)
         best = scored[steps[0]] if steps else None
         evaluation = last_evaluation(directory)
@@ -48,7 +48,9 @@ class BestCheckpoint:
         policy = read_plain_values(directory.config, (KEEP_BEST,)).get(KEEP_BEST)
         advice = f" ({KEEP_BEST}=0; set it to 1 to keep the best)" if policy == 0 else ""
         at = f"{top.name} {top.value:.6g} at step {evaluation.best_step}"
-        return cls(best, f"the best evaluation is {at}, whose checkpoint isn't on disk{advice}; {on_disk}")
+        is_damaged = any(info.step == evaluation.best_step for info in checkpoints)
+        lacks = "isn't intact" if is_damaged else f"isn't on disk{advice}"
+        return cls(best, f"the best evaluation is {at}, whose checkpoint {lacks}; {on_disk}")
 
     def require(self, directory: RunDirectory) -> CheckpointInfo:
         """Return the best checkpoint of the run.

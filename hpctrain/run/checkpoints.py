@@ -143,7 +143,7 @@ def saved_step(directory: RunDirectory) -> int:
     program, the newest save counts that it reported and that still exists.
     """
     for step in reversed(directory.checkpoint_steps()):
-        if _seems_complete(directory.checkpoint(step), step):
+        if is_complete(directory, step):
             return step
     save = last_save(directory)
     return 0 if save is None else save.step
@@ -208,7 +208,9 @@ def _describe(
     )
 
 
-def _seems_complete(path: Path, step: int) -> bool:
+def is_complete(directory: RunDirectory, step: int) -> bool:
+    """Whether a step's checkpoint is there by names and sizes; one that the file system fails to read counts."""
+    path = directory.checkpoint(step)
     try:
         manifest = read_manifest(path)
     except ManifestUnreadableError:

@@ -45,16 +45,20 @@ def trained_config(directory: RunDirectory) -> Path:
 def keep_config(directory: RunDirectory, step: int | None = None) -> None:
     """Keep the change, and record it, once an attempt has trained with it.
 
+    Also record that an attempt repeats steps before an earlier change, as one from an older checkpoint does.
+
     Args:
         directory: of the run.
         step: the last step before the change; None for a program that reports no steps.
     """
     # a read-only file system for a moment must not stop an attempt
     with contextlib.suppress(OSError):
-        if not directory.config_before.exists():
-            return
-        if changed := _recorded_changes(directory):
-            before, after = ({key: pair[n] for key, pair in changed.items() if pair[n] is not None} for n in (0, 1))
+        changed = _recorded_changes(directory) if directory.config_before.exists() else {}
+        if step is not None:
+            values = {key: texts[-1] for key, texts in _values_by_step(directory).items() if key not in changed}
+            changed |= {key: (last, last) for key, (last, since) in values.items() if (since or 0) > step}
+        if changed:
+            before, after = ({key: pair[n] for key, pair in changed.items()} for n in (0, 1))
             record = {"step": step, "time": round(time.time(), 3), "before": before, "after": after}
             append_json_line(directory.config_changes, json.loads(json.dumps(record, default=str)), durable=True)
         directory.config_before.unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from hpctrain.errors import RunDirectoryError, SchedulerError, SchedulerMissingE
 from hpctrain.files import describe_os_error
 from hpctrain.run.best_checkpoint import BestCheckpoint
 from hpctrain.run.bottleneck import last_bottleneck
-from hpctrain.run.checkpoints import saved_step
+from hpctrain.run.checkpoints import is_complete, saved_step
 from hpctrain.run.config_change import trained_varied
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import last_evaluation
@@ -215,7 +215,7 @@ def _with_details(status: RunStatus, records: RunRecords, claims: Sequence[int],
 def _best_warning(status: RunStatus, directory: RunDirectory, saved_step: int) -> str:
     """Warn if the best checkpoint isn't on disk, unless a live run may be about to write it."""
     step = status.best_step
-    if step is None or directory.checkpoint(step).exists() or (status.state.may_change and step > saved_step):
+    if step is None or is_complete(directory, step) or (status.state.may_change and step > saved_step):
         return ""
     return BestCheckpoint.of(directory).warning
 

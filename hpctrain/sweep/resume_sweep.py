@@ -9,8 +9,6 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hydra.core.override_parser.types import Override
-
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.compose import Composer
 from hpctrain.config.compose_program import ProgramComposer
@@ -165,7 +163,8 @@ def _found(typed: SweepResume, record: SweepRecord) -> FoundRuns:
     for override in added:
         key, _, text = override.partition("=")
         (parsed_override,) = composer.parse([override])
-        values[typed_keys.get(key.lstrip("+"), key)] = _as_values(parsed_override, text)
+        key = typed_keys.get(key.lstrip("+"), key)
+        values[key] = text if parsed_override.is_sweep_override() else _as_values(composer, record, key, text)
     words = [*record.fixed, *(f"{key}={text}" for key, text in values.items())]
     with composer.explaining(words):
         parsed = composer.parse(words)
@@ -187,9 +186,11 @@ def _found(typed: SweepResume, record: SweepRecord) -> FoundRuns:
         return found_runs
 
 
-def _as_values(override: Override, text: str) -> str:
+def _as_values(composer: Composer, record: SweepRecord, key: str, text: str) -> str:
     """Write one value as a list of values, as in a sweep's space."""
-    return text if override.is_sweep_override() else f"choice({text or repr(text)})"
+    if text == "null" and record.kind == "grid":  # which Hydra's choice(...) refuses
+        return f"{_texts(composer, key, record.space[key])[0]},{text}"
+    return f"choice({text or repr(text)})"
 
 
 def _merged(composer: Composer, before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:

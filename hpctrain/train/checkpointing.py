@@ -142,7 +142,7 @@ class Checkpointing:
         if parts.ema is not None:
             parts.ema.load_state(found.extra.get("ema", {}))
         if self._best is not None:
-            self._best.load_state(found.extra.get("best", {}))
+            self._best.load_state(found.extra.get("best", {}), self._directory.checkpoint_steps())
         # earlier versions didn't save them
         if (modes := found.extra.get("evaluation_mode")) is not None:
             restore_modes(inner(parts.model), modes)

@@ -41,6 +41,14 @@ def test_a_resumed_run_keeps_the_best_of_a_straight_one(cut):
     assert before + updated(second, values[cut:], first=cut + 1) == straight
 
 
+def test_a_best_whose_checkpoint_is_gone_does_not_keep_the_next_from_being_saved():
+    first, second = Best("accuracy", "max", 1), Best("accuracy", "max", 1)
+    updated(first, [0.5, 0.9, 0.8])
+    second.load_state(first.state(), [1, 3])
+    assert updated(second, [0.7, 0.6], first=4) == [True, False]
+    assert second.top.step == 2
+
+
 def test_another_metric_begins_anew():
     best, other = Best("accuracy", "max", 1), Best("loss", "min", 1)
     updated(best, [0.9])

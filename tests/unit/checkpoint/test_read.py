@@ -55,7 +55,7 @@ def test_any_damage_falls_back_to_the_newest_intact_and_is_named(directory, writ
     chosen, passed_over = choose_newest(directory)
     assert (chosen, [(info.step, info.damaged) for info in passed_over]) == (directory.checkpoint(2), [(3, True)])
     (warning,) = [record for record in caplog.records if record.name == "hpctrain.checkpoint"]
-    assert f"resuming from {directory.checkpoint(2)}" in warning.getMessage()
+    assert f"taking {directory.checkpoint(2)}" in warning.getMessage()
     assert f"{directory.checkpoint(3)} (" in warning.getMessage()
     assert name in warning.getMessage() or MANIFEST in warning.getMessage()
 

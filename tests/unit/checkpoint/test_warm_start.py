@@ -87,6 +87,20 @@ def test_extra_state_that_is_not_a_tensor_stays_as_it_is(tmp_path, writer, in_a_
     assert model[0].memory == {"scale": 1.0}
 
 
+def test_a_run_whose_newest_checkpoint_is_not_intact_is_named(directory, writer, caplog):
+    directory.config.touch()
+    other = net()
+    for step in (1, 2):
+        head = Head(step=step, samples_seen=8, world_size=1, config_digest="c0")
+        newest = writer.write(LiveState(other, torch.optim.SGD(other.parameters()), head=head).capture())
+    (newest / "model.pt").unlink()
+    warm_start(net(), directory.path)
+    assert f"taking {directory.checkpoint(1)}, since what is newer is not intact: {newest}" in caplog.text
+    (directory.checkpoint(1) / "model.pt").unlink()
+    with pytest.raises(CheckpointError, match="is a run without an intact checkpoint"):
+        warm_start(net(), directory.path)
+
+
 @pytest.mark.parametrize("content", [b"", b"no weights", [1, 2], {"model": {}, "epoch": 3}])
 def test_a_file_that_holds_something_else(tmp_path, content):
     path = tmp_path / "w.pt"

@@ -18,6 +18,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import EvaluationRecord
 from hpctrain.run.gone_checkpoints import record_saved
 from hpctrain.run.ledger import Ledger
+from hpctrain.run.reason import Reason
 from hpctrain.run.saves import record_save
 from hpctrain.run.score import Score
 from hpctrain.status.report import read_status
@@ -134,6 +135,9 @@ def test_checkpoints_that_are_gone_are_reported(directory, capsys):
     record_saved(directory.claim(1), 120)
     assert main(["digits"]) == 1
     assert "checkpoints     none\n  step 120, which the run saved, is gone\n" in capsys.readouterr().out
+    ledger.end(1, reason=Reason.INTERRUPTED, step=120)
+    advice = "hpctrain resume runs/digits/now resume.from_scratch=true"
+    assert run_details(read_status(directory, {}), 0.0).endswith(advice)
     save(directory, 100)
     code, found = report(capsys, "digits")
     assert (code, found["step"], found["gone_step"]) == (0, 100, 120)
@@ -157,8 +161,12 @@ def test_a_best_evaluation_without_a_checkpoint_is_named(directory, capsys):
     assert [line for line in lines if line.endswith("intact  accuracy 0.9, the best on disk")]
     assert read_status(directory, {}).best_warning == warning
     assert read_status(directory, {}, brief=True).best_warning == ""
-    save(directory, 180, 0.95)
+    path = save(directory, 180, 0.95)
     assert report(capsys, "digits")[1]["best_warning"] == read_status(directory, {}).best_warning == ""
+    for name in ("weights.pt", MANIFEST):
+        (path / name).unlink()
+        damaged = f"the best evaluation is accuracy 0.95 at step 180, whose checkpoint isn't intact; {kept}"
+        assert report(capsys, "digits")[1]["best_warning"] == read_status(directory, {}).best_warning == damaged
 
 
 def test_the_best_intact_one_is_marked(directory, capsys):

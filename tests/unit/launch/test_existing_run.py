@@ -43,6 +43,7 @@ def test_a_resume_with_an_unknown_key(composer, folder):
         ("seed=1,2", "seed=1,2: has several values; write seed="),
         ("name=a,b", "has several values; write name="),
         ("trainer.max_steps=[1", "cannot be parsed as KEY=VALUE"),
+        ("optimizer.lr=choice(null)", "has null in a function, which takes none; list the values: optimizer.lr=null,1"),
         ("~seed", "~seed=null: is required"),
         ("cluster.kind=slurm", "is set by the option"),
     ],

@@ -126,6 +126,17 @@ def test_a_change_before_the_first_step_leaves_one_value(directory):
     assert changed_values(directory) == {"seed": "2, then 3"}
 
 
+def test_steps_before_a_change_that_are_repeated_have_the_values_after_it(directory):
+    write_json(directory.manifest, {"varied": {"seed": "1"}})
+    directory.config.write_text("seed: 1\ntrainer: {clip_grad_norm: 1.0}\n")
+    change_config(directory, "seed: 2\ntrainer: {clip_grad_norm: null}\n")
+    keep_config(directory, 20)
+    for step, seed in ((30, "1 to step 20, then 2"), (16, "1 to step 16, then 2"), (0, "2")):
+        keep_config(directory, step)  # an attempt without a change
+        assert trained_varied(directory) == {"seed": seed}
+    assert changed_values(directory) == {}
+
+
 def test_an_attempt_that_is_closed_late_leaves_the_change_of_the_resume_that_closes_it(directory, slurm):
     change(directory)
     claim = directory.claim(Ledger(directory).claim())

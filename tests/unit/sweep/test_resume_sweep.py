@@ -64,6 +64,14 @@ def test_one_value_of_a_varied_key_adds_its_runs_and_changes_none(tmp_path, caps
 
 
 @pytest.mark.nightly
+def test_null_is_a_value_like_others(tmp_path):
+    home = made(tmp_path, "trainer.clip_grad_norm=0.5,1.0")
+    assert main(["resume", "sweep", "trainer.clip_grad_norm=null"]) == 0
+    assert num_attempts(home) == [1, 1, 1]
+    assert SweepRecord.read(home).space == {"trainer.clip_grad_norm": "0.5,1.0,null"}
+
+
+@pytest.mark.nightly
 def test_a_run_that_trained_with_two_values_is_shown_with_both(tmp_path, capsys):
     home = made(tmp_path, "optimizer.lr=0.1,0.01")
     words = ["optimizer.lr=0.5", "trainer.max_steps=2", "resume.allow_config_change=true"]
