@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default
 from hpctrain.data.bookmark import Bookmarks, Marked
 from hpctrain.data.dataset import BatchDataset
 from hpctrain.data.keyed_random import IntArray, keyed_bits, lent_generators, seed_generators
+from hpctrain.data.micro_batch import samples_in
 from hpctrain.data.sharded_stream import ShardedReader, ShardedStream
 from hpctrain.data.stream import StreamReader, is_stream
 from hpctrain.data.tensors import TensorBatches
@@ -29,11 +30,11 @@ class Counted(NamedTuple):
 
     Attributes:
         batch: the collated samples.
-        num_read: samples that it was made from, but for those that are None, as collate functions leave them out.
+        num_samples: in it (`samples_in`).
     """
 
     batch: Any
-    num_read: int
+    num_samples: int
 
 
 class BatchFetcher(Dataset[Any]):
@@ -187,8 +188,13 @@ class EpochFetcher(BatchFetcher):
 
 def _counted(collate_fn: Collate, samples: list[Any]) -> Counted:
     # before the call, which may change the list
-    num_read = sum(sample is not None for sample in samples)
-    return Counted(collate_fn(samples), num_read)
+    asked = list(samples)
+    batch = collate_fn(samples)
+    own = {id(sample) for sample in asked}
+    if isinstance(batch, (tuple, list)) and all(id(sample) in own for sample in batch):
+        return Counted(batch, len(batch))
+    # those that are None don't count: collate functions leave them out
+    return Counted(batch, samples_in(batch, len(asked), sum(sample is not None for sample in asked)))
 
 
 def without_subsets(dataset: Any) -> Any:

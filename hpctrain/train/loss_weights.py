@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from hpctrain.data.dataset import BatchDataset
-from hpctrain.data.micro_batch import MicroBatch, iterate_tensors
+from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.distributed.world import World
 from hpctrain.errors import TaskError
 from hpctrain.phrases import counted
@@ -99,20 +99,20 @@ class LossWeights:
             steps = counted(num_steps, "step")
             log.warning("in %d of the %s no batch had a weight, so that they changed nothing", self.empty_steps, steps)
 
-    def weigh(self, batch: Any, planned: int, num_read: int) -> tuple[float, int]:
+    def weigh(self, batch: Any, planned: int, num_delivered: int) -> tuple[float, int]:
         """Return the weight of a micro-batch, and the number of samples in it.
 
         Args:
             batch: on the CPU.
             planned: samples that the plan asks for; 0 for a stand-in, which has no weight.
-            num_read: those of them that were read and aren't None.
+            num_delivered: those of them that the batch holds (`samples_in`).
 
         Raises:
             TaskError: `Task.loss_weight` returned no weight.
         """
         if not planned:
             return 0.0, 0
-        num_samples = self._num_samples(batch, planned, num_read)
+        num_samples = int(self._task.num_samples(batch)) if self._has_own_count else num_delivered
         return checked_weight(self._task, batch) if self._has_own_weight else float(num_samples), num_samples
 
     def of_steps(self, micro_batches: Generator[MicroBatch, None, None]) -> Generator[MicroBatch, None, None]:
@@ -149,13 +149,6 @@ class LossWeights:
                 is_first = micro_batch.is_last
                 yield micro_batch._replace(divisor=divisor, rescale=rescale)
 
-    def _num_samples(self, batch: Any, planned: int, num_read: int) -> int:
-        if self._has_own_count:
-            return int(self._task.num_samples(batch))
-        first = next((len(tensor) for tensor in iterate_tensors(batch) if tensor.dim()), None)
-        # with more rows than samples, a row isn't a sample: points of clouds, or nodes of graphs
-        return num_read if first is None or first > planned else first
-
     def _count(self, planned: int, delivered: int) -> None:
         """Add to the samples that were seen; say once that some were left out."""
         self.samples_seen += delivered
@@ -164,7 +157,7 @@ class LossWeights:
             if self._world.is_rank_zero:
                 log.warning(
                     "a step's batches hold %d of its %s: losses and rates are weighted by the samples in a batch, "
-                    "which are the first dimension of its first tensor unless the task defines num_samples",
+                    "which the task can count itself in num_samples",
                     delivered,
                     counted(planned, "sample"),
                 )
