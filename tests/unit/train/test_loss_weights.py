@@ -96,6 +96,7 @@ def test_a_number_by_the_name_of_the_method_is_the_tasks_own(lone_world):
         ((torch.zeros(5, 8, 2), torch.zeros(8)), 8, 8),
         ([torch.zeros(2, 4), torch.zeros(2)], 2, 2),
         ([torch.zeros(1, 4), torch.zeros(1)], 2, 1),
+        ((np.zeros((5, 2)), np.zeros(5)), 8, 5),
         (None, 8, 0),
         (([], []), 8, 0),
     ],
