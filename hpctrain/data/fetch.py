@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default
 from hpctrain.data.bookmark import Bookmarks, Marked
 from hpctrain.data.dataset import BatchDataset
 from hpctrain.data.keyed_random import IntArray, keyed_bits, lent_generators, seed_generators
+from hpctrain.data.micro_batch import samples_in
 from hpctrain.data.sharded_stream import ShardedReader, ShardedStream
 from hpctrain.data.stream import StreamReader, is_stream
 from hpctrain.data.tensors import TensorBatches
@@ -29,11 +30,11 @@ class CollatedBatch(NamedTuple):
 
     Attributes:
         batch: the collated samples.
-        num_read: samples that `collate_fn` was given, without those that are None, which it usually leaves out.
+        num_samples: in it (`samples_in`).
     """
 
     batch: Any
-    num_read: int
+    num_samples: int
 
 
 class BatchFetcher(Dataset[Any]):
@@ -186,9 +187,13 @@ class EpochFetcher(BatchFetcher):
 
 
 def _collated(collate_fn: Collate, samples: list[Any]) -> CollatedBatch:
-    # counted before the call, which may change the list
-    num_read = sum(sample is not None for sample in samples)
-    return CollatedBatch(collate_fn(samples), num_read)
+    given = list(samples)  # collate_fn may change the list
+    batch = collate_fn(samples)
+    identities = {id(sample) for sample in given}
+    if isinstance(batch, (tuple, list)) and all(id(sample) in identities for sample in batch):
+        return CollatedBatch(batch, len(batch))
+    # those that are None don't count: collate functions leave them out
+    return CollatedBatch(batch, samples_in(batch, len(given), sum(sample is not None for sample in given)))
 
 
 def without_subsets(dataset: Any) -> Any:

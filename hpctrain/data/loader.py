@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from hpctrain.data.bookmark import Bookmarks
 from hpctrain.data.fetch import BatchFetcher, Collate, CollatedBatch, Request
 from hpctrain.data.keyed_random import IntArray
-from hpctrain.data.micro_batch import MicroBatch
+from hpctrain.data.micro_batch import MicroBatch, samples_in
 from hpctrain.data.order import Order
 from hpctrain.data.plan import BatchPlan
 from hpctrain.data.transfer import BatchTransfer, transfer_batches
@@ -49,7 +49,7 @@ class TrainLoader:
         bookmarks: of streams with a state: where to continue, and updated with each micro-batch; None: read from the
             start.
         weigh: returns the weight of a batch on the CPU, and the number of samples in it, from the batch, the planned
-            number of samples, and the number of those that were read; None: micro-batches have no weight.
+            number of samples, and the number of those that the batch holds; None: micro-batches have no weight.
         requires_all: whether to refuse a dataset that returns fewer samples than were asked for, if nothing is weighed.
 
     Attributes:
@@ -131,10 +131,11 @@ class TrainLoader:
         """Yield the same batches, and append their weights, computed on the CPU so that no rank waits for its GPU."""
         for fetch, num_samples in zip(fetched, planned, strict=False):
             batch, marks = fetch if self._fetcher.has_bookmarks else (fetch, ())
-            num_read = num_samples
             if isinstance(batch, CollatedBatch):
-                batch, num_read = batch
-            weights.append(weigh(batch, num_samples, num_read))
+                batch, num_delivered = batch
+            else:
+                num_delivered = samples_in(batch, num_samples, num_samples)
+            weights.append(weigh(batch, num_samples, num_delivered))
             yield (batch, marks) if self._fetcher.has_bookmarks else batch
 
     def _transferred(self, fetched: Iterator[Any], transfer: BatchTransfer) -> Iterator[Any]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor
 
 from hpctrain.data.keyed_random import IntArray
@@ -81,6 +82,47 @@ def iterate_tensors(batch: Any) -> Iterator[Tensor]:
     elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         for field in dataclasses.fields(batch):
             yield from iterate_tensors(getattr(batch, field.name))
+
+
+def samples_in(batch: Any, num_asked: int, num_read: int) -> int:
+    """How many samples a collated batch holds.
+
+    If anything in it has the length ``num_read``, it holds those. Otherwise some were left out, or replaced, and the
+    length of what comes first counts, unless that is more than was asked for: points of clouds, or nodes of graphs.
+
+    Args:
+        batch: tensors, arrays, or lists with an element for each sample, in containers; anything else has no length.
+        num_asked: samples that were asked for.
+        num_read: those of them that could be read.
+    """
+    if batch is None:
+        return 0
+    lengths = list(_lengths(batch))
+    return num_read if not lengths or num_read in lengths or lengths[0] > num_asked else lengths[0]
+
+
+def _lengths(batch: Any, *, is_field: bool = False) -> Iterator[int]:
+    """The lengths of a batch's tensors, arrays and lists; not of a list of fields, unless it is empty."""
+    fields: Iterable[Any] = ()
+    if isinstance(batch, (Tensor, np.ndarray)):
+        if batch.ndim:
+            yield len(batch)
+    elif isinstance(batch, Mapping):
+        fields = batch.values()
+    elif isinstance(batch, (tuple, list)):
+        if is_field or not batch:
+            yield len(batch)
+        fields = () if is_field and _is_of_samples(batch) else batch
+    elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        fields = [getattr(batch, field.name) for field in dataclasses.fields(batch)]
+    for field in fields:
+        yield from _lengths(field, is_field=True)
+
+
+def _is_of_samples(batch: Sequence[Any]) -> bool:
+    """Whether a list has an element for each sample, whose own lengths say nothing, and not a tensor for each field."""
+    lengths = {len(element) for element in batch if isinstance(element, Tensor) and element.dim()}
+    return len(lengths) > 1 or all(isinstance(element, Mapping) for element in batch)
 
 
 def shapes_of(batch: Any) -> tuple[tuple[int, ...], ...]:

@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 from hpctrain.attempt.lost_gpu import closing_unless_lost
 from hpctrain.checkpoint.rng import restore_rng, rng_state
 from hpctrain.data.eval_loader import EvalLoader
+from hpctrain.data.micro_batch import samples_in
 from hpctrain.data.workers import Workers
 from hpctrain.distributed.agreement import Agreement
 from hpctrain.distributed.compiler import uncompiled
@@ -113,6 +114,8 @@ class Evaluation:
         self._ema = ema
         self._max_gathered_mb = max_gathered_mb
         self._loss_weights = loss_weights
+        # only once: later, a run of days would end for it
+        self._compares_names = True
         self._metrics = TaskMetrics(task, world)
         self._pass = EvaluationPass(
             task,
@@ -163,7 +166,7 @@ class Evaluation:
             self._task_log.media.drop()
             return Evaluated(stop=stop)
         results.require_room()
-        means = results.reduce(interleaved=self._loader.is_interleaved)
+        means = self._reduced(results)
         with self._task_log.deriving():
             found = Evaluated(means | results.computed(means))
         self._metrics.reset()
@@ -199,7 +202,7 @@ class Evaluation:
                 return Evaluated(stop=stop)
             self._require_same_samples(self._loader.end)
             results.require_room(self._loader.num_samples)
-            means = results.reduce(interleaved=self._loader.is_interleaved)
+            means = self._reduced(results)
             try:
                 with self._task_log.deriving():
                     computed = results.computed(means)
@@ -211,6 +214,10 @@ class Evaluation:
             finally:
                 self._metrics.reset()
             return Evaluated(means | computed)
+
+    def _reduced(self, results: EvaluationResults) -> dict[str, float]:
+        compare, self._compares_names = self._compares_names, False
+        return results.reduce(interleaved=self._loader.is_interleaved, compare_names=compare)
 
     def is_whole(self, num_batches: int) -> bool:
         """Whether so many micro-batches on each rank are known to be all held-out samples."""
@@ -289,7 +296,7 @@ class Evaluation:
             weight: float = num_taken
             if weights is not None and weights.vary:
                 # before the pass, since a task may move the batch in place
-                weight, _ = weights.weigh(batch, num_taken, num_taken)
+                weight, _ = weights.weigh(batch, num_taken, samples_in(batch, num_taken, num_taken))
             found = self._pass(batch, round_index)
             if not self._pass.is_elsewhere:
                 results.add(round_index, num_taken, found, weight=weight)

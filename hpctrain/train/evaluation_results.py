@@ -11,11 +11,12 @@ import torch
 from hpctrain.config.checkpoint import EVAL_PREFIX
 from hpctrain.distributed.world import World
 from hpctrain.errors import ConfigError, HpctrainError, TaskError, error_text
-from hpctrain.phrases import counted
+from hpctrain.phrases import counted, listed
 from hpctrain.tasks.evaluation_contract import checked_results, checked_scores, checked_values
 from hpctrain.tasks.task import Task
 from hpctrain.train.gathering import Gathering, Values
 from hpctrain.train.meters import meter_of
+from hpctrain.train.rank_comparison import RankComparison
 from hpctrain.train.task_log import AttachedLog
 from hpctrain.train.task_metrics import TaskMetrics
 
@@ -60,6 +61,7 @@ class EvaluationResults:
         self._max_mb = max_gathered_mb
         self._meter = meter_of(world)
         self._summed: set[str] = set()
+        self._has_batches = False
         self._gathering = Gathering(f"{self._kind}.evaluate", world)
         self._samples: dict[str, Values] = {}
         self._num_samples = 0
@@ -84,6 +86,7 @@ class EvaluationResults:
             TaskError: `evaluate` broke its contract.
         """
         found = checked_results(self._task, returned, num_samples)
+        self._has_batches = True
         for name, (total, count) in found.sums.items():
             self._meter.add_sum(f"{EVAL_PREFIX}{name}", total, count)
             self._summed.add(f"{EVAL_PREFIX}{name}")
@@ -127,21 +130,30 @@ class EvaluationResults:
             f"set it to {enough}, or keep less per sample in {self._kind}.evaluate",
         )
 
-    def reduce(self, *, interleaved: bool) -> dict[str, float]:
+    def reduce(self, *, interleaved: bool, compare_names: bool) -> dict[str, float]:
         """Reduce everything over all ranks; collective, and only once.
 
         Args:
             interleaved: as `Gathering.gather` takes it.
+            compare_names: whether to refuse ranks whose `evaluate` returned other metrics.
 
         Returns:
             The means by logged name.
 
         Raises:
-            TaskError: metric objects or per-sample values differ between ranks.
+            TaskError: names, metric objects or per-sample values differ between ranks.
         """
         # any rank, even rank zero, may have no samples, and then doesn't know the names
         # only what `evaluate` returns is in every result: a logged mean over no samples is left out
-        self._meter.expect(self._world.union(sorted(self._summed)))
+        names = self._world.union(sorted(self._summed))
+        if compare_names:
+            record = RankComparison(self._world)
+            own = sorted(self._summed) if self._has_batches else names
+            shown = listed(name.removeprefix(EVAL_PREFIX) for name in own) or "none"
+            remedy = "return the same metrics for every batch, with a count of 0 where there is nothing to count"
+            record.add(f"the metrics of {self._kind}.evaluate", shown, remedy)
+            record.require_same()
+        self._meter.expect(names)
         self._metrics.reduce()
         self._samples = self._gathering.gather(interleaved=interleaved) or {}
         return self._meter.means()

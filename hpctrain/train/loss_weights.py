@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from hpctrain.data.dataset import BatchDataset
-from hpctrain.data.micro_batch import MicroBatch, iterate_tensors
+from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.distributed.world import World
 from hpctrain.errors import TaskError
 from hpctrain.phrases import counted
@@ -101,20 +101,20 @@ class LossWeights:
             steps = counted(num_steps, "step")
             log.warning("no batch had a weight in %d of the %s, which changed nothing", self.empty_steps, steps)
 
-    def weigh(self, batch: Any, planned: int, num_read: int) -> tuple[float, int]:
+    def weigh(self, batch: Any, planned: int, num_delivered: int) -> tuple[float, int]:
         """Return the weight of a micro-batch, and the number of samples in it.
 
         Args:
             batch: on the CPU.
             planned: samples that the plan asks for; 0 for a stand-in, which has no weight.
-            num_read: those of them that were read, without those that are None.
+            num_delivered: those of them that the batch holds (`samples_in`).
 
         Raises:
             TaskError: `Task.loss_weight` returned something other than a weight.
         """
         if not planned:
             return 0.0, 0
-        num_samples = self._num_samples(batch, planned, num_read)
+        num_samples = int(self._task.num_samples(batch)) if self._has_own_count else num_delivered
         return checked_weight(self._task, batch) if self._has_own_weight else float(num_samples), num_samples
 
     def of_steps(self, micro_batches: Generator[MicroBatch, None, None]) -> Generator[MicroBatch, None, None]:
@@ -151,13 +151,6 @@ class LossWeights:
                 is_first = micro_batch.is_last
                 yield micro_batch._replace(divisor=divisor, rescale=rescale)
 
-    def _num_samples(self, batch: Any, planned: int, num_read: int) -> int:
-        if self._has_own_count:
-            return int(self._task.num_samples(batch))
-        first = next((len(tensor) for tensor in iterate_tensors(batch) if tensor.dim()), None)
-        # with more rows than samples, rows aren't samples, but points of clouds or nodes of graphs
-        return num_read if first is None or first > planned else first
-
     def _count(self, planned: int, delivered: int) -> None:
         """Add to the samples that were seen; warn once if some were left out."""
         self.samples_seen += delivered
@@ -165,8 +158,8 @@ class LossWeights:
             self._left_out = True
             if self._world.is_rank_zero:
                 log.warning(
-                    "a step's batches hold %d of its %s: losses and rates count the samples in each batch: the "
-                    "first dimension of its first tensor unless the task defines num_samples",
+                    "a step's batches hold %d of its %s: losses and rates are weighted by the samples in each batch, "
+                    "which the task can count itself in num_samples",
                     delivered,
                     counted(planned, "sample"),
                 )

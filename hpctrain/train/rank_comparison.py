@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from hpctrain.data.fetch import dataset_length
 from hpctrain.data.sharded_stream import streams_of
+from hpctrain.data.stream import is_stream
 from hpctrain.distributed.world import World
 from hpctrain.errors import TaskError
 from hpctrain.phrases import numbered
@@ -47,13 +48,14 @@ class RankComparison:
         self._facts.append([name, str(description), remedy])
 
     def add_dataset(self, kind: str, dataset: Any) -> None:
-        """Add the class and the length of a dataset.
+        """Add the length of a dataset; its class may differ, as where one rank of a node fills a cache.
 
         Args:
             kind: `training` or `held-out`.
             dataset: None if there is none.
         """
-        self.add(f"the class of the {kind} data", "none" if dataset is None else type(dataset).__qualname__, SAME_DATA)
+        described = "none" if dataset is None else "a stream" if is_stream(dataset) else "a dataset with indices"
+        self.add(f"the {kind} data", described, SAME_DATA)
         if dataset is None:
             return
         try:

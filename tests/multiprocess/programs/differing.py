@@ -55,6 +55,7 @@ class Samples(Dataset):
             "seeded": lambda: (sample + torch.randn(()), index),
             "paths": lambda: f"/scratch/node{os.environ['RANK']}/{index}.png",
             "nan": lambda: torch.full((3,), torch.nan),
+            "objects": lambda: [{f"text {number}" for number in range(20)}, object()],  # other orders and addresses
         }
         return changed.get(self.kind, lambda: (sample, index))()
 
@@ -118,16 +119,16 @@ METRICS = {
     "shape": {"a": Total((3,)), "b": Total()},
 }
 DATASETS = {"": TensorDataset(torch.zeros(1200)), "length": TensorDataset(torch.zeros(1000)), "none": None}
-DATASETS["class"] = Samples()
+DATASETS["class"] = type("Cached", (TensorDataset,), {})(torch.zeros(1200))
 CASES = [
     *(("dataset", kind) for kind in DATASETS),
     *(("model", kind) for kind in ("", "shape", "type", "frozen", "more", "buffer", "order", "ignored")),
     *(("metrics", kind) for kind in METRICS),
     *(("samples", kind) for kind in ("", "reversed", "label", "missing", "slow", "digits")),
-    *(("samples", kind) for kind in ("unseeded", "seldom", "seeded", "paths", "nan")),
+    *(("samples", kind) for kind in ("unseeded", "seldom", "seeded", "paths", "nan", "objects")),
     *(("stream", kind) for kind in STREAMS),
 ]
-ON_ALL_RANKS = {"unseeded", "seldom", "seeded", "paths", "nan", "ignored"}
+ON_ALL_RANKS = {"unseeded", "seldom", "seeded", "paths", "nan", "objects", "ignored"}
 
 
 def be_rank(odd_rank, kinds):
@@ -147,7 +148,8 @@ def be_rank(odd_rank, kinds):
             comparison.require_same()
             dataset = Samples(own) if what == "samples" else STREAMS[kind](own) if what == "stream" else None
             for workers in (Workers(0), Workers(4))[: 1 if kind else 2] if dataset is not None else ():
-                SampleCheck(dataset, world, seed=1, collate_fn=None, workers=workers)("training")
+                collate = list if kind == "objects" else None
+                SampleCheck(dataset, world, seed=1, collate_fn=collate, workers=workers)("training")
                 assert getattr(dataset, "passes", 0) == 0
         except TaskError as error:
             errors[f"{what} {kind}"] = str(error)
@@ -188,6 +190,10 @@ class Differing(Trial):
         if self.kind == "model":
             model[0] = nn.Linear(FEATURES, model[0].out_features, bias=False)
         return model
+
+    def evaluate(self, model, batch):
+        found = super().evaluate(model, batch)
+        return {f"own_{name}": pair for name, pair in found.items()} if self.kind == "evaluate" else found
 
     def build_metrics(self):
         return {} if self.kind == "metrics" else {"total": Total((2,) if self.kind == "metric_state" else ())}

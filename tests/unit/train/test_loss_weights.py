@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from contextlib import closing
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -10,9 +11,9 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset, default_collate
 
 from hpctrain.data.bookmark import Bookmarks
-from hpctrain.data.fetch import CollatedBatch
+from hpctrain.data.fetch import BatchFetcher, CollatedBatch
 from hpctrain.data.loader import TrainLoader
-from hpctrain.data.micro_batch import MicroBatch
+from hpctrain.data.micro_batch import MicroBatch, samples_in
 from hpctrain.data.order import sequential
 from hpctrain.data.plan import BatchPlan
 from hpctrain.data.tensors import TensorBatches
@@ -79,7 +80,7 @@ def test_a_number_by_the_name_of_the_method_is_the_tasks_own(lone_world):
     ("batch", "num_read", "expected"),
     [
         (torch.zeros(8, 2), 8, 8),
-        ({"number": 1.0, "x": torch.zeros(5, 2), "boxes": torch.zeros(8, 4)}, 8, 5),
+        ({"number": 1.0, "x": torch.zeros(5, 2), "boxes": torch.zeros(9, 4)}, 8, 5),
         (torch.zeros(0, 2), 8, 0),
         # more rows than samples: points of clouds; some clouds were None
         (torch.zeros(30, 3), 8, 8),
@@ -87,13 +88,33 @@ def test_a_number_by_the_name_of_the_method_is_the_tasks_own(lone_world):
         # others took the place of those that were None
         (torch.zeros(8, 2), 6, 8),
         (["no tensor"], 7, 7),
+        # three channels, or five times, aren't samples
+        (([torch.zeros(3, 5, 5)] * 8, [{"boxes": torch.zeros(2, 4)}] * 8), 8, 8),
+        (([torch.zeros(3, 5, 5)] * 6, [{"boxes": torch.zeros(2, 4)}] * 6), 8, 6),
+        (([torch.zeros(8, 4), torch.zeros(3, 4)], [{"boxes": torch.zeros(8, 4)}] * 2), 8, 2),
+        ({"views": [torch.zeros(8, 4), torch.zeros(8, 4)]}, 8, 8),
+        ((torch.zeros(5, 8, 2), torch.zeros(8)), 8, 8),
+        ([torch.zeros(2, 4), torch.zeros(2)], 2, 2),
+        ([torch.zeros(1, 4), torch.zeros(1)], 2, 1),
+        ((np.zeros((5, 2)), np.zeros(5)), 8, 5),
+        (None, 8, 0),
+        (([], []), 8, 0),
     ],
 )
-def test_the_samples_in_a_batch(lone_world, batch, num_read, expected):
-    assert LossWeights(Collating(), DATA, lone_world).weigh(batch, 8, num_read) == (expected, expected)
-    assert LossWeights(Counting(), DATA, lone_world).weigh(batch, 8, num_read) == (3, 3)
-    # a stand-in
-    assert LossWeights(Counting(), DATA, lone_world).weigh(batch, 0, 1) == (0, 0)
+def test_the_samples_in_a_batch(batch, num_read, expected):
+    assert samples_in(batch, 8, num_read) == expected
+
+
+def test_the_samples_in_a_list_of_samples():
+    samples = [(torch.zeros(3, 5), index) for index in range(8)]
+    data = BatchFetcher(samples, 0, lambda chosen: [each for each in chosen if each[1] % 2], counts=True)
+    assert data[(0, np.arange(8))].num_samples == 4
+
+
+def test_num_samples_of_a_task_counts_and_a_stand_in_has_no_weight(lone_world):
+    assert LossWeights(Collating(), DATA, lone_world).weigh(torch.zeros(8, 2), 8, 6) == (6, 6)
+    assert LossWeights(Counting(), DATA, lone_world).weigh(torch.zeros(8, 2), 8, 6) == (3, 3)
+    assert LossWeights(Counting(), DATA, lone_world).weigh(torch.zeros(8, 2), 0, 1) == (0, 0)
 
 
 @pytest.mark.parametrize("weight", [2.5, 7, True, torch.tensor([4]), torch.tensor(0.0)])
