@@ -107,7 +107,8 @@ def test_a_refused_attempt_changes_nothing(directory):
     number = attempt(directory)
     record_end(directory, number, Outcome(Reason.FAILED, 0), world_size=1)
     assert recorded_step(directory) == 60
-    assert Ledger(directory).attempts()[-1].start_step == 60
+    refused = Ledger(directory).attempts()[-1]
+    assert (refused.start_step, refused.end_step) == (60, 60)
 
 
 def test_records_are_moved_or_kept_where_the_attempt_has_a_folder(directory):
