@@ -91,7 +91,7 @@ def samples_in(batch: Any, num_asked: int, num_read: int) -> int:
     length of what comes first counts, unless that is more than was asked for: points of clouds, or nodes of graphs.
 
     Args:
-        batch: tensors, arrays, or lists with an element for each sample, in containers; of another kind, it isn't looked into.
+        batch: tensors, arrays, or lists with an element for each sample, in containers; others have no length.
         num_asked: samples that were asked for.
         num_read: those of them that could be read.
     """
@@ -102,7 +102,7 @@ def samples_in(batch: Any, num_asked: int, num_read: int) -> int:
 
 
 def _lengths(batch: Any, *, is_field: bool = False) -> Iterator[int]:
-    """The lengths of a batch's tensors, arrays and lists, but for a list of the fields themselves, unless it is empty."""
+    """The lengths of a batch's tensors, arrays and lists, but for a list of the fields, unless it is empty."""
     fields: Iterable[Any] = ()
     if isinstance(batch, (Tensor, np.ndarray)):
         if batch.ndim:
