@@ -56,7 +56,7 @@ def nightly(*values):
     ("world_size", "words"),
     [
         nightly(2, (*FSDP, "trainer.activation_checkpointing=[blocks.*]", "parallel.blocks=[blocks.1]")),
-        (4, (*HSDP, "trainer.micro_batch_size=2", "parallel.prefetch_blocks=2")),
+        nightly(4, (*HSDP, "trainer.micro_batch_size=2", "parallel.prefetch_blocks=2")),
         nightly(4, (*HSDP, "trainer.micro_batch_size=2", "parallel.reshard_after_forward=false")),
         nightly(2, FSDP),
         nightly(4, HSDP),

@@ -44,7 +44,7 @@ def refusing(train, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize("asynchronous", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_a_failed_write_ends_all_ranks(refusing, tmp_path, asynchronous):
     """Every rank reports it; none waits for a collective that never comes."""
     code, run, output = refusing(
@@ -63,7 +63,7 @@ def test_a_failed_write_ends_all_ranks(refusing, tmp_path, asynchronous):
     assert run.steps
 
 
-@pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize("asynchronous", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_where_the_policy_allows_training_goes_on(train, refusing, asynchronous):
     words = ["trainer.max_steps=24", "checkpoint.on_error=warn", f"checkpoint.asynchronous={asynchronous}"]
     code, straight, _ = train("straight", *WORDS, "trainer.max_steps=24", world_size=2)

@@ -119,7 +119,7 @@ def wait_until(ready: Callable[[], object], timeout: float = 200) -> None:
 def test_nodes_train_what_as_many_processes_here_do(
     sandbox: SlurmSandbox, begin: Callable[..., Future[Done]], hpctrain: Callable[..., Done], work: Path, nodes: int
 ) -> None:
-    words = ["trainer.max_steps=40", *QUICK]
+    words = ["trainer.max_steps=40", "checkpoint.keep_best=0", *QUICK]
     submitted = begin("cluster=slurm", f"nodes={nodes}", "cluster.wait=true", "run_dir=R", *words)
     local = begin(f"cluster.processes_per_node={nodes}", "run_dir=L", *words)
     done = submitted.result()

@@ -84,7 +84,7 @@ def test_ranks_in_the_order_of_the_switches_meet_and_are_blamed_by_their_nodes(
     assert [(record["rank"], record["node"]) for record in begun] == [(r, in_rank_order[r // 2]) for r in range(8)]
 
 
-@pytest.mark.parametrize("per_node", [1, 2])
+@pytest.mark.parametrize("per_node", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_a_program_gets_the_address_of_rank_zero(
     hpctrain: Hpctrain, in_rank_order: list[str], tmp_path: Path, per_node: int
 ) -> None:
