@@ -131,7 +131,7 @@ def test_steps_before_a_change_that_are_repeated_have_the_values_after_it(direct
     directory.config.write_text("seed: 1\ntrainer: {clip_grad_norm: 1.0}\n")
     change_config(directory, "seed: 2\ntrainer: {clip_grad_norm: null}\n")
     keep_config(directory, 20)
-    for step, seed in ((30, "1 until step 20, then 2"), (16, "1 to step 16, then 2"), (0, "2")):
+    for step, seed in ((30, "1 until step 20, then 2"), (16, "1 until step 16, then 2"), (0, "2")):
         keep_config(directory, step)  # an attempt without a change
         assert trained_varied(directory) == {"seed": seed}
     assert changed_values(directory) == {}
