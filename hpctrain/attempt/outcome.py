@@ -272,8 +272,8 @@ def record_end(
         world_size: number of ranks; this, `job_id`, `nodes` and `code` are fields of the start.
         job_id: its job's id.
         nodes: the nodes of its ranks.
-        ends_run: whether no attempt follows automatically. If so, and this attempt failed before it trained, the
-            configuration from before the resume is restored.
+        ends_run: whether no attempt follows automatically. If so, and no step was trained with the configuration of a
+            resume, the one from before it is restored, unless the attempt was stopped or cancelled.
         code: digest of the copy of the code; empty if there is none, or it isn't known.
         extra: more fields of the end.
 

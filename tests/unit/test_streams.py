@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import contextlib
 import io
-import resource
 import sys
 
 import pytest
+from full_disk import full_disk
 
 from hpctrain.streams import LogFile, LostOutput, flush_output, lost_output, missing_output_discarded, open_log
 
@@ -34,17 +33,6 @@ def test_a_missing_stream_is_there_for_a_while(monkeypatch, capsys, stream):
         print("a", file=sys.stdout)
         assert sys.stderr is errors
     assert sys.stdout is stream
-
-
-@contextlib.contextmanager
-def full_disk(limit_bytes):
-    """Every file of this process ends at ``limit_bytes``: writes beyond fail, those across it are cut short."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_log_names_the_lines_that_a_full_disk_cost_it(tmp_path):

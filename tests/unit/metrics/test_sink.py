@@ -1,22 +1,9 @@
 from __future__ import annotations
 
-import contextlib
-import resource
-
 import pytest
+from full_disk import full_disk
 
 from hpctrain.metrics.sink import RecordFile
-
-
-@contextlib.contextmanager
-def full_disk(limit_bytes):
-    """Every file of this process ends at ``limit_bytes``: writes beyond fail, those across it are cut short."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_records_wait_for_a_full_disk_and_keep_their_order(tmp_path, caplog):
