@@ -20,7 +20,7 @@ from hpctrain.scheduler.slurm import Slurm
 from hpctrain.startup import __version__
 from hpctrain.supervise.allocation import Allocation
 from hpctrain.supervise.program_variables import program_variables
-from hpctrain.supervise.step import ABORTED, NO_LOG, Step, srun_command, srun_environ, step_name
+from hpctrain.supervise.step import ABORTED, NO_LOG, TASKS_ENDED, Step, srun_command, srun_environ, step_name
 
 log = logging.getLogger("hpctrain.supervise")
 
@@ -46,7 +46,7 @@ class Ranks:
         slurm: is asked when the job ends, for the variables of a program.
         job_id: of the job, as users type it.
         allocation: its nodes.
-        on_abort: called when srun aborts a step: SLURM may be ending the job.
+        on_bad_end: called when a rank ends badly or srun aborts the step: SLURM may be ending the job.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Ranks:
         job_id: str,
         allocation: Allocation,
         *,
-        on_abort: Callable[[], None],
+        on_bad_end: Callable[[], None],
     ) -> None:
         self._plan = plan
         self._directory = plan.directory
@@ -65,7 +65,7 @@ class Ranks:
         self._slurm = slurm
         self._job_id = job_id
         self._allocation = allocation
-        self._on_abort = on_abort
+        self._on_bad_end = on_bad_end
 
     def run(self, attempt: int, code: CheckedCode, *, in_allocation: int) -> RanksEnd:
         """Start the ranks, and wait until all have ended.
@@ -114,11 +114,14 @@ class Ranks:
     def _watch(self, step: Step) -> str:
         """Run the step until it ends; return which node can't write into the run directory, if so."""
         unseen = ""
+        # each once: a thousand nodes that end badly don't mean as many questions to SLURM
+        bad_ends = [ABORTED, TASKS_ENDED]
         for line in step.run():
             if (no_log := NO_LOG.match(line)) is not None:
                 unseen = self._describe_unseen(no_log["rank"])
-            if ABORTED.match(line):
-                self._on_abort()
+            for kind in [kind for kind in bad_ends if kind.match(line)]:
+                bad_ends.remove(kind)
+                self._on_bad_end()
         return unseen
 
     def _describe_unseen(self, rank: str) -> str:

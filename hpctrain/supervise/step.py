@@ -24,7 +24,7 @@ COMPLAINT = re.compile(r"(?:srun|slurmstepd\S*): (?:error: |fatal: )?(?P<text>.*
 NOT_OF_INTEREST = re.compile(r"launch/slurm: |Job step aborted|Force Terminated")
 """Messages of srun about its own reactions to a failure, not about the failure itself."""
 ABORTED = re.compile(r"srun: Job step aborted")
-"""Printed when the job ends, and when a task has ended badly."""
+"""Printed when the job ends, unless the controller has forgotten the step, and when a task has ended badly."""
 NODE_FAILED = re.compile(r"srun: error: Node failure on \S")
 NO_LOG = re.compile(r"srun: error: task (?P<rank>\d+) launch failed: Slurmd could not connect IO")
 """Printed when a node can't open the log of a rank: it doesn't see the run directory, or can't reach srun."""

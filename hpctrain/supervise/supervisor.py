@@ -82,9 +82,9 @@ class Supervisor:
         self.notifier = Notifier(plan.directory, plan.config, environ, self.job.job_id)
         self.ledger = Ledger(plan.directory)
         self.allocation = Allocation(self.job.nodes, plan.node_counts, plan.outlives_a_node)
-        # that srun aborts a step may be the only sign that SLURM kills the job: its SIGTERM may not reach this process
-        on_abort = self.requeuer.check_in_background
-        self.ranks = Ranks(plan, environ, slurm, self.job.job_id, self.allocation, on_abort=on_abort)
+        # what srun says of a step may be the only sign that SLURM kills the job: its SIGTERM may not reach this process
+        on_bad_end = self.requeuer.check_in_background
+        self.ranks = Ranks(plan, environ, slurm, self.job.job_id, self.allocation, on_bad_end=on_bad_end)
         self._in_allocation = 0
         # of the newest attempt: the allocation may lose nodes before that attempt is recorded
         self._world_size = plan.resources.world_size

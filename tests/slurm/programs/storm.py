@@ -198,15 +198,32 @@ class Storm:
             if since is not None and time.monotonic() - since > 8:
                 if run.reasons[-1:] == ["completed"]:
                     return False
-                if not self._forgotten(run):
+                left_by = self._left_by(struck)
+                if not left_by:
                     struck.problem = f"ended as {run.reasons[-1:]}, {self.administrator.states.get(run.newest_job)}"
                     return False
-                self._resume(struck)
+                self._resume(struck, left_by)
                 since = None
             if not over and moment != "end" and self._is(run, moment):
                 return True
             time.sleep(0.4)
         return True
+
+    def _left_by(self, struck: StruckRun) -> str:
+        """Who ended a run that hpctrain can't continue; empty if it should have."""
+        if self._forgotten(struck.run):
+            return "the controller has forgotten its job"
+        if self._lost_its_host(struck):
+            return "its batch host died while SLURM preempted its job, to be cancelled"
+        return ""
+
+    def _lost_its_host(self, struck: StruckRun) -> bool:
+        """Whether the batch host was dead when SLURM cancelled the preempted job: nobody was there to requeue it."""
+        attempt = max(struck.run.directory.claimed_attempts(), default=0)
+        killed = [one.note.split()[0] for one in struck.strikes if (one.kind, one.attempt) == ("kill node", attempt)]
+        if not killed or self.administrator.states.get(struck.run.newest_job) != "PREEMPTED":
+            return False
+        return struck.run.record["BatchHost"] in killed
 
     def _forgotten(self, run: FollowedRun) -> bool:
         """Whether the controller was killed soon after it had taken a request of the run, or had started its job.
@@ -225,11 +242,11 @@ class Storm:
             return False
         return any(when - EARLY_S <= crash <= when + FORGETS_S for crash in self.striker.crashes)
 
-    def _resume(self, struck: StruckRun) -> None:
-        """What is left to a user whose job the controller has forgotten."""
-        self.log(f"run {struck.number}: the controller has forgotten job {struck.run.newest_job}: resume")
+    def _resume(self, struck: StruckRun, left_by: str) -> None:
+        """What is left to the user."""
+        self.log(f"run {struck.number}: {left_by}, {struck.run.newest_job}: resume")
         with self._lock:
-            self.administrator.acts["resume (forgotten by the controller)"] += 1
+            self.administrator.acts[f"resume ({left_by})"] += 1
         command = [sys.executable, "-m", "hpctrain", "resume", str(struck.run.directory.path)]
         done = self.sandbox.run(command, cwd=self.runs.folder, env=submitters_variables())
         assert done.returncode == 0, done.stdout + done.stderr

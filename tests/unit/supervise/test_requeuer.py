@@ -168,8 +168,10 @@ def test_a_job_that_is_killed_before_its_first_attempt_is_requeued_too(slurm, su
     assert slurm.requeued == ["7"]
 
 
-def test_a_job_that_srun_sees_end_is_requeued_without_a_sigterm(slurm, supervisor):
-    aborted = {"warns": ABORTED, "waits": True}
+@pytest.mark.parametrize("says", [ABORTED, KILLED["says"]])
+def test_a_job_that_srun_sees_end_is_requeued_without_a_sigterm(slurm, supervisor, says):
+    """A controller that was killed may have forgotten the step: srun isn't told of the job's end, and sees a rank's."""
+    aborted = {"warns": says, "waits": True}
     slurm.plan({**aborted, "start": 0, "ranks": all_ranks("preempted", 14), "saves": [14], "code": 4})
     slurm.job(STOPS["preempted_cancel_without_grace"])
     one = supervisor()
