@@ -316,8 +316,10 @@ session.done()
     found = reader.wait_for("done")
     ended(process)
     steps = [event["step"] for event in found if event["event"] == "step"]
-    assert steps == list(range(1, len(steps) + 1))
-    assert 500 < len(steps) < 3000
+    # a line may still fit when the pipe is almost full, since the time in it has fewer digits
+    assert steps[:500] == list(range(1, 501))
+    assert steps == sorted(set(steps))
+    assert len(steps) < 3000
 
 
 def test_a_reader_that_hangs_costs_one_wait(start, reader):
