@@ -249,12 +249,13 @@ def require_none_left():
         time.sleep(0.05)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("numbers", "name"),
     [
-        pytest.param((signal.SIGTERM, signal.SIGTERM), "SIGTERM"),  # as of timeout
-        pytest.param((signal.SIGHUP,), "SIGHUP", marks=pytest.mark.nightly),
-        pytest.param((signal.SIGINT,), "Ctrl-C", marks=pytest.mark.nightly),
+        ((signal.SIGTERM, signal.SIGTERM), "SIGTERM"),  # as of timeout
+        ((signal.SIGHUP,), "SIGHUP"),
+        ((signal.SIGINT,), "Ctrl-C"),
     ],
 )
 def test_a_signal_ends_the_program_too(drill, numbers, name):

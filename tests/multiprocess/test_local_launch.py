@@ -408,6 +408,7 @@ def test_torchrun_starts_the_ranks_and_they_launch_nothing(unattended, run_at):
     assert out.count("step 10/10  eval/loss") == 1
 
 
+@pytest.mark.nightly
 def test_a_bad_configuration_of_ranks_by_hand_is_said_once(ranks, tmp_path):
     done = ranks("command:run", f"run_dir={tmp_path / 'run'}", *TRIAL, "trainer.max_stepz=6", world_size=2)
     assert [process.code for process in done] == [2, 2]

@@ -145,6 +145,7 @@ def test_nodes_train_what_as_many_processes_here_do(
     assert there["weights_digest"] == here["weights_digest"]
 
 
+@pytest.mark.nightly  # the gate has a refusal of every rank, and errors without SLURM
 @pytest.mark.sandbox("--accounting")
 def test_an_error_of_one_rank_reaches_every_place(
     sandbox: SlurmSandbox, hpctrain: Callable[..., Done], work: Path

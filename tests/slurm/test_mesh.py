@@ -67,9 +67,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "nodes"), [("flipped", 2), *(pytest.param(one, NODES, marks=pytest.mark.nightly) for one in DAMAGES)]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("name", "nodes"), [("flipped", 2), *((one, NODES) for one in DAMAGES)])
 def test_preempted_and_a_part_of_the_newest_checkpoint_is_damaged(runs: SubmittedRuns, name: str, nodes: int) -> None:
     """The next attempt names the part, sets the checkpoint aside, and continues from the one before."""
     damage, problem = DAMAGES[name]
