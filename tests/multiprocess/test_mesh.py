@@ -127,10 +127,11 @@ MOVES = {
     "shrinks and grows": [(4, FSDP), (3, FSDP), (2, FSDP), (1, FSDP), (4, FSDP)],
     "changes its mesh": [(4, FSDP), (4, HSDP), (2, FSDP), (4, HSDP)],
     "from DDP and back": [(2, ()), (2, FSDP), (2, ()), (4, HSDP), (1, ())],
+    "to one rank": [(2, ()), (2, FSDP), (1, ())],
 }
 
 
-@pytest.mark.parametrize("name", [nightly("shrinks and grows"), nightly("changes its mesh"), "from DDP and back"])
+@pytest.mark.parametrize("name", [name if name == "to one rank" else nightly(name) for name in MOVES])
 def test_a_run_continues_on_any_mesh(train, name):
     """Each step has the same samples; a stop in every stage but the last one."""
     words = [*QUIET, "schedule=cosine", "optimizer.lr=0.01", "+task.num_samples=60", "+task.width=18"]

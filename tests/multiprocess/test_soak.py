@@ -328,7 +328,8 @@ def test_an_attempt_that_died_without_an_exit_record_is_closed_by_the_next(train
     assert "ended without a" in Ledger(run.directory).attempts()[0].detail
 
 
-@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.nightly), 2])
+@pytest.mark.nightly
+@pytest.mark.parametrize("world_size", [1, 2])
 def test_killed_loading_processes_are_not_blamed_on_the_task(train, world_size):
     words = (*TRAINING, "data.num_workers=1")
     code, run, output = train("run", *words, world_size=world_size, TRIAL_ACT=f"0:{STEPS // 2}:kill_workers")
