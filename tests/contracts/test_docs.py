@@ -86,7 +86,7 @@ def shell_commands(page: Path, *, nightly: bool = True) -> list[list[str]]:
     for block in blocks(page):
         if block.language == "bash" and not block.more.startswith(left_out):
             for line in block.text.replace("\\\n", " ").splitlines():
-                words = shlex.split(line, comments=True)
+                words = shlex.split(line.replace('"$HOME/', f'"{Path.home()}/'), comments=True)
                 while "&&" in words:
                     found.append(words[: words.index("&&")])
                     words = words[words.index("&&") + 1 :]

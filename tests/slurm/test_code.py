@@ -125,9 +125,11 @@ out = Path("outputs", f"rank_{rank}.txt")
 out.parent.mkdir(exist_ok=True)
 before = out.read_text() if out.exists() else "nothing"
 out.write_text(value)
+print("value", value, "found", before, "data", Path("data", "number.txt").read_text(), flush=True)
 Path(__file__).with_name(f"beside_{rank}").write_text(value)
-print("value", value, "found", before, "data", Path("data", "number.txt").read_text())
-while before == "nothing" and not Path(os.environ["HPCTRAIN_SUBMIT_DIR"], "go").exists():
+# rank 1 mustn't die before rank 0 has printed
+awaited = Path(os.environ["HPCTRAIN_SUBMIT_DIR"], "go"), Path(__file__).with_name("beside_0")
+while before == "nothing" and not all(path.exists() for path in awaited):
     time.sleep(0.2)
 os.kill(os.getpid(), 9) if before == "nothing" and rank == 1 else None
 """
