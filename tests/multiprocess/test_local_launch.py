@@ -219,14 +219,20 @@ def test_a_second_ctrl_c_ends_ranks_that_wait_for_each_other_at_once(launch, rec
 
 
 @pytest.mark.nightly
-def test_a_second_ctrl_c_does_not_wait_for_a_checkpoint_that_is_being_written(start, record, tmp_path):
+@pytest.mark.parametrize("keep_best", [0, 1])
+def test_a_second_ctrl_c_does_not_wait_for_a_checkpoint_that_is_being_written(start, record, tmp_path, keep_best):
     """One rank trains in the launching process, whose exit would wait for the thread that writes."""
     disk = {"DISK_GATE": str(tmp_path / "never"), "DISK_WRITES": str(tmp_path / "writes")}
     words = [f"run_dir={tmp_path / 'run'}", *TRIAL, "task._target_=slow_disk.SlowDisk", "checkpoint.every_steps=9"]
-    command = start(*words, "trainer.max_steps=1000000", TRIAL_SLEEP="0.02", **disk)
+    words += ["trainer.max_steps=1000000", f"checkpoint.keep_best={keep_best}"]
+    command = start(*words, TRIAL_SLEEP="0.02", **disk)
     wait_for((tmp_path / "writes").exists, "a checkpoint to be written")
+    if keep_best:  # the second one stands still until the first one is written
+        command.wait_for_log("waits for the one before")
     command.signal(signal.SIGINT)
-    command.wait_for_log("stopping: Ctrl-C")
+    if not keep_best:
+        command.wait_for_log("stopping: Ctrl-C")
+    time.sleep(0.5)  # two signals at once are one
     command.signal(signal.SIGINT)
     code, _, err = command.wait()
     assert code == 4, err
