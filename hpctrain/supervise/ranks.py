@@ -114,13 +114,13 @@ class Ranks:
     def _watch(self, step: Step) -> str:
         """Run the step until it ends; return which node can't write into the run directory, if so."""
         unseen = ""
-        # each once: a thousand nodes that end badly don't mean as many questions to SLURM
-        bad_ends = [ABORTED, TASKS_ENDED]
+        # the first message of each kind counts: a thousand nodes that fail must not mean a thousand queries of SLURM
+        awaited = {ABORTED, TASKS_ENDED}
         for line in step.run():
             if (no_log := NO_LOG.match(line)) is not None:
                 unseen = self._describe_unseen(no_log["rank"])
-            for kind in [kind for kind in bad_ends if kind.match(line)]:
-                bad_ends.remove(kind)
+            if first := {message for message in awaited if message.match(line)}:
+                awaited -= first
                 self._on_bad_end()
         return unseen
 
