@@ -36,8 +36,6 @@ COMMANDS = (
     "top",
 )
 """The commands; each is a module of this package."""
-TRAINING = ("doctor", "drill", "fit-batch", "resume")
-"""Commands that run or look up a task, which may be a module in the working directory."""
 WRITING_THREAD = "checkpoint"
 """The name of the thread that writes a checkpoint (`hpctrain.checkpoint.saver`)."""
 PROGRAMS = ("python", "python3", "bash", "sh", "torchrun", "accelerate", "deepspeed")
@@ -82,7 +80,6 @@ def _skip_python_exit(code: int) -> None:
 
 
 def _run(arguments: list[str]) -> int:
-    search_path = list(sys.path)
     try:
         code = _dispatch(arguments)
         sys.stdout.flush()
@@ -102,8 +99,6 @@ def _run(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         end_echoed_line()
         return ExitCode.INTERRUPTED
-    finally:
-        sys.path[:] = search_path
 
 
 def _flush_output() -> None:
@@ -129,10 +124,6 @@ def end_echoed_line() -> None:
 def _dispatch(arguments: list[str]) -> int:
     first = arguments[0] if arguments else ""
     # import only the modules that the command needs: on a busy login node, each one costs time
-    if first in TRAINING:
-        from hpctrain.cli.search_path import include_working_directory
-
-        include_working_directory()
     if first in COMMANDS:
         code: int = importlib.import_module(f"hpctrain.cli.{first.replace('-', '_')}").main(arguments[1:])
         return code

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hpctrain.cli.search_path import include_working_directory
 from hpctrain.errors import ExitCode, RunDirectoryError
 from hpctrain.phrases import listed
 from hpctrain.results.experiment_file import ExperimentFile, export
@@ -27,7 +26,6 @@ def export_winner(ranking: Ranking, path: Path, *, force: bool, config_dir: str 
     where = listed((os.path.relpath(directory.path) for directory in winner.directories), shown=3)
     at = f"mean of {len(winner.runs)} runs" if len(winner.runs) > 1 else f"step {winner.best_step}"
     achieved = f"{ranking.metric.name} {winner.best:.6g} ({at}), {where}"
-    include_working_directory()
     command = export(winner, ranking, file, f"The best of a sweep: {achieved}.", force=force, config_dir=config_dir)
     print(f"wrote {os.path.relpath(file.path)}: {winner.label}")
     print(f"  {achieved}")

@@ -39,6 +39,13 @@ from hpctrain.errors import ConfigError, ExitCode, HpctrainError, RunFailedError
 
 GB = 1e9
 MARGIN = 0.1
+TRIAL = """\
+import sys
+from hpctrain.search_path import exclude_working_directory
+exclude_working_directory()
+from hpctrain.train.batch_trial import main
+sys.exit(main(sys.argv[1:]))"""
+"""The program of a trial: torch must not come from the working directory, and the task may."""
 WORTHWHILE = 0.95
 """Share of the best throughput that is good enough: a micro-batch beyond it isn't worth its memory."""
 
@@ -231,7 +238,7 @@ def _available_bytes(config: Config, first: dict[str, Any], memory_gb: float | N
 def _run_trial(config_path: Path, size: int, *, may_be_killed: bool = False) -> dict[str, Any]:
     """Try a size; return the record that `hpctrain.train.batch_trial` describes, without `error`."""
     # without SLURM's variables: under `srun fit-batch` the trial would take itself for a rank
-    command = [sys.executable, "-m", "hpctrain.train.batch_trial", str(config_path), str(size)]
+    command = [sys.executable, "-c", TRIAL, str(config_path), str(size)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=scrubbed(os.environ))
     # by the kernel's out-of-memory killer; if it kills a trial with one sample, there is nothing to search
     if done.returncode < 0 and (size > 1 or may_be_killed):

@@ -14,7 +14,6 @@ from hydra._internal.utils import get_args_parser
 from omegaconf import OmegaConf
 
 from hpctrain.cli.arguments import OneLineParser
-from hpctrain.cli.search_path import include_working_directory
 from hpctrain.cluster.environment import ClusterEnvironment, is_rank
 from hpctrain.config.compose import PRIMARY, Composer
 from hpctrain.config.compose_sweep import SweepComposer, split_sweep
@@ -24,6 +23,7 @@ from hpctrain.config.program import split_command
 from hpctrain.config.schema import SWEEP_GROUP
 from hpctrain.config.sweep import kind_of
 from hpctrain.errors import ERROR_PREFIX, ConfigError, ExitCode, HpctrainError
+from hpctrain.search_path import with_working_directory
 from hpctrain.streams import ignore_write_errors
 
 EXPERIMENT = "write what it changes into conf/experiment/NAME.yaml, and add experiment=NAME"
@@ -52,7 +52,6 @@ def main(arguments: Sequence[str]) -> int:
             raise ConfigError(f"--{flag.replace('_', '-')}", given, problem, remedy)
     if options.help or options.hydra_help or options.cfg or options.info or options.shell_completion:
         return _show(Composer(options.config_dir), options, parser)
-    include_working_directory()
     composer = Composer(options.config_dir)
     # `srun python -m hpctrain ...` and torchrun start ranks: launching from one would start a job within the job
     if is_rank(os.environ):
@@ -148,6 +147,7 @@ def _run_as_rank(composer: Composer, overrides: list[str]) -> int:
             return error.exit_code
         raise
     ignore_write_errors()
+    sys.path[:] = with_working_directory()
     code: int
     try:
         code = run_rank(config, None, lambda: prepare_as_rank(config, sys.argv, environment).directory)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
 from pathlib import Path
 
+from hpctrain.search_path import with_working_directory
+
 MAX_BYTES = 200_000
 """Longer files aren't read: parsing 100 kB takes 15 ms."""
 MAX_HOPS = 8
@@ -211,7 +213,7 @@ def _spec(name: str) -> ModuleSpec | None:
         if not isinstance(spec, ModuleSpec):
             raise UnknownError
         return spec
-    places = list(sys.path)
+    places = list(sys.path) if original else with_working_directory()
     if not sys.flags.safe_path:
         places.insert(0, str(folder))  # as the ranks have it
     finders = [finder for finder in sys.meta_path if finder is not importlib.machinery.PathFinder]

@@ -49,7 +49,9 @@ class DoctorJob:
     folder: str
 
     def __call__(self) -> None:
-        """Replace this process, as `Job` does."""
+        """Replace this process, as `Job` does; no Python of the job imports from the working directory."""
+        if sys.flags.safe_path:
+            os.environ["PYTHONSAFEPATH"] = "1"
         _execute("hpctrain.doctor", self.folder)
 
 

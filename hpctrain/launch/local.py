@@ -93,7 +93,9 @@ def _launch(run: RunPlan, program: HostProgram | None, quiet: Collection[Reason]
         conclude = partial(_conclude, run, attempt, kills, notifier, quiet=quiet)
         # inside an allocation, or in a shell with leftover variables, the launched rank is still the only one
         alone = environ_replaced(scrubbed(os.environ) | Handover(attempt=attempt, code=code.digest).variables())
-        with crash_recorder(conclude), alone, imported_from(None if program else code.copy):
+        # a program's search path is its own
+        imports = imported_from(code.copy) if program is None else contextlib.nullcontext()
+        with crash_recorder(conclude), alone, imports:
             notifier.started(attempt, socket.gethostname())  # its thread must not be there at the recorder's fork
             run_rank(run.training, directory, program=program)
         return conclude()

@@ -12,6 +12,7 @@ from hpctrain.launch.code_choice import PACKAGE
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.run.code import CodeSnapshot
 from hpctrain.run.import_path import python_path
+from hpctrain.search_path import with_working_directory
 
 IMAGE_PYTHON = "python3"
 """The Python of an image, by the name that all official ones give it."""
@@ -25,7 +26,7 @@ def rank_command(run: RunPlan, code: CodeSnapshot | None) -> list[str]:
         code: from which the rank imports; None for its working directory.
     """
     module = "hpctrain.program" if run.is_program else "hpctrain.worker"
-    safe = [] if code is None or _is_found_here() else ["-P"]
+    safe = [] if code is None or is_found_here() else ["-P"]
     return [rank_python(run), *safe, "-u", "-m", module]
 
 
@@ -63,9 +64,9 @@ def rank_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
     }
 
 
-def _is_found_here() -> bool:
-    """Whether Python finds hpctrain in the working directory alone, as in a checkout that isn't installed."""
+def is_found_here() -> bool:
+    """Return whether Python finds hpctrain in the working directory alone, as in a checkout that isn't installed."""
     parent = PACKAGE.parent
-    others = [place for place in sys.path if place and os.path.realpath(place) == str(parent)]
+    others = [place for place in with_working_directory() if place and os.path.realpath(place) == str(parent)]
     # `python -m` puts the working directory first
     return parent == Path.cwd() and len(others) < 2

@@ -20,6 +20,7 @@ from hpctrain.files import describe_os_error
 from hpctrain.launch.after import LATER, start_options
 from hpctrain.launch.job import DoctorJob, Job, SearchJob
 from hpctrain.launch.prepare import RunPlan
+from hpctrain.launch.rank_command import is_found_here
 from hpctrain.launch.sbatch import DependencyRefusedError, sbatch
 from hpctrain.launch.task_arrays import largest_array, not_submitted, print_excess, task_arrays
 from hpctrain.phrases import numbered
@@ -141,7 +142,9 @@ def script(
         max_parallel: tasks of the array that may run at the same time; None: cluster.max_parallel_runs.
         start: options on when the job may start; see `start_options`.
     """
-    made = BatchExecutor(folder=home.submitit, python=f"supervise {shlex.quote(sys.executable)}")
+    # submitit and the pickled call must not be shadowed by modules of the working directory
+    safe = "" if is_found_here() else " -P"
+    made = BatchExecutor(folder=home.submitit, python=f"supervise {shlex.quote(sys.executable)}{safe}")
     made.update_parameters(**sbatch_parameters(run, _batch_log(home, array=runs > 1), start))
     if runs > 1:
         made.parameters["map_count"] = runs

@@ -12,6 +12,7 @@ from pathlib import Path
 from hpctrain.config.module_source import working_directory_replaced
 from hpctrain.run.code import CodeSnapshot
 from hpctrain.run.process import environ_replaced
+from hpctrain.search_path import with_working_directory
 
 _imported: set[Path] = set()
 """Copies from which this process may have imported modules."""
@@ -66,17 +67,23 @@ def _given(environ: Mapping[str, str]) -> list[str]:
 
 @contextmanager
 def imported_from(code: CodeSnapshot | None) -> Iterator[None]:
-    """Inside the context, this process and those that it starts import a run's code; None changes nothing."""
+    """Inside the context, this process and those that it starts import a run's code.
+
+    Args:
+        code: of the run; None if it imports from the working directory.
+    """
     for folder in [folder for folder in _imported if code is None or folder != code.folder]:
         _forget_modules(folder)
-    if code is None:
-        yield
-        return
     before = list(sys.path)
-    _imported.add(code.folder)
-    sys.path[:] = search_path(code, before, os.environ)
+    places = with_working_directory()
+    variables = dict(os.environ)
+    if code is not None:
+        _imported.add(code.folder)
+        places = search_path(code, places, os.environ)
+        variables["PYTHONPATH"] = python_path(code, os.environ)
+    sys.path[:] = places
     try:
-        with environ_replaced({**os.environ, "PYTHONPATH": python_path(code, os.environ)}):
+        with environ_replaced(variables):
             yield
     finally:
         sys.path[:] = before
@@ -89,7 +96,7 @@ def checked_in(code: CodeSnapshot | None) -> Iterator[None]:
         yield
         return
     before = list(sys.path)
-    sys.path[:] = search_path(code, before, os.environ)
+    sys.path[:] = search_path(code, with_working_directory(), os.environ)
     try:
         with working_directory_replaced(code.working_directory, code.root):
             yield
@@ -111,7 +118,7 @@ def hooked_packages(code: CodeSnapshot) -> list[str]:
 
     `pip install --editable` makes such hooks, for layouts that an entry of the search path can't describe.
     """
-    places = search_path(code, sys.path, os.environ)
+    places = search_path(code, with_working_directory(), os.environ)
     found = []
     for name, module in list(sys.modules.items()):
         mapping = getattr(module, "MAPPING", None) if name.startswith("__editable___") else None

@@ -1,4 +1,4 @@
-"""The process that tries one micro-batch size for `fit-batch`: `python -m hpctrain.train.batch_trial CONFIG SIZE`.
+"""The process that tries one micro-batch size for `fit-batch`: `main([CONFIG, SIZE])`.
 
 It prints one JSON object: `fits`, `device`, `limit_bytes` (null if unknown), `peak_bytes`, and, if the steps finished,
 `num_samples`, `samples_per_s` and `model_bytes` (`ModelMemory`); otherwise `message`, the allocator's. For an invalid
@@ -44,6 +44,7 @@ from hpctrain.distributed.local_part import local_part
 from hpctrain.distributed.world import World
 from hpctrain.errors import ExitCode, HpctrainError
 from hpctrain.metrics.memory import Memory
+from hpctrain.search_path import with_working_directory
 from hpctrain.streams import flush_output
 from hpctrain.train.parts import Parts
 
@@ -63,6 +64,7 @@ def main(arguments: list[str]) -> int:
     # as in a job: such a variable may change the allocator, or the memory that a library takes
     os.environ.update(config.cluster.env)
     spare_compiler()
+    sys.path[:] = with_working_directory()
     with contextlib.redirect_stdout(sys.stderr):  # the task's own output must not mix with the result
         try:
             found = _trial(config, int(size))
@@ -189,7 +191,3 @@ def _peak_bytes(world: World) -> int:
     if world.gpus:
         return max(torch.cuda.max_memory_reserved(device) for device in world.gpus)
     return Memory(world.device).peak()
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

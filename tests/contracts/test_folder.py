@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import hpctrain
+from hpctrain.cli import COMMANDS
 
 SCRIPT = "import sys\nfrom hpctrain.__main__ import main\nsys.exit(main())\n"
 TASK = """
@@ -29,18 +31,25 @@ TRAINS = ("task=custom", "task._target_=own_task.Own", "trainer.max_steps=1", "l
 
 
 def plant(folder: Path) -> None:
-    """Give the folder a module of each name that a command imports; importing one leaves a line in `imported`."""
+    """Give the folder a module of each name that a command could import; importing one leaves a line in `imported`."""
     loaded = subprocess.run(
         [sys.executable, "-c", "import runpy, sys; print(*sys.modules)"], capture_output=True, text=True, check=True
     )
     # by `python -m` itself, before hpctrain starts
     early = {name.partition(".")[0] for name in loaded.stdout.split()}
-    outside = {"hydra", "omegaconf", "yaml", "submitit", "antlr4", "xxhash", "cloudpickle"}
-    for name in {*sys.stdlib_module_names, *outside} - early:
+    installed = {module.name for module in pkgutil.iter_modules()}
+    for name in {*sys.stdlib_module_names, *installed} - early - {"hpctrain"}:
         (folder / f"{name}.py").write_text(f"open({str(folder / 'imported')!r}, 'a').write({name!r} + ' ')")
     plugins = folder / "hydra_plugins"
     plugins.mkdir()
     (plugins / "evil.py").write_text(f"open({str(folder / 'imported')!r}, 'a').write('plugin')")
+
+
+def require_nothing_imported(folder: Path) -> None:
+    imported = folder / "imported"
+    names = imported.read_text() if imported.exists() else ""
+    imported.unlink(missing_ok=True)
+    assert not names
 
 
 @pytest.fixture(scope="module")
@@ -65,20 +74,63 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return script
 
 
+# `--help` of all commands shares a process
+HELP = f"""
+import sys
+from hpctrain.search_path import exclude_working_directory
+exclude_working_directory()
+import contextlib
+from hpctrain.cli import main
+for command in ({", ".join(map(repr, (*COMMANDS, "drill run")))}):
+    with contextlib.suppress(SystemExit):
+        main([*command.split(), "--help"])
+"""
+SETUP = ("task=custom", "task._target_=own_task.Own", "cluster.dry_run=true")
+RUNS_CODE = [
+    [*SETUP],
+    ["-m", *SETUP, "seed=1,2"],
+    ["fit-batch", "nodes=x"],
+    ["drill", "nodes=x"],
+    ["drill", "run", "x"],
+]
+LOOKS = [[command, "nowhere"] for command in COMMANDS if command not in ("completion", "doctor", "drill", "fit-batch")]
+LOOKS += [["completion", "query", word] for word in ("", "st", "task=", "trainer.")]
+LOOKS += [["status"], ["--cfg", "job"], ["--info", "config"], ["--help", "task"], ["best", "S", "--export", "x"]]
+
+
 @pytest.mark.parametrize(
-    "words", [["status"], ["env"], ["logs", "nowhere"], ["cancel", "nowhere"], ["--help"]], ids=str
+    "words",
+    [
+        *(["status"], ["env"], ["--help"], ["doctor", "cluster.gpus_per_node=0"], ["resume", "nowhere"]),
+        *(pytest.param(words, marks=pytest.mark.nightly) for words in (*LOOKS, *RUNS_CODE)),
+    ],
+    ids=" ".join,
 )
 def test_python_m_imports_nothing_from_the_folder(planted: Path, words: list[str]) -> None:
     done = run(planted, [sys.executable, "-m", "hpctrain", *words])
-    assert not (planted / "imported").exists(), (planted / "imported").read_text()
+    require_nothing_imported(planted)
     assert "Traceback" not in done.stderr
+
+
+def test_nor_does_help(planted: Path) -> None:
+    done = run(planted, [sys.executable, "-c", HELP])
+    require_nothing_imported(planted)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("usage: ") == len(COMMANDS) + 1
+
+
+@pytest.mark.nightly
+def test_a_trial_of_fit_batch_imports_torch_before_the_folder_counts(planted: Path, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch of the folder')")
+    (tmp_path / "own_task.py").write_text(TASK)
+    done = run(tmp_path, [sys.executable, "-m", "hpctrain", "fit-batch", *TRAINS[:2], "--largest", "2"])
+    assert done.returncode == 0, done.stderr
 
 
 def test_nor_does_the_script_with_an_empty_entry_in_pythonpath(planted: Path, installed: Path) -> None:
     done = run(planted, [sys.executable, str(installed), "status"], PYTHONPATH=f"{Path(hpctrain.__file__).parents[1]}:")
     assert done.returncode == 0, done.stderr
-    imported = (planted / "imported").read_text() if (planted / "imported").exists() else ""
-    assert not imported
+    require_nothing_imported(planted)
 
 
 def test_python_itself_does(planted: Path, tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ trap - ERR
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-supervise PYTHON -u -m submitit.core._submit /runs/R/logs/submitit
+supervise PYTHON -P -u -m submitit.core._submit /runs/R/logs/submitit
 """
 
 

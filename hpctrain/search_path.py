@@ -1,0 +1,38 @@
+"""Python's search path: the working directory stays out of it until this process imports the user's code.
+
+This module imports nothing that Python doesn't load at its start: it could come from the working directory.
+"""
+
+import os
+import sys
+
+_original: list[str] = []
+
+
+def exclude_working_directory() -> None:
+    """Remove the working directory from Python's search path.
+
+    `python -m` searches it first, and an empty entry in PYTHONPATH stands for it too. It may belong to another user,
+    and contain a file such as json.py, which Python would execute.
+    """
+    try:
+        here = os.path.realpath(os.getcwd())
+    except OSError:  # it was removed
+        return
+    _original[:] = sys.path
+    own = tuple(os.path.join(os.path.realpath(prefix), "") for prefix in (sys.prefix, sys.base_prefix))
+    sys.path[:] = [place for place in sys.path if os.path.realpath(place) != here or here.startswith(own)]
+
+
+def with_working_directory() -> list[str]:
+    """Return the search path with the working directory, as `python -m` has it, for importing the user's code.
+
+    With PYTHONSAFEPATH, it is in there only if an entry of PYTHONPATH or of a .pth file names it.
+    """
+    places = list(sys.path)
+    for position, place in enumerate(_original):
+        if place not in places:
+            places.insert(position, place)
+    if not sys.flags.safe_path and (here := os.getcwd()) not in places:
+        places.insert(0, here)
+    return places
