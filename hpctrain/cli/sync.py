@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from hpctrain.cli.arguments import add_runs, chosen_runs, command_parser
+from hpctrain.config.logger import MLflow
 from hpctrain.config.plain_yaml import read_plain_config
 from hpctrain.errors import ERROR_PREFIX, ExitCode, HpctrainError, RunDirectoryError
-from hpctrain.files import describe_os_error
+from hpctrain.files import describe_os_error, open_below
 from hpctrain.run.directory import RunDirectory
 from hpctrain.sync.parent import Parent
 from hpctrain.sync.service import SERVICES
@@ -31,12 +32,15 @@ examples:
   python -m hpctrain sync sweep --service wandb       # every run under runs/sweep, to W&B
   python -m hpctrain sync digits --follow             # until the run ends
   python -m hpctrain sync digits --service wandb --offline
+  python -m hpctrain sync digits --server http://login1:5000
 
 What lies before the newest checkpoint is sent, and everything of a completed run. Nothing is sent twice, whoever sent
-it, and however often. The API key comes from the environment or from ~/.netrc (`wandb login`).
+it, and however often. The API key comes from the environment or from ~/.netrc (`wandb login`). If other users can write
+the run's config.yaml, or it is theirs, the server of MLflow that it names gets nothing unless --server or
+MLFLOW_TRACKING_URI names it as well. Links in the run's folder aren't followed.
 
 Exit code 0; 1 if a service can't be reached or refuses, or if another process sends the run; 2 if RUN is not a run, or
-enables no service."""
+enables no service, or if you have to name its server."""
 
 
 def main(arguments: list[str]) -> int:
@@ -48,14 +52,28 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--all", action="store_true", help="also send what lies after the newest checkpoint of a run that has stopped"
     )
+    parser.add_argument(
+        "--server", metavar="ADDRESS", help="the server of MLflow, in place of the one that the run names"
+    )
     parser.add_argument("--offline", action="store_true", help="write W&B's offline files into RUN/sync/wandb instead")
     # rank zero's: with it, standard input is a pipe to the training
     parser.add_argument("--sender-process", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.offline and options.service == "mlflow":
         parser.error("--offline writes files of W&B: use --service wandb")
+    if options.server is not None:
+        if options.offline or options.service == "wandb":
+            parser.error("--server names a server of MLflow: use --service mlflow")
+        MLflow(tracking_uri=options.server)
+        options.service = "mlflow"
     transfers = [
-        Transfer(directory=directory, service=service, offline=options.offline, everything=options.all)
+        Transfer(
+            directory=directory,
+            service=service,
+            offline=options.offline,
+            everything=options.all,
+            server=options.server,
+        )
         for directory in chosen_runs(options)
         for service in _services(directory, options)
     ]
@@ -69,6 +87,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _services(directory: RunDirectory, options: argparse.Namespace) -> Sequence[str]:
+    open_below(directory.path, directory.config.name).close()  # it is no link
     if options.service is not None:
         return [options.service]
     logger = read_plain_config(directory.config).get("logger")
@@ -81,6 +100,7 @@ def _services(directory: RunDirectory, options: argparse.Namespace) -> Sequence[
 
 def _send(transfer: Transfer, options: argparse.Namespace) -> int:
     try:
+        transfer.require_trusted()
         with transfer.directory.permissions():
             return follow(transfer) if options.follow else send_once(transfer)
     except (HpctrainError, OSError, KeyboardInterrupt) as error:
@@ -104,9 +124,10 @@ def _send_apart(transfer: Transfer, options: argparse.Namespace) -> int:
     # a process for each: wandb's client has one run at a time, and one service must not hold up another
     command = [sys.executable, "-m", "hpctrain", "sync", str(transfer.directory.path), "--service", transfer.service]
     flags = {"--follow": options.follow, "--all": options.all, "--offline": options.offline}
-    return subprocess.run(
-        [*command, *(flag for flag, given in flags.items() if given)], stdin=subprocess.DEVNULL, check=False
-    ).returncode
+    command += [flag for flag, given in flags.items() if given]
+    if transfer.server is not None:
+        command += ["--server", transfer.server]
+    return subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode
 
 
 def _send_during_training(transfer: Transfer) -> None:

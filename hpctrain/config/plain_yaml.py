@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from hpctrain.files import read_bytes
+from hpctrain.files import open_below, read_bytes
 
 UNCHECKED_BYTES = 8192
 """YAML up to this size can't be nested too deeply for libyaml."""
@@ -33,22 +33,35 @@ def refuse_deep(path: Path) -> None:
         ValueError: it is nested too deeply, or isn't UTF-8.
         YAMLError: it isn't YAML.
     """
-    if path.stat().st_size <= UNCHECKED_BYTES:
-        return
+    if path.stat().st_size > UNCHECKED_BYTES:
+        _refuse_deep(path.read_bytes())
+
+
+def _refuse_deep(data: bytes) -> None:
     depth = 0
-    with path.open(encoding="utf-8") as file:
-        for event in yaml.parse(file, Loader=_LOADER):
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > MAX_DEPTH:
-                raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
+    for event in yaml.parse(data.decode(), Loader=_LOADER):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
 
 
 def read_plain_config(path: Path) -> Mapping[str, Any]:
-    """Read the configuration as plain values; empty if it can't be read."""
+    """Read the configuration as plain values; empty if it can't be read, or is a link."""
     try:
-        refuse_deep(path)
-        config = yaml.load(path.read_bytes(), Loader=_LOADER)
-    except (OSError, yaml.YAMLError, ValueError, RecursionError):
+        # what is read goes to services, and into a report beside it: it must be no other file of this user
+        with open_below(path.parent, path.name) as file:
+            return parse_plain_config(file.read())
+    except OSError:
+        return {}
+
+
+def parse_plain_config(data: bytes) -> Mapping[str, Any]:
+    """Parse a configuration; empty if that isn't possible."""
+    try:
+        if len(data) > UNCHECKED_BYTES:
+            _refuse_deep(data)
+        config = yaml.load(data, Loader=_LOADER)
+    except (yaml.YAMLError, ValueError, RecursionError):
         return {}
     return config if isinstance(config, dict) else {}
 

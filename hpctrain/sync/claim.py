@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 from hpctrain.errors import HpctrainError
-from hpctrain.files import TEMPORARY_PREFIX, temporary_name
+from hpctrain.files import TEMPORARY_PREFIX, open_folder_below, temporary_name
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.owner import FILE_NAME, Owner
 
@@ -40,9 +40,11 @@ class SenderClaim:
     """
 
     def __init__(self, directory: RunDirectory, service: str, *, stale_s: float = STALE_S) -> None:
-        self._folder = directory.sync / f"{service}_claims"
+        self._directory = directory
+        self._service = service
         self._stale_s = stale_s
         self._number = 0
+        self._descriptor = -1
         self._ended = threading.Event()
 
     def acquire(self) -> None:
@@ -50,9 +52,12 @@ class SenderClaim:
 
         Raises:
             BusyError: another process sends it.
-            OSError: the file system's error.
+            OSError: the file system's error, or a folder is a link.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
+        name = f"{self._directory.sync.name}/{self._service}_claims"
+        # earlier claims are removed: a link in the place of a folder must not lead to other folders of this user
+        with open_folder_below(self._directory.path, name, create=True) as (folder, _):
+            self._descriptor = os.dup(folder)
         try:
             path = self._make_claim()
         except OSError as error:
@@ -77,6 +82,13 @@ class SenderClaim:
         if self._number:
             with contextlib.suppress(OSError):
                 (self._folder / f"{self._number:06d}" / RELEASED).touch()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    @property
+    def _folder(self) -> Path:
+        return Path(f"/proc/self/fd/{self._descriptor}")
 
     def _make_claim(self) -> Path:
         newest = self._newest()

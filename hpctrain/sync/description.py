@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
 from collections.abc import Mapping
@@ -10,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpctrain.config.identity import flat_values
-from hpctrain.config.plain_yaml import read_plain_config
+from hpctrain.config.plain_yaml import parse_plain_config
 from hpctrain.config.secret_keys import MAY_BE_SECRET
-from hpctrain.files import read_json_or_empty
+from hpctrain.files import is_private, open_below, read_json_or_empty
 from hpctrain.run.config_change import trained_varied
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import last_evaluation
@@ -39,6 +40,7 @@ class Description:
         started: when it was launched first, in epoch seconds.
         origin: the command, the commit, the host and the user that launched it, as far as they are known.
         settings: its group `logger` in plain containers.
+        is_private: whether this user alone could have written them.
     """
 
     digest: str
@@ -49,6 +51,7 @@ class Description:
     started: float
     origin: Mapping[str, str]
     settings: Mapping[str, Any]
+    is_private: bool
 
     def key(self, service: str, name: str) -> Any:
         """The value of `logger.SERVICE.NAME`; None if the run was made before the key existed."""
@@ -77,14 +80,14 @@ class ReportedState:
 
 
 def describe(directory: RunDirectory, digest: str) -> Description:
-    """Describe a run by the files in its directory; what can't be read is left out.
+    """Describe a run by the files in its directory; what can't be read, or is a link, is left out.
 
     Args:
         directory: of the run.
         digest: identifies it.
     """
     manifest = read_json_or_empty(directory.manifest)
-    config = read_plain_config(directory.config)
+    config, private = _read_config(directory)
     all_varied = trained_varied(directory)
     varied = {key: value for key, value in all_varied.items() if not _stays_here(key)}
     folder, parent = directory.path.name, directory.path.parent.name
@@ -104,7 +107,18 @@ def describe(directory: RunDirectory, digest: str) -> Description:
         started=float(started) if isinstance(started, int | float) else 0.0,
         origin={name: str(value) for name, value in origin.items() if value},
         settings=logger if isinstance(logger, dict) else {},
+        is_private=private,
     )
+
+
+def _read_config(directory: RunDirectory) -> tuple[Mapping[str, Any], bool]:
+    """Return the configuration, and whether this user alone could have written it."""
+    try:
+        with open_below(directory.path, directory.config.name) as file:
+            private = is_private(os.fstat(file.fileno())) and is_private(directory.path.stat())
+            return parse_plain_config(file.read()), private
+    except OSError:
+        return {}, False
 
 
 def describe_state(directory: RunDirectory, state: str) -> ReportedState:

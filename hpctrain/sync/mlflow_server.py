@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
+from hpctrain.files import describe_os_error
 from hpctrain.sync.cursor import NOTHING
 from hpctrain.sync.description import Description, ReportedState
 from hpctrain.sync.rows import Row
-from hpctrain.sync.service import OpenedRun, ServiceError, ServiceSetupError, without_user
+from hpctrain.sync.service import OpenedRun, ServiceError, ServiceSetupError, UntrustedServerError, without_user
 
 MAX_METRICS = 1000
 """The server's bound on the metrics of a request."""
@@ -38,11 +41,16 @@ STATUS = {"completed": "FINISHED", "failed": "FAILED", "cancelled": "KILLED"}
 
 
 class MLflowServer:
-    """A run at a server of MLflow."""
+    """A run at a server of MLflow.
+
+    Args:
+        server: its address, in place of the one that the run names.
+    """
 
     confirms_at_close = False
 
-    def __init__(self) -> None:
+    def __init__(self, server: str | None = None) -> None:
+        self._server = server
         self._client: Any = None
         self._run_id = ""
         self._found_again = False
@@ -50,7 +58,7 @@ class MLflowServer:
 
     def destination(self, run: Description) -> str:
         """Name the server and the experiment; see `Service`."""
-        return f"{without_user(_address(run)).rstrip('/')}, experiment {_experiment_name(run)}"
+        return f"{without_user(self._address(run)).rstrip('/')}, experiment {_experiment_name(run)}"
 
     def open(self, run: Description, known_id: str) -> OpenedRun:
         """Find the run by its id or its digest, or make it; see `Service`."""
@@ -99,7 +107,7 @@ class MLflowServer:
     def _open(self, run: Description, known_id: str) -> OpenedRun:
         from mlflow import MlflowClient
 
-        address = _address(run)
+        address = self._address(run)
         self._client = MlflowClient(tracking_uri=address)
         experiment = self._experiment(_experiment_name(run))
         is_known = bool(known_id) and self._is_active(known_id)
@@ -118,6 +126,20 @@ class MLflowServer:
             address=f"{server}/#/experiments/{experiment}/runs/{self._run_id}",
             last_step=None if is_known else NOTHING,
         )
+
+    def _address(self, run: Description) -> str:
+        named = run.key("mlflow", "tracking_uri")
+        own = self._server or os.environ.get("MLFLOW_TRACKING_URI")
+        if self._server is None and named and named != own and not run.is_private:
+            shown = without_user(str(named))
+            raise UntrustedServerError(
+                f"other users could have written the config.yaml of {run.name}, which names the server {shown}; your "
+                f"credentials would be sent there. If you trust that server, add --server {shlex.quote(shown)}"
+            )
+        address = own if self._server is not None else named or own
+        if not address:
+            raise ServiceSetupError("no server is known: set logger.mlflow.tracking_uri, or export MLFLOW_TRACKING_URI")
+        return str(address)
 
     def _experiment(self, name: str) -> str:
         found = self._client.get_experiment_by_name(name)
@@ -189,17 +211,17 @@ class MLflowServer:
 
     def _send_media(self, row: Row) -> None:
         for medium in row.media.values():
-            if medium.path.is_file():
+            with ExitStack() as stack:
+                try:
+                    path = stack.enter_context(medium.copied())
+                except FileNotFoundError:  # a resume has removed it
+                    continue
+                except OSError as error:
+                    print(f"{medium.name} of step {row.step} is left out: {describe_os_error(error)}", flush=True)
+                    continue
                 # the same file again replaces it
-                phase = medium.path.parent.name
-                self._client.log_artifact(self._run_id, str(medium.path), artifact_path=f"media/{phase}")
-
-
-def _address(run: Description) -> str:
-    address = run.key("mlflow", "tracking_uri") or os.environ.get("MLFLOW_TRACKING_URI")
-    if not address:
-        raise ServiceSetupError("no server is known: set logger.mlflow.tracking_uri, or export MLFLOW_TRACKING_URI")
-    return str(address)
+                folder = medium.file.rpartition("/")[0]
+                self._client.log_artifact(self._run_id, str(path), artifact_path=folder)
 
 
 def _experiment_name(run: Description) -> str:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from hpctrain.files import open_file
+from hpctrain.files import open_below
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.record_fields import COUNT, TIME
 from hpctrain.status.metrics import LoggedMetrics, metrics_of
@@ -22,12 +25,29 @@ class SentMedium:
     Attributes:
         name: as logged, such as `eval/samples`.
         kind: `image`, `figure`, `text`, `histogram`, `audio` or `table`.
-        path: of its file.
+        run: to which it belongs.
+        file: its path below the run's directory.
     """
 
     name: str
     kind: str
-    path: Path
+    run: RunDirectory
+    file: str
+
+    @contextmanager
+    def copied(self) -> Iterator[Path]:
+        """Inside the context, there is a copy of the file in a folder of this process.
+
+        A service's client opens a file by its path, where another user could put a link to a file of this user.
+
+        Raises:
+            OSError: the file can't be read, or is a link, or in a folder that is one.
+        """
+        with open_below(self.run.path, self.file) as file, TemporaryDirectory(prefix="hpctrain-media-") as folder:
+            path = Path(folder, Path(self.file).name)
+            with path.open("xb") as copy:
+                shutil.copyfileobj(file, copy)
+            yield path
 
 
 @dataclass(slots=True)
@@ -67,7 +87,7 @@ class GrowingFile:
         """
         try:
             # opened anew each time: then NFS asks its server for the current size
-            file = open_file(self._path)
+            file = open_below(self._path.parent, self._path.name)
         except FileNotFoundError:
             return False, []
         with file:
@@ -158,15 +178,14 @@ class Rows:
         step, name, kind, file = (record.get(key) for key in ("step", "name", "kind", "file"))
         if not COUNT.accepts(step) or not all(isinstance(text, str) for text in (name, kind, file)):
             return
-        path = self._directory.path / str(file)
         # someone may have edited the record: nothing but the run's own media leaves the machine
-        if not path.resolve().is_relative_to(self._directory.media.resolve()):
+        if not str(file).startswith(f"{self._directory.media.name}/"):
             return
         if step is not None and step > self._after:
             row = self._rows.setdefault(step, Row(step))
             if not row.time and TIME.accepts(record.get("time")):
                 row.time = float(record["time"])
-            row.media[str(name)] = SentMedium(str(name), str(kind), path)
+            row.media[str(name)] = SentMedium(str(name), str(kind), self._directory, str(file))
 
 
 def _record(line: bytes) -> dict[str, Any] | None:

@@ -66,6 +66,9 @@ class SenderProcesses:
         ]
         if self._is_offline(name):
             command.append("--offline")
+        if name == "mlflow" and self.logger.mlflow.tracking_uri is not None:
+            # the one with which the attempt began, whoever changes config.yaml meanwhile
+            command += ["--server", self.logger.mlflow.tracking_uri]
         kept = {key: value for key, value in scrubbed(os.environ).items() if not key.startswith(PREFIX)}
         self.directory.sync.mkdir(exist_ok=True)
         with (self.directory.sync / f"{name}.log").open("ab") as output:

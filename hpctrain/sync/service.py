@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from hpctrain.errors import HpctrainError
+from hpctrain.errors import ExitCode, HpctrainError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.sync.description import Description, ReportedState
 from hpctrain.sync.rows import Row
@@ -30,6 +30,12 @@ class ServiceError(HpctrainError):
 
 class ServiceSetupError(HpctrainError):
     """A service can't be used from here until its user installs or sets something."""
+
+
+class UntrustedServerError(ServiceSetupError):
+    """Only a file that other users could have written names the server, which would get this user's credentials."""
+
+    exit_code = ExitCode.BAD_CONFIGURATION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,13 +115,14 @@ def without_user(text: str) -> str:
     return re.sub(r"://[^/?#\s]*@", "://", text)
 
 
-def make_service(name: str, directory: RunDirectory, *, offline: bool = False) -> Service:
+def make_service(name: str, directory: RunDirectory, *, offline: bool = False, server: str | None = None) -> Service:
     """Make the client of a service.
 
     Args:
         name: one of `SERVICES`.
         directory: of the run.
         offline: write the service's offline files; for W&B alone.
+        server: its address, in place of the one that the run names; for MLflow alone.
 
     Raises:
         ServiceSetupError: its package isn't installed.
@@ -123,5 +130,6 @@ def make_service(name: str, directory: RunDirectory, *, offline: bool = False) -
     if importlib.util.find_spec(name) is None:
         raise ServiceSetupError(f'{SHOWN_AS[name]} needs the package {name}: pip install "hpctrain[{name}]"')
     module, class_name = _CLASSES[f"{name}_offline" if offline else name]
-    made: Service = getattr(importlib.import_module(module), class_name)(*([directory] if offline else []))
+    arguments: list[object] = [directory] if offline else [server] if name == "mlflow" else []
+    made: Service = getattr(importlib.import_module(module), class_name)(*arguments)
     return made

@@ -17,6 +17,7 @@ from hpctrain.status.report import read_statuses
 from hpctrain.status.state import RunState
 from hpctrain.sync.claim import BusyError, SenderClaim
 from hpctrain.sync.cursor import NOTHING
+from hpctrain.sync.description import describe
 from hpctrain.sync.parent import Parent
 from hpctrain.sync.rows import Rows
 from hpctrain.sync.sender import Sender
@@ -42,17 +43,28 @@ class Transfer:
         service: its name.
         offline: write the service's offline files.
         everything: also send what lies after the newest checkpoint of a run that has stopped.
+        server: its address, in place of the one that the run names; for MLflow alone.
     """
 
     directory: RunDirectory
     service: str
     offline: bool = False
     everything: bool = False
+    server: str | None = None
 
     @property
     def shown(self) -> str:
         """The run and the service, as they begin a line."""
         return f"{os.path.relpath(self.directory.path)}: {SHOWN_AS[self.service]}"
+
+    def require_trusted(self) -> None:
+        """Check, before anything is written, that a server is known, and not only from other users.
+
+        Raises:
+            UntrustedServerError: other users could have named the server.
+            ServiceSetupError: the service's package isn't installed, or no server is known.
+        """
+        self.make().destination(describe(self.directory, ""))
 
     @property
     def cursor(self) -> str:
@@ -65,7 +77,7 @@ class Transfer:
         Raises:
             ServiceSetupError: its package isn't installed.
         """
-        return make_service(self.service, self.directory, offline=self.offline)
+        return make_service(self.service, self.directory, offline=self.offline, server=self.server)
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[SenderClaim]:

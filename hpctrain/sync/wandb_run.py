@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import json
 import os
 from pathlib import Path
 from typing import Any, Literal
 
+from hpctrain.files import describe_os_error
 from hpctrain.sync.description import Description, ReportedState
-from hpctrain.sync.rows import Row, SentMedium
+from hpctrain.sync.rows import Row
 from hpctrain.sync.service import ServiceError
 
 INIT_TIMEOUT_S = 60.0
@@ -55,19 +57,21 @@ def open_run(run: Description, *, folder: Path, mode: Literal["online", "offline
         stop_fn=lambda: None,  # its default interrupts this process if someone stops the run in W&B's pages
     )
     try:
-        return wandb.init(
-            entity=run.key("wandb", "entity"),
-            project=project_of(run),
-            id=run.digest,
-            name=run.name,
-            group=run.key("wandb", "group") or run.group or None,
-            tags=run.key("wandb", "tags") or None,
-            config={**run.config, "hpctrain": dict(run.origin)},
-            resume="allow",
-            mode=mode,
-            dir=str(folder),
-            settings=settings,
-        )
+        # a folder `wandb` in the working directory may name another server, which would get the key
+        with contextlib.chdir(folder):
+            return wandb.init(
+                entity=run.key("wandb", "entity"),
+                project=project_of(run),
+                id=run.digest,
+                name=run.name,
+                group=run.key("wandb", "group") or run.group or None,
+                tags=run.key("wandb", "tags") or None,
+                config={**run.config, "hpctrain": dict(run.origin)},
+                resume="allow",
+                mode=mode,
+                dir=str(folder),
+                settings=settings,
+            )
     except Exception as error:  # of many classes, which wandb doesn't document
         raise ServiceError(one_line(error)) from error
 
@@ -104,15 +108,17 @@ def media_of(opened: Any, row: Row) -> dict[str, Any]:
     found = {}
     for medium in row.media.values():
         try:
-            converted = _converted(medium)
-            if converted is not None:
+            with medium.copied() as path:
+                converted = _converted(medium.kind, path)
                 if hasattr(converted, "bind_to_run"):
                     # here and not in `log`, whose names contain the number of the call, and which makes an artifact of
-                    # each table
+                    # each table; it copies the file
                     converted.bind_to_run(opened, medium.name, row.step)
+            if converted is not None:
                 found[medium.name] = converted
         except Exception as error:  # a file that a resume or its user has removed, or that wandb doesn't take
-            print(f"{medium.name} of step {row.step} is left out: {one_line(error)}", flush=True)
+            why = describe_os_error(error) if isinstance(error, OSError) else one_line(error)
+            print(f"{medium.name} of step {row.step} is left out: {why}", flush=True)
     return found
 
 
@@ -141,21 +147,20 @@ def one_line(error: BaseException) -> str:
     return "".join(char for char in text if char.isprintable())[:500]
 
 
-def _converted(medium: SentMedium) -> Any:
+def _converted(kind: str, path: Path) -> Any:
     import wandb
 
-    path = medium.path
-    if medium.kind in ("image", "figure"):
+    if kind in ("image", "figure"):
         return wandb.Image(str(path))
-    if medium.kind == "audio":
+    if kind == "audio":
         return wandb.Audio(str(path))
-    if medium.kind == "text":
+    if kind == "text":
         text = html.escape(path.read_text(encoding="utf-8", errors="replace"))
         return wandb.Html(f"<pre>{text}</pre>", inject=False)
     content = json.loads(path.read_bytes())
-    if medium.kind == "table":
+    if kind == "table":
         return wandb.Table(columns=content["columns"], data=_columns_alike(content["data"])[:MAX_TABLE_ROWS])
-    if medium.kind == "histogram" and content["counts"]:
+    if kind == "histogram" and content["counts"]:
         return wandb.Histogram(np_histogram=(content["counts"], content["edges"]))
     return None
 

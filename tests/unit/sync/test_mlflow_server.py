@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from logged_run import LoggedRun
 
+from hpctrain.cli import main
+from hpctrain.errors import ExitCode
 from hpctrain.run.directory import RunDirectory
 from hpctrain.sync.cursor import NOTHING
 from hpctrain.sync.description import describe
 from hpctrain.sync.mlflow_server import MAX_KEY_CHARS, MLflowServer
-from hpctrain.sync.rows import Row
-from hpctrain.sync.service import ServiceError, ServiceSetupError
+from hpctrain.sync.rows import Row, Rows
+from hpctrain.sync.service import ServiceError, ServiceSetupError, UntrustedServerError
 
+ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
 SECRET_ADDRESS = "https://bob:s3cret@host:5000/"
 
 
@@ -58,6 +66,9 @@ class Client:
     def update_run(self, *_, **__):
         pass
 
+    def log_artifact(self, _, path, *, artifact_path):
+        self.keys.append(f"{artifact_path}: {Path(path).read_text()}")
+
     def log_batch(self, _, *, metrics=(), params=(), tags=()):
         del params, tags
         if self.stage != "active" or any("bad" in metric.key for metric in metrics):
@@ -69,6 +80,7 @@ class Client:
 def client(monkeypatch):
     """The class of the client, from a package `mlflow` of this test."""
     package, entities = ModuleType("mlflow"), ModuleType("mlflow.entities")
+    package.__spec__ = ModuleSpec("mlflow", None)
     package.MlflowClient = type("Client", (Client,), {})
     for name in ("Metric", "Param", "RunTag"):
         fields = ("key", "value", "time", "step")
@@ -172,3 +184,66 @@ def test_a_run_that_was_deleted_leaves_nothing_out(opened):
     server._client.stage = "deleted"
     with pytest.raises(ServiceError, match="no"):
         sent_keys(server, "a")
+
+
+EVIL = "http://evil:5000"
+REFUSAL = rf"could have written the config.yaml of .*, which names the server {EVIL}; .*, add --server {EVIL}"
+
+
+@pytest.fixture
+def named_server(directory, monkeypatch):
+    """A run whose configuration names a server."""
+    directory.config.write_text(json.dumps({"logger": {"mlflow": {"tracking_uri": EVIL}}}))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return directory
+
+
+def destination(directory, server=None):
+    return MLflowServer(server).destination(describe(directory, "digest")).partition(",")[0]
+
+
+def test_a_server_that_only_its_user_can_have_named_is_used(named_server):
+    assert destination(named_server) == EVIL
+
+
+@pytest.mark.parametrize("opened", ["config", "path"])
+@pytest.mark.parametrize("how", ["writable", pytest.param("foreign", marks=ROOT)])
+def test_a_server_that_others_can_have_named_needs_the_users_word(named_server, monkeypatch, opened, how):
+    path = getattr(named_server, opened)
+    path.chmod(path.stat().st_mode | 0o020) if how == "writable" else os.chown(path, 65_534, -1)
+    with pytest.raises(UntrustedServerError, match=REFUSAL):
+        destination(named_server)
+    assert destination(named_server, "http://mine:1") == "http://mine:1"
+    assert destination(named_server, EVIL) == EVIL
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://other:1")
+    with pytest.raises(UntrustedServerError):
+        destination(named_server)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", EVIL)
+    assert destination(named_server) == EVIL
+
+
+def test_the_command_refuses_such_a_server_before_it_writes_anything(named_server, client, capsys):
+    del client
+    named_server.path.chmod(0o2770)
+    assert main(["sync", str(named_server.path), "--service", "mlflow"]) == ExitCode.BAD_CONFIGURATION
+    assert re.search(REFUSAL, capsys.readouterr().err)
+    assert not named_server.sync.exists()
+    assert main(["sync", str(named_server.path), "--server", "http://me:secret@x"]) == ExitCode.BAD_CONFIGURATION
+    assert "contains a user name or password" in capsys.readouterr().err
+
+
+def test_media_are_sent_from_the_runs_own_files_alone(directory, client, capsys, tmp_path):
+    del client
+    run = LoggedRun(directory)
+    run.train(0, 16, media=True)
+    (tmp_path / "secret").write_text("secret")
+    (directory.media / "eval" / "sample_00000005.txt").unlink()
+    (directory.media / "eval" / "sample_00000010.txt").unlink()
+    (directory.media / "eval" / "sample_00000010.txt").symlink_to(tmp_path / "secret")
+    rows = Rows(directory, NOTHING)
+    rows.read()
+    server = MLflowServer()
+    server.open(describe(directory, "digest"), "")
+    server.send(list(rows), in_doubt=False)
+    assert [key for key in server._client.keys if key.startswith("media")] == ["media/eval: after 15"]
+    assert "eval/sample of step 10 is left out: " in capsys.readouterr().out
