@@ -255,7 +255,8 @@ def record_code(directory: RunDirectory, code: CodeSnapshot | None, when: float,
         known = {"digest": code.digest, "folder": folder, "root": str(code.root), "working_directory": code.place}
         if code.own_paths is not None:
             known["own_paths"] = list(code.own_paths)
-    append_json_line(directory.code_records, {**known, **fields, "time": when}, durable=True)
+    with directory.permissions():
+        append_json_line(directory.code_records, {**known, **fields, "time": when}, durable=True)
 
 
 def code_records(directory: RunDirectory) -> Iterator[dict[str, Any]]:

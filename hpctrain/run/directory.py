@@ -276,14 +276,25 @@ class RunDirectory:
 
         The umask belongs to the process, so it changes for all threads.
 
+        The folder of a sweep may have been there before, and be more open than its runs: `sweep.json` has their mode.
+
         Args:
-            mode: the most to give, for the directory of a sweep: its user may have made it, for other things as well.
+            mode: the most to give, if the directory may be a sweep's that has no `sweep.json` yet.
         """
-        before = os.umask(umask_of(self.path.stat().st_mode & mode))
+        before = os.umask(umask_of(self.path.stat().st_mode & self._mode_of_sweep() & mode))
         try:
             yield
         finally:
             os.umask(before)
+
+    def _mode_of_sweep(self) -> int:
+        """Permissions of the sweep's runs; everything if this isn't the folder of a sweep."""
+        try:
+            found = self.sweep.lstat().st_mode
+        except OSError:
+            return 0o777
+        # a folder may be entered by those who may read the file
+        return found | (found & 0o444) >> 2
 
     def close_folder(self, folder: Path, mode: int) -> None:
         """Create a folder that others may write to only if both the run directory's mode and ``mode`` allow it.

@@ -313,7 +313,8 @@ def test_a_sweep_in_an_open_folder_is_no_more_open_than_its_runs(tmp_path, sweep
     home = sweep_in(tmp_path / "S")
     written = [home.logs, *home.logs.rglob("*")]
     assert {stat.S_IMODE(path.stat().st_mode) for path in written if path.is_dir()} == {folder}
-    assert {stat.S_IMODE(path.stat().st_mode) for path in written if path.suffix == ".pkl"} == {file}
+    assert {path.suffix for path in written if path.is_file()} == {".pkl", ".sh"}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in written if path.is_file()} == {file}
     assert stat.S_IMODE(home.path.stat().st_mode) == mode
     assert (tmp_path / "seen").read_text() == f"{umask}\n"
 

@@ -137,3 +137,18 @@ def test_checkpoints_that_were_set_aside_are_no_steps(directory):
         (directory.checkpoints / name).mkdir()
     assert [path.name for path in directory.set_aside()] == aside
     assert directory.checkpoint_steps() == [200]
+
+
+@pytest.mark.parametrize(
+    ("mode", "folder", "file"), [(0o700, 0o700, 0o600), (0o750, 0o750, 0o640), (0o2770, 0o770, 0o660)]
+)
+def test_the_folder_of_a_sweep_that_was_open_before_gets_files_with_the_mode_of_the_runs(tmp_path, mode, folder, file):
+    home = RunDirectory.at(tmp_path)
+    home.path.chmod(0o1777)
+    with home.permissions(mode):
+        home.sweep.touch()
+    with home.permissions():
+        (home.path / "search").mkdir()
+        home.jobs.touch()
+    found = [stat.S_IMODE(path.stat().st_mode) for path in (home.path / "search", home.jobs)]
+    assert found == [folder, file]
