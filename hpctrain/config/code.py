@@ -24,3 +24,6 @@ class Code(require.Checked):
     exclude: Annotated[list[str], require.each(require.single_line)] = field(default_factory=list)
     """Patterns of files and folders that aren't copied, such as data, *.ckpt or assets/video; the copy has links to
     them."""
+    include: Annotated[list[str], require.each(require.single_line)] = field(default_factory=list)
+    """Patterns of files that are copied although files with such names usually hold passwords or keys, such as
+    secrets.yaml."""

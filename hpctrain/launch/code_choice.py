@@ -14,14 +14,10 @@ from pathlib import Path
 from hpctrain.config.scripts import INTERPRETERS
 from hpctrain.errors import HpctrainError
 from hpctrain.phrases import scaled
+from hpctrain.run.secret_files import secret_folder, secret_part
 
 PACKAGE = Path(__file__).resolve().parent.parent
 """hpctrain's own folder."""
-SECRETS = (
-    *(".env", ".env.*", ".envrc", ".netrc", ".pgpass", "credentials*.json"),
-    *("*.pem", "*.key", "id_rsa*", "id_ed25519*", "id_ecdsa*"),
-)
-"""Files from which programs read passwords and keys: more users may read a run than these."""
 MAX_FILES = 20_000
 """Largest number of copied files: more are data, and no file system copies them in a moment."""
 NEVER = ("__pycache__", ".git", ".hg", ".svn")
@@ -54,6 +50,7 @@ class CodeFiles:
         untracked: the copied files that git doesn't track; outside of a repository, all of them.
         folders: of the code, those that are empty as well: a program may write into them.
         linked: files and folders that the code may use, and that aren't copied.
+        secrets: those of them that aren't copied because their names are usual for passwords and keys.
     """
 
     root: Path
@@ -63,34 +60,54 @@ class CodeFiles:
     untracked: set[str] = field(default_factory=set)
     folders: list[str] = field(default_factory=list)
     linked: list[str] = field(default_factory=list)
+    secrets: set[str] = field(default_factory=set)
 
 
 class Choice:
     """Decides which files are left out, by patterns as in `fnmatch`.
 
     A pattern without a slash is compared with the names of the file and of each folder above it, and one with a slash
-    with their paths. hpctrain itself is left out, too: it runs as it is installed.
+    with their paths. hpctrain itself is left out, too: it runs as it is installed. So are files whose names are usual
+    for secrets (`hpctrain.run.secret_files`).
 
     Args:
-        exclude: the user's patterns, beyond `SECRETS`.
+        exclude: the user's patterns.
+        include: the user's patterns of files that hold no secrets.
         root: of the code.
+
+    Attributes:
+        secrets: what was left out because of its name.
     """
 
-    def __init__(self, exclude: Sequence[str], root: Path) -> None:
-        self._matches = _matcher((*SECRETS, *exclude))
+    def __init__(self, exclude: Sequence[str], include: Sequence[str], root: Path) -> None:
+        self.secrets: set[str] = set()
+        self._matches = _matcher(exclude)
+        self._is_included = _matcher(include)
         self._folders: dict[str, str] = {"": ""}
         if PACKAGE.is_relative_to(root):
             place = PACKAGE.relative_to(root).as_posix()
             self._folders[place] = place
 
     def left_out(self, path: str) -> str:
-        """Return the first part of a path that is left out: the path itself, or a folder above it; else nothing."""
-        folder = path.rpartition("/")[0]
-        if (above := self._folders.get(folder)) is None:
-            above = self._folders[folder] = self.left_out(folder)
-        if above:
+        """Return the first part of a file's path that is left out: itself, or a folder above it; else nothing."""
+        if above := self.left_out_folder(path.rpartition("/")[0]):
             return above
-        return path if self._matches(path) else ""
+        return path if self._matches(path) or self._is_secret(path, secret_part(path)) else ""
+
+    def left_out_folder(self, path: str) -> str:
+        """Return the first part of a folder's path that is left out; else nothing."""
+        if (known := self._folders.get(path)) is None:
+            known = self.left_out_folder(path.rpartition("/")[0])
+            if not known and (self._matches(path) or self._is_secret(path, secret_folder(path))):
+                known = path
+            self._folders[path] = known
+        return known
+
+    def _is_secret(self, path: str, secret: str) -> bool:
+        if not secret or any(map(self._is_included, _parts(path))):
+            return False
+        self.secrets.add(path)
+        return True
 
 
 def _matcher(patterns: Iterable[str]) -> Callable[[str], bool]:

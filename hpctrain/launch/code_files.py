@@ -22,7 +22,9 @@ SMALL_BYTES = 1_000_000
 """Outside of git, only files up to this size count as code."""
 
 
-def find_code(folder: Path, exclude: Sequence[str], home: Path, max_bytes: float) -> CodeFiles:
+def find_code(
+    folder: Path, exclude: Sequence[str], home: Path, max_bytes: float, include: Sequence[str] = ()
+) -> CodeFiles:
     """Find the code of a launch.
 
     Args:
@@ -30,14 +32,17 @@ def find_code(folder: Path, exclude: Sequence[str], home: Path, max_bytes: float
         exclude: patterns of files and folders that aren't copied.
         home: the directory of the run or the sweep, which may be inside of the code.
         max_bytes: where the search outside of git ends.
+        include: patterns of files that are copied although their names are usual for secrets.
 
     Raises:
         CodeFilesError: there is too much, or git fails.
     """
-    found = find_in_repository(folder, exclude, home)
+    found = find_in_repository(folder, exclude, home, include)
     if found is None:
         found = CodeFiles(folder, ".")
-        _Folder(found, Choice(exclude, folder), Runs(folder, home), max_bytes).add_files()
+        chosen = Choice(exclude, include, folder)
+        _Folder(found, chosen, Runs(folder, home), max_bytes).add_files()
+        found.secrets.update(chosen.secrets)
         found.untracked.update(found.copied)
     return found
 
@@ -80,7 +85,8 @@ class _Folder:
         is_folder = entry.is_dir(follow_symlinks=False)
         if entry.name in NEVER or (self._runs.contain_folder(path) if is_folder else self._runs.contain(path)):
             return None
-        if self._chosen.left_out(path) or (is_folder and _is_foreign(entry)):
+        left_out = self._chosen.left_out_folder(path) if is_folder else self._chosen.left_out(path)
+        if left_out or (is_folder and _is_foreign(entry)):
             self._link(path)
             return None
         # folders and large files as well, which bounds the search

@@ -23,13 +23,16 @@ NO_WORK_TREE = "must be run in a work tree"
 """Part of git's message about its own files, such as a bare repository."""
 
 
-def find_in_repository(folder: Path, exclude: Sequence[str], home: Path) -> CodeFiles | None:
+def find_in_repository(
+    folder: Path, exclude: Sequence[str], home: Path, include: Sequence[str] = ()
+) -> CodeFiles | None:
     """Find the files that git knows.
 
     Args:
         folder: the working directory, without symbolic links.
         exclude: patterns of files and folders that aren't copied.
         home: the directory of the run or the sweep, which may be inside of the code.
+        include: patterns of files that are copied although their names are usual for secrets.
 
     Returns:
         None outside of a repository, and where git ignores the folder itself.
@@ -47,8 +50,10 @@ def find_in_repository(folder: Path, exclude: Sequence[str], home: Path) -> Code
     commit = ask_git(root, "rev-parse", "--verify", "-q", "HEAD", timeout_s=LIST_TIMEOUT_S).output
     here = folder.relative_to(root).as_posix()
     found = CodeFiles(root, here, None if commit is None else commit.decode().strip())
-    repository = _Repository(found, Choice(exclude, root), Runs(root, home))
+    chosen = Choice(exclude, include, root)
+    repository = _Repository(found, chosen, Runs(root, home))
     repository.add_files("")
+    found.secrets.update(chosen.secrets)
     if here != "." and repository.leaves_out(here):
         return None
     require_few_files(found, Counter(path.partition("/")[0] for path in found.copied))
@@ -147,23 +152,26 @@ class _Repository:
 
     def _is_code(self, folder: str) -> bool:
         """Whether a folder may contain code; for a folder below such folders."""
-        is_left_out = folder in self._left_out or self._chosen.left_out(folder) or self._runs.contain_folder(folder)
+        is_left_out = (
+            folder in self._left_out or self._chosen.left_out_folder(folder) or self._runs.contain_folder(folder)
+        )
         return not is_left_out and folder.rpartition("/")[2] not in NEVER
 
     def _add(self, path: str, linked: dict[str, None]) -> None:
         path = path.removesuffix("/")  # of a repository that this one doesn't know
         if self._is_behind_link(path.rpartition("/")[0]):
             return
-        if left_out := self._chosen.left_out(path):
-            linked[left_out] = None
-            return
-        if self._runs.contain_or_record(path):
-            return
         try:
             state = os.lstat(f"{self._found.root}/{path}")
         except OSError:
             return  # deleted, or never checked out
-        if not stat.S_ISDIR(state.st_mode):
+        is_folder = stat.S_ISDIR(state.st_mode)
+        if left_out := self._chosen.left_out_folder(path) if is_folder else self._chosen.left_out(path):
+            linked[left_out] = None
+            return
+        if self._runs.contain_or_record(path):
+            return
+        if not is_folder:
             self._found.copied[path] = state.st_size
         elif (self._found.root / path / ".git").exists():  # it doesn't in a submodule that wasn't fetched
             self.add_files(f"{path}/")

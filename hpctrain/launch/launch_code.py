@@ -174,6 +174,12 @@ class LaunchCode:
                 raise ConfigError("code.snapshot", config.code.snapshot, error.problem, error.remedy) from error
             self._warn(f"the code isn't copied, so the run imports what is there when it starts: {error}")
             return None
+        if copy is not None and copy.files.secrets:
+            secrets = sorted(copy.files.secrets)
+            self._warn(
+                f"{listed(secrets)}: not copied with the code, since such names are usual for passwords and keys; the "
+                f"run finds the original through a link. To copy it: code.include=[{secrets[0]}]"
+            )
         if copy is not None and copy.set_aside is not None:
             new_name = f"it is {copy.set_aside.name} now, and a new copy was made"
             self._warn(f"{copy.folder} was changed since it was taken: {new_name}")

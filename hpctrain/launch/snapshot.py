@@ -94,7 +94,7 @@ def copy_code(
         RunDirectoryError: the copy can't be written.
     """
     max_bytes = settings.max_mb * 1e6
-    found = find_code(Path(os.path.realpath(folder)), settings.exclude, home.path, max_bytes)
+    found = find_code(Path(os.path.realpath(folder)), settings.exclude, home.path, max_bytes, settings.include)
     own_paths = None if own_folders is None else tuple(exclude_own_folders(found, own_folders))
     if own_paths is None and not found.copied:
         return None

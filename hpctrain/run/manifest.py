@@ -18,6 +18,7 @@ from typing import Any
 from hpctrain.files import open_file, read_json_or_empty
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.git import ask_git
+from hpctrain.run.secret_files import secret_part
 from hpctrain.startup import __version__
 
 PACKAGES = ("torch", "submitit", "hydra-core", "omegaconf", "tensorboard", "numpy")
@@ -126,10 +127,22 @@ def _git_state(folder: Path) -> dict[str, Any] | None:
     filters = _without_filters(folder)
     # a submodule's changes would be asked for with its own configuration, which may name programs, too
     options = ("--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=dirty")
-    diff = None if filters is None else ask_git(folder, "diff", *options, "HEAD", instead=filters).output
+    diff = None if filters is None else _diff(folder, filters, options)
     left_out = diff is None or len(diff) > LARGEST_DIFF_BYTES
     text = "" if diff is None or left_out else diff.decode(errors="replace")
     return {"commit": commit, "tree": tree, "diff": text, "diff_left_out": left_out}
+
+
+def _diff(folder: Path, filters: Mapping[str, str], options: Sequence[str]) -> bytes | None:
+    """The changes since the commit, without those of files whose names are usual for passwords and keys."""
+    # the first name of a renamed file counts, too
+    names = ask_git(folder, "diff", *options, "--no-renames", "--name-only", "-z", "HEAD", instead=filters).output
+    if names is None:
+        return None
+    changed = os.fsdecode(names).split("\0")[:-1]
+    left_out = [f":(top,exclude,literal){path}" for path in changed if secret_part(path)]
+    paths = ["--", ":/", *left_out] if left_out else []
+    return ask_git(folder, "diff", *options, "HEAD", *paths, instead=filters).output if changed else b""
 
 
 def _without_filters(folder: Path) -> dict[str, str] | None:

@@ -29,6 +29,10 @@ from hpctrain.run.reason import Reason
 from hpctrain.sweep.runs import SweepRun
 from hpctrain.sweep.sweep import Sweep
 
+SECRETS = (
+    ".env: not copied with the code, since such names are usual for passwords and keys; the run finds the original "
+    "through a link. To copy it: code.include=[.env]"
+)
 OWN = ["task=custom", "task._target_=my_task.Mine", "model=mlp"]
 TASK = """
 from hpctrain.tasks.digits import Digits
@@ -431,3 +435,10 @@ def test_a_local_attempt_is_not_started_with_code_that_was_changed(project, prep
     line = f"{code.folder}/my_task.py was removed since the code was taken: restore it, or take today's code with"
     assert attempt.detail.startswith(line)
     assert capsys.readouterr().err.startswith(f"hpctrain: failed: {line}")
+
+
+def test_files_of_secrets_are_named(project, prepared):
+    (project / ".env").write_text("PASSWORD=x")
+    warnings = []
+    prepared(*OWN, warn=warnings.append)
+    assert warnings == [SECRETS]

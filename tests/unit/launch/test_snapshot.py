@@ -202,6 +202,19 @@ def test_a_virtual_environment_is_linked_though_git_does_not_ignore_it(repositor
     assert files_in(take(repository, home).folder) == BASE | {"env": f"-> {repository / 'env'}"}
 
 
+def test_a_folder_of_secrets_is_linked_and_one_that_is_named_like_a_file_of_secrets_is_copied(repository, home):
+    write(repository, {".aws/credentials": "key", "token/net.py": "x", "secrets.yaml": "y", ".env.example": "NAME="})
+    git(repository, "add", "-f", ".")
+    copy = take(repository, home)
+    linked = {name: f"-> {repository / name}" for name in (".aws", "secrets.yaml")}
+    assert files_in(copy.folder) == BASE | linked | {"token/net.py": "x", ".env.example": "NAME="}
+    assert copy.files.secrets == {".aws", "secrets.yaml"}
+    copy = take(repository, home, include=["secrets.*", ".aws"])
+    assert files_in(copy.folder)["secrets.yaml"] == "y"
+    assert files_in(copy.folder)[".aws/credentials"] == "key"
+    assert copy.files.secrets == set()
+
+
 def test_secrets_are_linked(repository, home):
     names = [".env", "pkg/.env.local", ".netrc", "tls.pem", "tls.key", "id_rsa", "pkg/id_ed25519.pub", "id_ecdsa"]
     names += ["credentials.json", "pkg/credentials-gcp.json", ".pgpass", ".envrc"]

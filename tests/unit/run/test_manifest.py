@@ -39,6 +39,28 @@ def test_the_commit_and_what_was_changed_since(repository):
     assert not found["git"]["diff_left_out"]
 
 
+def test_the_diff_has_nothing_of_files_that_hold_secrets(repository):
+    def git(*words):
+        subprocess.run(["git", "-C", repository, *words], check=True, capture_output=True)
+
+    (repository / "conf").mkdir()
+    for name in (".env", "conf/secrets.yaml", "old.pem"):
+        (repository / name).write_text("PASSWORD=before\nmore\nmore\nmore\n")
+    git("add", "-f", ".")
+    git("-c", "user.name=me", "-c", "user.email=me@example.org", "commit", "-qm", "second")
+    (repository / ".env").write_text("PASSWORD=after\n")
+    (repository / "conf" / "secrets.yaml").unlink()
+    git("mv", "old.pem", "new.pem")
+    (repository / "new.key").write_text("PASSWORD=new\n")
+    git("add", "-Nf", "new.key")
+    (repository / "train.py").write_text("lr = 2\n")
+    for folder in (repository, repository / "conf"):
+        folder.mkdir(exist_ok=True)
+        diff = manifest([], folder)["git"]["diff"]
+        assert "+lr = 2" in diff
+        assert "PASSWORD" not in diff
+
+
 def test_a_large_diff_is_left_out(repository, monkeypatch):
     monkeypatch.setattr(manifest_module, "LARGEST_DIFF_BYTES", 10)
     (repository / "train.py").write_text("lr = 2\n")
