@@ -132,7 +132,9 @@ class LaunchedRun(ABC):
     def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
         """Start hpctrain, with its output in a log next to the run directory."""
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        with self._log.open("ab") as log:
+        with RunDirectory(self._log.parent).permissions():
+            log = self._log.open("ab")
+        with log:
             # a separate session: Ctrl-C on the drill reaches it only through `stop`, and so only once
             return subprocess.Popen(
                 [sys.executable, "-m", "hpctrain", *arguments],
