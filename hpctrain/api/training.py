@@ -116,7 +116,7 @@ def _train(run: RunPlan) -> HostProgram:
     from hpctrain.train.process_state import process_state_restored
 
     program, directory = HostProgram(), run.directory
-    with process_state_restored(), _logging_restored(), missing_output_discarded(), program.trains(directory):
+    with process_state_restored(), _logging_restored(), missing_output_discarded():
         launch_local(run, program)
         if (last := Ledger(directory).attempts()[-1]).reason is not Reason.COMPLETED:
             log.info("%s at step %s; %s", last.reason, last.end_step, resume_hint(directory))
@@ -145,17 +145,19 @@ def _pass_on(program: HostProgram, directory: RunDirectory) -> None:
 
     Raises:
         BaseException: the error that ended the training.
-        RunFailedError: the training was stopped, and the program ignores the signal or isn't in its main thread.
+        RunFailedError: the training was cancelled; or it was stopped by a signal that the program ignores, or that
+            reached it outside of its main thread.
     """
     if program.error is not None:
         program.error.add_note(f"the run is in {directory.path}; {resume_hint(directory)}")
         raise program.error
-    if (number := program.stop.last_signal) is not None and may_handle_signals():
+    last = Ledger(directory).attempts()[-1]
+    number = None if directory.is_cancelled(last.attempt) else program.stop.last_signal
+    if number is not None and may_handle_signals():
         try:
             signal.raise_signal(number)
         except KeyboardInterrupt as stop:
             stop.add_note(f"the training stopped and was saved; {resume_hint(directory)}")
             raise
-    last = Ledger(directory).attempts()[-1]
     if last.reason not in (Reason.COMPLETED, Reason.PAUSED):
         raise RunFailedError(f"{directory.path}: {last.reason} at step {last.end_step}; {resume_hint(directory)}")

@@ -79,7 +79,9 @@ class Outcome:
         claim = directory.claim(attempt)
         last_step = max(saved_step(directory), int(read_times(claim).get("last_step", 0)))
         independent = is_program(directory.config)
-        return cls.from_records(read_exit_records(claim), world_size, last_step, complaints, independent=independent)
+        records = read_exit_records(claim)
+        outcome = cls.from_records(records, world_size, last_step, complaints, independent=independent)
+        return outcome.cancelled if directory.is_cancelled(attempt) else outcome
 
     @classmethod
     def from_records(
@@ -161,6 +163,14 @@ class Outcome:
         # SLURM's warning before the time limit is recognised by its signal, and SIGTERM may have followed it
         received = next((number for number in signals if number in USER_SIGNALS), signals[0] if signals else None)
         return cls(reason, step, f"stopped{after}{message}", stop_signal=received)
+
+    @property
+    def cancelled(self) -> Outcome:
+        """This outcome of an attempt that its user has cancelled, which a completed or failed one doesn't show."""
+        if self.reason in (Reason.COMPLETED, Reason.FAILED, Reason.PAUSED, Reason.CANCELLED):
+            return self
+        after = "" if self.reason.meaning.orderly else f"cancelled by its user; {self.reason.value}: "
+        return replace(self, reason=Reason.CANCELLED, report=f"{after}{self.report}")
 
     def may_be_slurms_doing(self, ledger: Ledger, attempt: int) -> bool:
         """Whether SLURM may have ended the attempt without its ranks noticing; if so, check SLURM's record of the job.
@@ -281,6 +291,8 @@ def record_end(
         OSError: the ledger can't be written.
     """
     ledger, saved = Ledger(directory), saved_step(directory)
+    if directory.is_cancelled(attempt):
+        outcome = outcome.cancelled
     entry = ledger.attempt(attempt)
     if not entry.open:
         return

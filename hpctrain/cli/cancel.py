@@ -14,7 +14,13 @@ from hpctrain.errors import ERROR_PREFIX, ExitCode, HpctrainError
 from hpctrain.files import describe_os_error
 from hpctrain.launch.cancellation import cancel_all
 from hpctrain.run.directory import RunDirectory
-from hpctrain.sweep.cancel_search import cancel_idle_tasks, cancel_waiting_tasks, search_home
+from hpctrain.sweep.cancel_search import (
+    cancel_idle_tasks,
+    cancel_on_machine,
+    cancel_waiting_tasks,
+    search_home,
+    sweep_home,
+)
 
 _EPILOG = """\
 examples:
@@ -23,7 +29,8 @@ examples:
 
 A queued run leaves the queue. A running run finishes its current step, saves if the time allows, and is never
 requeued; `resume` continues it. In a job array, only the tasks of these runs are cancelled. The tasks of a search that
-wait are cancelled first, so that no further run begins. A run on this machine receives the signal that Ctrl-C sends.
+wait are cancelled first, so that no further run begins; so is a sweep on one machine if SWEEP itself is named. A run
+outside of SLURM, on this or another machine, is asked to stop by a file in its run directory.
 
 Exit code 0; 1 if a queued or running run could not be cancelled; 2 if RUN is not a run."""
 
@@ -35,9 +42,10 @@ def main(arguments: list[str]) -> int:
     add_runs(parser, nargs="+")
     options = parser.parse_args(arguments)
     # all are found first: a misspelt name must not leave half of them cancelled
-    homes, runs = _searches(options), chosen_runs(options)
-    # the tasks that wait before the runs: none of them may begin another run meanwhile
-    done = [_cancelled(home, cancel_waiting_tasks) for home in homes]
+    homes, runs = _homes(options, search_home), chosen_runs(options)
+    # before the runs: neither a process that trains them in turn nor a task that waits may begin another one meanwhile
+    done = [_cancelled(home, partial(cancel_on_machine, runs=runs)) for home in _homes(options, sweep_home)]
+    done += [_cancelled(home, cancel_waiting_tasks) for home in homes]
     runs = chosen_runs(options) if homes else runs
     done += [_shown(run, done_or_error) for run, done_or_error in zip(runs, cancel_all(runs), strict=True)]
     # and last those that run, and were between two runs
@@ -45,8 +53,8 @@ def main(arguments: list[str]) -> int:
     return ExitCode.FINISHED if all(done) else ExitCode.FAILED
 
 
-def _searches(options: argparse.Namespace) -> list[RunDirectory]:
-    found = (search_home(typed, Path(options.runs_dir)) for typed in options.run)
+def _homes(options: argparse.Namespace, find: Callable[[str, Path], RunDirectory | None]) -> list[RunDirectory]:
+    found = (find(typed, Path(options.runs_dir)) for typed in options.run)
     return [home for home in found if home is not None]
 
 

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TypeVar
 
 from hpctrain.errors import HpctrainError
+from hpctrain.files import write_json
 from hpctrain.phrases import listed
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.job_records import JobRecords
@@ -19,7 +20,6 @@ from hpctrain.run.owner import Owner
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.status.report import Jobs, ask_slurm, job_ids, read_statuses
 from hpctrain.streams import Report, print_warning
-from hpctrain.worker.host_program import HostProgram
 
 Result = TypeVar("Result")
 
@@ -125,30 +125,34 @@ def _live(ids: list[str] | HpctrainError | OSError, jobs: Jobs | None) -> dict[s
 
 
 def _stop_process(directory: RunDirectory) -> list[str]:
+    """Cancel the attempt that a process of this or another machine launched, if it may be running."""
     ledger = Ledger(directory)
     number = ledger.last_claim()
     owner = Owner.read(directory.claim(number)) if number else None
     ended = any(attempt.attempt == number and not attempt.open for attempt in ledger.attempts())
     if owner is None or ended or owner.alive is False:
         return []
-    if owner.alive is None:
-        raise HpctrainError(f"it was started on {owner.host}, as process {owner.pid}: run the command there")
-    if owner.pid == os.getpid() and (program := HostProgram.training(directory)) is not None:
-        _record_cancelled(directory, cancelled=True)
-        program.stop.ask(signal.SIGINT)
-        return ["asked the training in this process to stop after its current step and save"]
-    if not owner.hears_signals:
-        raise HpctrainError(
-            f"it trains in a thread of process {owner.pid}, which a signal doesn't reach: call Run.cancel() there"
-        )
+    takes_signals = owner.is_here and not owner.in_program
     # the process id may have been given to another program since
-    if not owner.in_program and "hpctrain" not in owner.command:
+    if takes_signals and "hpctrain" not in owner.command:
         raise HpctrainError(
             f"process {owner.pid} should be the run's, but it is `{owner.command[:80]}`: no signal was sent"
         )
-    _record_cancelled(directory, cancelled=True)
+    again = directory.is_cancelled(number)
     try:
-        os.kill(owner.pid, signal.SIGINT)
+        with directory.permissions():
+            write_json(directory.stop_file(number), {"signal": None, "time": time.time(), "deadline": None})
     except OSError as error:
-        raise HpctrainError(f"process {owner.pid} can't be stopped: {error.strerror}") from error
-    return [f"asked process {owner.pid} to stop after its current step and save"]
+        if not takes_signals:
+            problem = f"{directory.stop_file(number)} can't be written ({error.strerror}), by which it is asked to stop"
+            raise HpctrainError(problem) from error
+    _record_cancelled(directory, cancelled=True)
+    # a second SIGINT would end it at once, without a save; a suspended process gets the first when it continues
+    numbers = [signal.SIGINT] if takes_signals and not again else []
+    for signal_number in [*numbers, signal.SIGCONT] if owner.is_here else []:
+        try:
+            os.kill(owner.pid, signal_number)
+        except OSError as error:
+            raise HpctrainError(f"process {owner.pid} can't be stopped: {error.strerror}") from error
+    place = f"process {owner.pid}" if owner.is_here else f"process {owner.pid} on {owner.host}"
+    return [f"asked {place}{' once more' if again else ''} to stop after its current step and save"]

@@ -318,6 +318,9 @@ class LocalRanks:
             if process.poll() is None:
                 # the terminal was closed: a stop, and ranks don't handle its signal
                 process.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
+                # a stopped process (SIGSTOP) gets the signal, and its loading processes work, once they continue
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGCONT)
 
     def _kill_all(self) -> None:
         for process in self.processes:

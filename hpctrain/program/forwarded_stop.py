@@ -62,7 +62,15 @@ class ForwardedStop:
             if process in self._shells:  # it runs no program
                 self._shells.remove(process)
                 process.send(signal.SIGCONT)
+        self._continue_stopped()
         return f"sent {self.number.name} to {names}"
+
+    def _continue_stopped(self) -> None:
+        """Continue what its user has stopped (SIGSTOP): only then do signals reach it, and what waits for it ends."""
+        for orphan in self.orphans():
+            for process in (orphan, *orphan.descendants()):
+                if process.state == "T" and process not in self._shells:
+                    process.send(signal.SIGCONT)
 
     @property
     def saving(self) -> bool:

@@ -182,8 +182,18 @@ class EventLoop:
         token = self._requests.new()
         if token is not None:
             self._write_stacks(self._collect(), "stacks as requested", token)
+        if self._rank.claim.is_cancelled:
+            self._cancel(now)
         if self._stops:
             self._learn_deadline()
+
+    def _cancel(self, now: float) -> None:
+        """Stop the program, which the user has cancelled, and kill it when the time for a save is over."""
+        if not self._stops:
+            self._receive(signal.SIGTERM, "cancelled by the user")
+        elif now - self._stopped_at >= self._rank.config.health.bound_s("save_timeout_s"):
+            log.warning("cancelled, and still running after health.save_timeout_s: killing the program")
+            self._child.kill()
 
     def _require_ownership(self) -> None:
         try:
@@ -191,7 +201,7 @@ class EventLoop:
         except OSError:  # the file system is unavailable
             return
 
-    def _receive(self, number: signal.Signals) -> None:
+    def _receive(self, number: signal.Signals, cause: str = "") -> None:
         if self._child.code is not None and self._child.code >= 0 and not self._stops:
             return
         self._interrupts += number == signal.SIGINT
@@ -209,7 +219,7 @@ class EventLoop:
         self._write_stop()
         done = self._stop.send()
         self._staged = True
-        log.info("%s received: %s", number.name, done)
+        log.info("%s: %s", cause or f"{number.name} received", done)
 
     def _write_stop(self) -> None:
         assert self._stop_signal is not None

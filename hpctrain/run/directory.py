@@ -205,6 +205,19 @@ class RunDirectory:
         """The file where the ranks of an attempt look for requests for their stacks."""
         return self.claim(attempt) / "stacks_requested"
 
+    def stop_file(self, attempt: int) -> Path:
+        """The file by which the user cancels an attempt: its ranks look for it, on whatever machine they are."""
+        return self.claim(attempt) / "stop"
+
+    def is_cancelled(self, attempt: int) -> bool:
+        """Whether an attempt has a stop file, as far as the file system can tell."""
+        return os.path.exists(self.stop_file(attempt))  # noqa: PTH110 - never raises
+
+    @property
+    def sweep_stop_file(self) -> Path:
+        """In a sweep's directory: by it the user keeps a sweep on one machine from beginning another run."""
+        return self.path / "sweep.stop"
+
     def ranks_with(self, pattern: Path) -> list[int]:
         """The ranks that have such a file; ``pattern`` is the path for the rank `*`, as in ``rank_log("*")``."""
         names = (path.stem.rpartition("_")[2] for path in pattern.parent.glob(pattern.name))

@@ -260,6 +260,11 @@ class Claim:
     ledger: Ledger
     attempt: int
 
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the user has cancelled the attempt."""
+        return self.ledger.directory.is_cancelled(self.attempt)
+
     def require_ownership(self) -> None:
         """Raise if the attempt is superseded.
 

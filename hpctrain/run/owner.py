@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import read_json, write_json
-from hpctrain.run.process import may_handle_signals, process_start
+from hpctrain.run.process import process_start
 from hpctrain.run.record_fields import NAME, WHOLE, FieldType, require_fields
 
 FILE_NAME = "owner.json"
@@ -29,15 +29,13 @@ class Owner:
         host: the machine's name.
         pid: the launching process; a signal to it is a signal to the run.
         written: when the record was written, in epoch seconds.
-        in_program: whether it is a user's program or notebook, which outlives the run.
-        hears_signals: whether a signal stops the run: not if it trains in another thread than the main one.
+        in_program: whether it is a user's program or notebook, which outlives the run, and gets no signal by `cancel`.
     """
 
     host: str
     pid: int
     written: float
     in_program: bool = False
-    hears_signals: bool = True
 
     @classmethod
     def read(cls, claim: Path) -> Owner | None:
@@ -46,8 +44,7 @@ class Owner:
         try:
             record = read_json(path)
             require_fields(path, record, _FIELD_TYPES, required=("host", "pid"))
-            in_program, hears = record.get("in_program") is True, record.get("hears_signals") is not False
-            return cls(record["host"], record["pid"], path.stat().st_mtime, in_program, hears)
+            return cls(record["host"], record["pid"], path.stat().st_mtime, record.get("in_program") is True)
         except (OSError, RunDirectoryError):
             return None
 
@@ -56,7 +53,7 @@ class Owner:
         """Record this process as the owner of an attempt; `in_program` if it is a user's program."""
         record: dict[str, object] = {"host": socket.gethostname(), "pid": os.getpid()}
         if in_program:
-            record |= {"in_program": True, "hears_signals": may_handle_signals()}
+            record["in_program"] = True
         write_json(claim / FILE_NAME, record, durable=False)
 
     @property

@@ -66,6 +66,11 @@ class RunFacts:
     jobs: Mapping[str, JobRecord | None] | None = None
 
     @property
+    def is_cancelled(self) -> bool:
+        """Whether the user cancelled the run after its newest attempt began."""
+        return self.cancelled_at is not None and self.cancelled_at >= (self.attempt.start_time or 0.0)
+
+    @property
     def known_jobs(self) -> dict[str, JobRecord]:
         """SLURM's records of the jobs that work for the run, as far as it knows them, oldest first."""
         records = ((job_id, (self.jobs or {}).get(job_id)) for job_id in self.job_ids if job_id not in self.left_jobs)
@@ -106,8 +111,7 @@ def _newest_job(facts: RunFacts) -> str | None:
 def derive_state(facts: RunFacts) -> tuple[RunState, str]:
     """Derive the state of a run, and the reason in one line, which is empty if the state needs none."""
     attempt, owner = facts.attempt, facts.owner
-    cancelled = facts.cancelled_at is not None and facts.cancelled_at >= (attempt.start_time or 0.0)
-    stopping = "it was asked to stop" if cancelled else ""
+    stopping = "it was asked to stop" if facts.is_cancelled else ""
     # that a local process lives is certain; everything below depends on records that may be late
     if attempt.open and owner is not None and owner.alive:
         return (RunState.STARTING if attempt.start_time is None else RunState.RUNNING), stopping
@@ -122,7 +126,7 @@ def derive_state(facts: RunFacts) -> tuple[RunState, str]:
     # a cancellation after the last step changed nothing, unless a newer job was to train the run further
     if attempt.reason is Reason.COMPLETED and unstarted_job(facts) is None:
         return RunState.COMPLETED, attempt.detail
-    if cancelled:
+    if facts.is_cancelled and not (attempt.open and owner is not None and owner.alive is None):
         return RunState.CANCELLED, ""
     return _state_when_stopped(facts)
 
@@ -160,7 +164,8 @@ def _state_without_end(facts: RunFacts) -> tuple[RunState, str]:
     owner, attempt = facts.owner, facts.attempt
     if owner is not None:
         if owner.alive is None:
-            return RunState.UNKNOWN, f"it was started on {owner.host}: run `status` there"
+            asked = ", and was asked to stop" if facts.is_cancelled else ""
+            return RunState.UNKNOWN, f"it was started on {owner.host}{asked}: run `status` there"
         return RunState.INTERRUPTED, f"process {owner.pid} on {owner.host} is gone and recorded no end"
     if not facts.job_ids:
         prepared = RunState.PREPARED, "it has not been started yet"

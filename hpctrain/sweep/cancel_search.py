@@ -1,11 +1,13 @@
-"""Cancel the tasks of a search, so that none begins another run."""
+"""Cancel the tasks of a search, or the process that trains a sweep on one machine: none begins another run."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from hpctrain.errors import HpctrainError
+from hpctrain.files import write_json
 from hpctrain.phrases import counted
 from hpctrain.run.directory import RunDirectory
 from hpctrain.scheduler.job import JobRecord
@@ -21,8 +23,28 @@ def search_home(typed: str, runs_dir: Path) -> RunDirectory | None:
         typed: as the user names it: a path, or a name under ``runs_dir``.
         runs_dir: the folder that contains the runs.
     """
+    home = sweep_home(typed, runs_dir)
+    return home if home is not None and home.jobs.is_file() else None
+
+
+def sweep_home(typed: str, runs_dir: Path) -> RunDirectory | None:
+    """Return the folder of a sweep; None if the user named something else, with the arguments of `search_home`."""
     folders = [RunDirectory.at(folder) for folder in (Path(typed), runs_dir / typed)]
-    return next((folder for folder in folders if folder.sweep.is_file() and folder.jobs.is_file()), None)
+    return next((folder for folder in folders if folder.sweep.is_file()), None)
+
+
+def cancel_on_machine(home: RunDirectory, *, runs: Sequence[RunDirectory]) -> str:
+    """Keep a process that trains a sweep's runs one after another from beginning another; empty if all have jobs.
+
+    Call it before the runs are cancelled. The next launch or resume of the sweep withdraws it.
+
+    Raises:
+        OSError: the sweep's folder can't be written.
+    """
+    if all(job_ids(run) for run in runs):
+        return ""
+    write_json(home.sweep_stop_file, {"time": time.time()})
+    return "no further run begins on this machine"
 
 
 def cancel_waiting_tasks(home: RunDirectory, warn: Report = print_warning) -> str:

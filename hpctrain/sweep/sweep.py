@@ -149,7 +149,10 @@ class Sweep:
             pass
         codes: list[int] = []
         late = 0
+        self.home.sweep_stop_file.unlink(missing_ok=True)
         for number, (run, prepared) in enumerate(zip(runs, plans, strict=True), 1):
+            if self.home.sweep_stop_file.exists():
+                return self._stopped("cancelled", runs, codes, ExitCode.CANCELLED)
             if _is_new(run) and sweep_is_over(run.directory, time.time()):
                 codes.append(ExitCode.INTERRUPTED)
                 late += 1
@@ -157,14 +160,18 @@ class Sweep:
             print(f"run {number} of {len(runs)}: {run.heading}")
             codes.append(launch_here(prepared))
             if codes[-1] == ExitCode.INTERRUPTED and not _has_paused(run):
-                new = sum(map(_is_new, runs))
-                left = f"; {counted(new, 'run')} not started" if new else ""
-                print(f"stopped{left}; to resume: {self._resume}", file=sys.stderr)
-                return codes + [ExitCode.INTERRUPTED] * (len(runs) - len(codes))
+                return self._stopped("stopped", runs, codes, ExitCode.INTERRUPTED)
         if late:
             what = f"the time of the sweep is over (sweep.time_limit_min): {counted(late, 'run')} not started"
             print(f"{what}; for as much time again: {self._resume}", file=sys.stderr)
         return codes
+
+    def _stopped(self, how: str, runs: Sequence[SweepRun], codes: list[int], rest: ExitCode) -> list[int]:
+        """Print that no further run is launched; return the exit codes of all runs."""
+        new = sum(map(_is_new, runs))
+        left = f"; {counted(new, 'run')} not started" if new else ""
+        print(f"{how}{left}; to resume: {self._resume}", file=sys.stderr)
+        return codes + [rest] * (len(runs) - len(codes))
 
     @property
     def _resume(self) -> str:

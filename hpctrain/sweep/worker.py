@@ -128,17 +128,22 @@ def work_here(home: RunDirectory) -> int:
     Raises:
         HpctrainError: a run can't be prepared.
     """
+    stop_file = home.sweep_stop_file
+    stop_file.unlink(missing_ok=True)
 
     def train(plan: RunPlan) -> TaskEnd:
         # advice on one run would mislead: the search continues it, at once or when it is resumed
         code = launch_here(plan, quiet=[Reason.PAUSED, Reason.INTERRUPTED])
         reason = next((attempt.reason for attempt in reversed(Ledger(plan.directory).attempts())), None)
         # Ctrl-C has the same exit code as a pause, and is meant for the whole search
-        return TaskEnd(code, job_ends=code == ExitCode.INTERRUPTED and reason is not Reason.PAUSED)
+        is_interrupted = code == ExitCode.INTERRUPTED and reason is not Reason.PAUSED
+        if stop_file.exists():
+            return TaskEnd(ExitCode.CANCELLED, job_ends=True)
+        return TaskEnd(code, job_ends=is_interrupted)
 
     task = f"{socket.gethostname()}:{os.getpid()}"
     code = Worker(home, task, train, max_new_runs=None).work()
-    if code == ExitCode.INTERRUPTED:
+    if code in (ExitCode.INTERRUPTED, ExitCode.CANCELLED):
         print(f"stopped; to resume: python -m hpctrain resume {home.as_typed}", file=sys.stderr)
     return code
 

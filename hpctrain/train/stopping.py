@@ -14,6 +14,7 @@ from hpctrain.distributed.agreement import Agreement
 from hpctrain.distributed.stop_request import Stop, StopKind, StopRequest
 from hpctrain.distributed.world import World
 from hpctrain.errors import CheckpointError, SchedulerError
+from hpctrain.run.ledger import Claim
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.job import JobRecord
 from hpctrain.scheduler.slurm import Slurm
@@ -34,6 +35,7 @@ class Stopping:
         environment: this rank's place.
         request: this rank's request to stop.
         pause_at: the step after which the run pauses; None for no pause.
+        claim: of the attempt, where the user's `cancel` leaves a stop file; None without a run directory.
         ask: reads the job's record from SLURM.
         clock: epoch seconds.
 
@@ -50,6 +52,7 @@ class Stopping:
         request: StopRequest,
         *,
         pause_at: int | None = None,
+        claim: Claim | None = None,
         ask: Callable[[str], JobRecord | None] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -58,6 +61,7 @@ class Stopping:
         self.pause_at = pause_at
         self._world = world
         self._environment = environment
+        self._claim = claim
         self._ask = ask or Slurm(os.environ, timeout_s=ASK_TIMEOUT_S).show
         self._clock = clock
         self._termination = Termination(None, "")
@@ -117,6 +121,8 @@ class Stopping:
             log.info("step %d: the run pauses here: trainer.pause_at_step=%d is reached", step, self.pause_at)
 
     def _diagnose(self, received: int) -> Termination:
+        if self._claim is not None and self._claim.is_cancelled:
+            return Termination(Reason.CANCELLED, "by its user")
         job_id = self._environment.job_id
         if job_id is None:
             name = signal.Signals(received).name

@@ -92,7 +92,7 @@ def _train(rank: Rank, world: World, claim: Claim, log_stream: TextIO | None, te
     if hosts is not None:
         rank.times.record_in(directory.claim(claim.attempt))
     rank.times.enter("build_s")
-    stopping = Stopping(world, rank.environment, rank.stop, pause_at=_pause_at(rank, world, claim))
+    stopping = Stopping(world, rank.environment, rank.stop, pause_at=_pause_at(rank, world, claim), claim=claim)
     trainer = rank.trainer = Trainer(
         rank.config,
         directory,

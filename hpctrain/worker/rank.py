@@ -123,6 +123,11 @@ class Rank:
             return False
 
     @property
+    def is_cancelled(self) -> bool:
+        """Whether the user has cancelled its attempt, once that is known."""
+        return self.directory is not None and self.attempt is not None and self.directory.is_cancelled(self.attempt)
+
+    @property
     def stacks(self) -> Path | None:
         """The file for its stacks, once its attempt is known."""
         if self.directory is None or self.attempt is None:

@@ -1,4 +1,7 @@
-"""The watchdog of a rank: if the rank hangs, it writes the stacks and ends the process; it also writes on request."""
+"""The watchdog of a rank: if the rank hangs, it writes the stacks and ends the process.
+
+It also looks for what other processes ask of the rank by files: its stacks, or a stop.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from hpctrain.worker.stacks import STDERR, Position, write_stacks
 RECORD_HANG_S = 15.0
 """Seconds to write the records of a hang: the file system may be what hangs."""
 LOOK_S = 2.0
-"""Seconds between two checks for a stacks request."""
+"""Seconds between two checks for a stop file and for a stacks request."""
 OWN_ERROR_S = 5.0
 """Seconds in which the watched thread may raise an error by itself, after NCCL has reported one."""
 ERRORS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
@@ -102,6 +105,7 @@ class Watchdog:
         silence = Silence(time.monotonic(), 2 * self._tick_s)
         while not self._stopped.wait(self._tick_s):
             now = time.monotonic()
+            self._rank.stop.check_handlers()
             phase = Phase.of(self._rank.times.doing)
             if silence.look((phase, self._rank.progress), now) >= phase.bound_s(self._health):
                 if self._rank.program is None:
@@ -116,6 +120,8 @@ class Watchdog:
     def _listen(self) -> None:
         _block_signals()
         while not self._stopped.wait(LOOK_S):
+            if self._rank.is_cancelled and self._rank.stop.last_signal is None:
+                self._rank.stop.ask(signal.SIGTERM)
             self._answer()
 
     def _answer(self) -> None:

@@ -87,6 +87,31 @@ def test_an_end_that_rank_zero_recorded_stands(run):
     assert len(run.attempts.read_text().splitlines()) == 2
 
 
+@pytest.mark.parametrize(
+    ("entry", "reason", "report"),
+    [
+        (record(0, Reason.INTERRUPTED), Reason.CANCELLED, "stopped after step 7"),
+        (record(0, Reason.CANCELLED), Reason.CANCELLED, "stopped after step 7"),
+        (None, Reason.CANCELLED, "cancelled by its user; infrastructure: rank 0 of 1 ended without"),
+        (record(0, Reason.HANG, message="no step for 60 s"), Reason.CANCELLED, "cancelled by its user; hang: rank 0"),
+        (record(0), Reason.COMPLETED, ""),
+        (record(0, Reason.FAILED, message="ValueError: no"), Reason.FAILED, "rank 0 on n0, after step 7: ValueError"),
+    ],
+)
+def test_a_cancelled_attempt_and_not_the_one_after_it(run, entry, reason, report):
+    ledger = Ledger(run)
+    for attempt in (ledger.claim(), ledger.claim()):
+        if entry is not None:
+            entry.write(run.claim(attempt))
+    run.stop_file(1).touch()
+    found = [Outcome.of_attempt(run, attempt, 1) for attempt in (1, 2)]
+    assert found[0].reason is reason
+    assert found[0].report.startswith(report)
+    assert (found[1].reason is Reason.CANCELLED) == (entry is not None and entry.reason is Reason.CANCELLED)
+    record_end(run, 1, Outcome.from_records({} if entry is None else {0: entry}, 1, 0), world_size=1)
+    assert ledger.attempt(1).reason is reason
+
+
 def hang(rank, *, waits, time=0.0, reason=Reason.HANG):
     stack = f'  File "task.py", line {rank}, in loss\n'
     message = f"no step for 60 s; stacks: logs/stacks_1_{rank}.txt"

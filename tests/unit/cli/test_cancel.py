@@ -72,6 +72,7 @@ def test_a_run_on_this_machine_stops_as_by_ctrl_c(make_run, capsys):
         assert state(directory) == RunState.RUNNING
         assert main(["digits"]) == 0
         assert process.wait(60) == 0
+    assert directory.is_cancelled(1)
     asked = f"asked process {process.pid} to stop after its current step and save"
     assert capsys.readouterr().out == f"runs/digits: {asked}\n"
     assert Ledger(directory).attempts()[0].reason == Reason.INTERRUPTED
@@ -92,42 +93,41 @@ def test_a_process_that_is_not_the_runs_gets_no_signal(make_run, capsys):
     assert f"process {process.pid} should be the run's, but it is `{sleep} 60`: no signal was sent" in error
 
 
-PROGRAM = """
-import signal, sys, time
-heard = []
-signal.signal(signal.SIGINT, lambda *_: heard.append(1))
-print("ready", flush=True)
-while not heard:
-    time.sleep(0.01)
-"""
-
-
-@pytest.mark.parametrize("hears", [True, False])
-def test_a_program_that_trains_gets_the_signal_unless_it_trains_in_a_thread(make_run, capsys, hears):
+def test_a_program_that_trains_gets_no_signal_that_could_end_it(make_run, capsys):
     directory = make_run("digits")
-    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "ready\n"
+    with subprocess.Popen(["sleep", "60"]) as process:
         number = own(directory, socket.gethostname(), process.pid)
-        owner = {"host": socket.gethostname(), "pid": process.pid, "in_program": True, "hears_signals": hears}
+        owner = {"host": socket.gethostname(), "pid": process.pid, "in_program": True}
         (directory.claim(number) / "owner.json").write_text(json.dumps(owner))
-        assert main(["digits"]) == (0 if hears else 1)
-        if not hears:
-            process.kill()
-        assert (process.wait(60) == 0) == hears
-    if not hears:
-        thread = (
-            f"it trains in a thread of process {process.pid}, which a signal doesn't reach: call Run.cancel() there"
-        )
-        assert thread in capsys.readouterr().err
+        assert main(["digits"]) == 0
+        assert directory.is_cancelled(number)
+        assert process.poll() is None
+        process.kill()
+    asked = f"asked process {process.pid} to stop after its current step and save"
+    assert capsys.readouterr().out == f"runs/digits: {asked}\n"
 
 
-def test_a_run_on_another_machine_cannot_be_cancelled_from_here(make_run, capsys):
-    own(make_run("digits"), "another-host", 1)
+def test_a_run_on_another_machine_is_asked_by_a_file(make_run, capsys, monkeypatch):
+    directory = make_run("digits")
+    number = own(directory, "another-host", 1)
+    for again in ("", " once more"):
+        assert main(["digits"]) == 0
+        asked = f"asked process 1 on another-host{again} to stop after its current step and save"
+        assert capsys.readouterr().out == f"runs/digits: {asked}\n"
+    assert directory.is_cancelled(number)
+    assert state(directory) is RunState.UNKNOWN  # it may still be running
+    Ledger(directory).claim()
+    assert not directory.is_cancelled(number + 1)
+
+
+def test_a_run_on_another_machine_cannot_be_asked_on_a_full_disk(make_run, capsys, monkeypatch):
+    directory = make_run("digits")
+    number = own(directory, "another-host", 1)
+    monkeypatch.setattr("hpctrain.launch.cancellation.write_json", full)
     assert main(["digits"]) == 1
-    assert (
-        capsys.readouterr().err
-        == "hpctrain: error: runs/digits: it was started on another-host, as process 1: run the command there\n"
-    )
+    problem = f"{directory.stop_file(number)} can't be written (No space left on device), by which it is asked to stop"
+    assert capsys.readouterr().err == f"hpctrain: error: runs/digits: {problem}\n"
+    assert not directory.jobs.exists()
 
 
 def test_a_run_that_is_over_stays_as_it_is(make_run, capsys):
@@ -259,10 +259,28 @@ def full(*_):
 
 
 def test_a_run_that_cannot_be_cancelled_does_not_keep_the_others(make_run, slurm, capsys):
-    own(make_run("elsewhere"), "another-host", 1)
+    sleep = shutil.which("sleep")
     JobRecords(make_run("queued")).add({"job_id": "12", "time": 1.0})
     slurm.queue(j12={"State": "PENDING"})
-    assert main(["elsewhere", "queued"]) == 1
+    with subprocess.Popen([sleep, "60"]) as process:
+        own(make_run("others"), socket.gethostname(), process.pid)
+        assert main(["others", "queued"]) == 1
+        process.kill()
     out, err = capsys.readouterr()
     assert out == "runs/queued: cancelled job 12, which was pending\n"
-    assert "another-host" in err
+    assert "should be the run's" in err
+
+
+def test_a_sweep_on_this_machine_begins_no_further_run(make_run, capsys):
+    home = make_run("S")
+    home.config.unlink()
+    home.sweep.write_text("{}")
+    make_run("S/0")
+    assert main(["S/0"]) == 0
+    assert not home.sweep_stop_file.exists()
+    assert main(["S"]) == 0
+    assert home.sweep_stop_file.exists()
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "runs/S: no further run begins on this machine",
+        "runs/S/0: nothing to cancel: the run is prepared",
+    ]

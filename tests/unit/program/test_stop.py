@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from hpctrain.attempt.outcome import Outcome
 from hpctrain.program.loop import REPEATED_S
 from hpctrain.program.process_tree import Process
 from hpctrain.run.ledger import Ledger
@@ -227,6 +228,32 @@ def test_the_stop_is_in_a_file_beside_the_events(program):
     seen = json.loads((run.folder / "seen").read_text())
     assert (seen["signal"], seen["deadline"]) == ("SIGUSR2", 2_000_000_000)
     assert abs(seen["time"] - time.time()) < 30
+
+
+def test_a_cancelled_program_stops_though_it_is_suspended(program):
+    run = program("sh", "-c", "python3 -S save.py; true")
+    (run.folder / "save.py").write_text(saver().replace("import signal", "import os, signal") + "\n")
+    process = run.start()
+    run.await_file("ready")
+    (python,) = [one for one in Process.of(process.pid).descendants() if "save.py" in one.command.split()]
+    python.send(signal.SIGSTOP)
+    run.directory.stop_file(run.attempt).touch()
+    assert process.wait() == 0
+    assert (run.folder / "saved").read_text() == "SIGTERM "
+    assert "hpctrain: cancelled by the user: sent SIGTERM to" in run.log()
+    assert Outcome.of_attempt(run.directory, run.attempt, 1).reason is Reason.CANCELLED
+
+
+@pytest.mark.nightly
+def test_a_cancelled_program_that_does_not_end_is_killed(program):
+    ignores = "trap '' TERM; touch ready; while true; do sleep 0.05; done"
+    run = program("sh", "-c", ignores, health={"save_timeout_s": 1})
+    process = run.start()
+    run.await_file("ready")
+    run.directory.stop_file(run.attempt).touch()
+    assert process.wait() == 0
+    assert "cancelled, and still running after health.save_timeout_s: killing the program" in run.log()
+    assert Outcome.of_attempt(run.directory, run.attempt, 1).reason is Reason.CANCELLED
 
 
 def test_a_second_ctrl_c_kills_it(program):

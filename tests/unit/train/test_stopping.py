@@ -7,6 +7,7 @@ import pytest
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.distributed.stop_request import Stop, StopKind, StopRequest
 from hpctrain.errors import CheckpointError
+from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.job import JobRecord, JobState
 from hpctrain.train.stopping import Stopping
@@ -53,3 +54,12 @@ def test_a_stop_outside_of_slurm_is_an_interruption(lone_world):
     stopping = Stopping(lone_world, ClusterEnvironment.from_environment({}), StopRequest())
     assert stopping.begin(Stop(StopKind.SIGNAL, signal.SIGINT), 1e9)
     assert stopping.reason is Reason.INTERRUPTED
+
+
+def test_a_stop_of_a_cancelled_attempt_is_a_cancellation(lone_world, directory):
+    ledger = Ledger(directory)
+    claim = Claim(ledger, ledger.claim())
+    stopping = Stopping(lone_world, ClusterEnvironment.from_environment({}), StopRequest(), claim=claim)
+    directory.stop_file(claim.attempt).touch()
+    assert stopping.begin(Stop(StopKind.SIGNAL, signal.SIGTERM), 1e9)
+    assert stopping.reason is Reason.CANCELLED

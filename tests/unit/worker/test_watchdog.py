@@ -38,6 +38,7 @@ OTHERS = (
     "is_suspended",
     "is_asked",
     "blocks_signals",
+    "is_cancelled",
     "loses_a_peer",
     "loses_a_peer_and_raises",
     "loses_a_peer_and_takes_its_time_to_raise",
@@ -172,6 +173,11 @@ def test_stacks_that_are_asked_for_are_written_and_the_rank_continues(ended):
 
 def test_signals_go_to_the_main_thread_alone(ended):
     assert ended["blocks_signals"].out == "unblocking\nhandled\nthe end\n"
+
+
+def test_a_rank_whose_user_cancels_it_is_asked_to_stop_and_its_handlers_are_checked(ended):
+    left = ended["is_cancelled"]
+    assert (left.code, left.out) == (0, "SIGTERM True\nthe end\n")
 
 
 def bounds(**keys):

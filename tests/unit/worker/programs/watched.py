@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from hpctrain.config.health import Health
+from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.run.stacks import answer, request_stacks
 from hpctrain.run.times import STARTING, Times
 from hpctrain.worker import watchdog
@@ -24,6 +25,7 @@ watchdog.OWN_ERROR_S = 2.5
 moves = [0]
 errors = [""]
 times = Times(0.0)
+stop = StopRequest()
 
 
 def move(seconds):
@@ -185,6 +187,16 @@ def blocks_signals():
     move(0.1)
 
 
+def is_cancelled():
+    """With a library that takes the signals; the stop comes from the watchdog alone."""
+    stop.install()
+    move(0.3)
+    previous = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while stop.pending is None:
+        move(0.05)
+    print(stop.last_signal.name, signal.getsignal(signal.SIGTERM) == previous)
+
+
 class Rank:
     """What the watchdog reads of this process."""
 
@@ -192,6 +204,8 @@ class Rank:
 
     def __init__(self, folder):
         self.times = times
+        self.stop = stop
+        self.is_cancelled = name == "is_cancelled"
         self.stacks = folder / "stacks"
         self.stacks_request = folder / "request"
         self.program = HostProgram() if name.endswith("in_a_program") else None
