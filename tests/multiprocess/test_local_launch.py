@@ -17,8 +17,10 @@ from pathlib import Path
 import pytest
 
 from hpctrain.attempt.out_of_memory import oom_kills
+from hpctrain.launch.cancellation import cancel
 from hpctrain.launch.prepare import prepare
 from hpctrain.launch.rank_command import rank_variables
+from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import read_exit_records
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.owner import Owner
@@ -207,11 +209,10 @@ def test_a_second_ctrl_c_ends_at_once(launch, record):
 
 @pytest.mark.nightly  # the gate has two other second ones
 def test_a_second_ctrl_c_ends_ranks_that_wait_for_each_other_at_once(launch, record):
-    command = launch(TRIAL_ACT="1:3:SIGSTOP")
-    wait_for(lambda: stopped(command.path), "rank 1 to be stopped")
-    (rank_one,) = stopped(command.path)
+    command = launch(TRIAL_ACT="1:3:hang")
+    command.wait_for_log("hanging", 1)
     command.signal(signal.SIGINT)
-    wait_for(lambda: is_pending(rank_one, signal.SIGINT), "the first Ctrl-C to be passed on")
+    command.wait_for_log(f"hears {signal.SIGINT:d}", 1)
     command.signal(signal.SIGINT)
     code, _, err = command.wait()
     assert code == 4, err
@@ -248,13 +249,6 @@ def stopped(path):
             if " T " in Path(f"/proc/{pid}/stat").read_text():
                 found.append(pid)
     return found
-
-
-def is_pending(pid, number):
-    """Whether the signal was sent to a process that can't handle it now."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    pending = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("SigPnd", "ShdPnd"))]
-    return any(mask >> (number - 1) & 1 for mask in pending)
 
 
 @pytest.mark.nightly
@@ -523,26 +517,93 @@ def keeps(tmp_path):
     return f"notify.command='{written}; echo kept; sleep 600'"
 
 
-def test_a_command_learns_of_a_runs_start_its_interruption_and_its_end(launch, start, tmp_path, keeps):
+def test_a_command_learns_of_a_runs_start_its_cancellation_and_its_end(launch, start, record, tmp_path, keeps):
     """And hangs each time."""
     command = launch("trainer.max_steps=60", keeps, "notify.timeout_s=600", TRIAL_SLEEP="0.1")
     command.wait_for_log("step 1/60")
-    command.signal(signal.SIGINT)
+    run = RunDirectory.at(command.path)
+    assert cancel(run) == f"asked process {command.process.pid} to stop after its current step and save"
+    assert "once more" in cancel(run)  # which isn't a second Ctrl-C
     code, _, err = command.wait()
-    assert code == 4, err
+    assert code == 3, err
+    ((_, reason, last),) = record.attempts
+    assert (reason, record.steps) == ("cancelled", [last])
+    assert cancel(run) == "nothing to cancel: the run is cancelled"
     assert "notify.command took more than" in err
     code, _, err = start("resume", str(command.path), "trainer.max_steps=20", "notify.timeout_s=1").wait()
     assert code == 0, err
     found = notifications(tmp_path / "seen")
     assert [(one["event"], one["attempt"], one["job_id"]) for one in found] == [
         ("started", 1, None),
-        ("interrupted", 1, None),
+        ("cancelled", 1, None),
         ("started", 2, None),
         ("completed", 2, None),
     ]
     stopped = found[1]["step"]
-    assert found[1]["message"].startswith(f"interrupted after step {stopped}; the run ends here; to resume: ")
+    assert found[1]["message"].startswith(f"cancelled after step {stopped}; the run ends here; to resume: ")
     assert (command.path / "logs" / "notify.log").read_text() == "kept\n" * 4
+
+
+@pytest.mark.nightly
+def test_a_suspended_run_is_cancelled(launch, start, record):
+    command = launch("trainer.max_steps=60", TRIAL_ACT="1:3:SIGSTOP")
+    wait_for(lambda: stopped(command.path), "rank 1 to be stopped")
+    command.signal(signal.SIGSTOP)
+    wait_for(lambda: command.process.pid in stopped(command.path), "the launcher to be stopped")
+    cancel(RunDirectory.at(command.path))
+    code, _, err = command.wait()
+    assert code == 3, err
+    code, _, err = start("resume", str(command.path)).wait()
+    assert code == 0, err
+    assert [entry[1] for entry in record.attempts] == ["cancelled", "completed"]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_run_is_cancelled_from_another_machine(start, record, tmp_path, processes):
+    words = [f"run_dir={tmp_path / 'run'}", f"cluster.processes_per_node={processes}", *TRIAL, "trainer.max_steps=1000"]
+    command = start(*words, TRIAL_SLEEP="0.1")
+    command.wait_for_log("step 1/1000")
+    owner = RunDirectory.at(command.path).claim(1) / "owner.json"
+    owner.write_text(json.dumps({**json.loads(owner.read_text()), "host": "another"}))
+    assert cancel(RunDirectory.at(command.path)).startswith(f"asked process {command.process.pid} on another to stop")
+    code, _, err = command.wait()
+    assert code == 3, err
+    assert [entry[1] for entry in record.attempts] == ["cancelled"]
+
+
+@pytest.mark.nightly
+def test_ranks_by_hand_are_cancelled(variables, tmp_path, run_at):
+    words = [*TORCHRUN, *TRIAL, "trainer.max_steps=1000", f"run_dir={tmp_path / 'run'}"]
+    command = Command(words, {**variables, "TRIAL_SLEEP": "0.1"}, tmp_path, tmp_path / "run")
+    try:
+        command.wait_for_log("step 1/1000")
+        cancel(RunDirectory.at(command.path))
+        command.wait()
+        assert [entry[1] for entry in run_at(command.path).attempts] == ["cancelled"]
+    finally:
+        command.kill()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("search", [[], ["sweep=asha", "sweep.min_steps=20"]], ids=["grid", "asha"])
+@pytest.mark.parametrize("named", ["run", "run/0"])
+def test_a_sweep_is_cancelled_as_a_whole_or_one_run_of_it(start, variables, tmp_path, search, named):
+    steps = ["trainer.max_steps=60", "trainer.eval_every_steps=20"]
+    varied = ["optimizer.lr=0.01,0.02,0.03"]
+    command = start("-m", f"run_dir={tmp_path / 'run'}", *TRIAL, *steps, *search, *varied, TRIAL_SLEEP="0.1")
+    first = tmp_path / "run" / "0" / "logs" / "rank_0.log"
+    wait_for(lambda: first.exists() and "step 1/60" in first.read_text(), "the first run")
+    words = [sys.executable, "-m", "hpctrain", "cancel", str(tmp_path / named)]
+    subprocess.run(words, env=variables, check=True, capture_output=True)
+    code, out, err = command.wait()
+    assert code == 3, out + err
+    runs = [RunDirectory.at(tmp_path / "run" / str(number)) for number in range(3)]
+    reasons = [[str(attempt.reason) for attempt in Ledger(run).attempts()] for run in runs]
+    assert reasons[0] == ["cancelled"]
+    assert (reasons[1:] == [[], []]) == (named == "run")
+    code, out, err = start("resume", str(tmp_path / "run")).wait()
+    assert code == 0, out + err
 
 
 def test_a_command_learns_of_a_process_that_was_killed(fork_server, tmp_path, keeps):
