@@ -43,8 +43,8 @@ def fit(config: Config, *, task: Callable[..., Task] | None = None) -> Run:
     that has stopped, it continues exactly where it was saved.
 
     After Ctrl-C or another signal to stop, the run finishes its step and is saved; then the program gets the signal:
-    Ctrl-C raises KeyboardInterrupt. A second Ctrl-C raises it at once, without a save. In another thread than the main
-    one, no signal reaches the run: call `Run.cancel`.
+    Ctrl-C raises KeyboardInterrupt. A second Ctrl-C raises it at once, without a save. `Run.cancel` also stops the run,
+    from another thread or process. In another thread than the main one, no signal reaches the run.
 
     Args:
         config: from `compose`, with `cluster=local` and one rank.
@@ -58,7 +58,7 @@ def fit(config: Config, *, task: Callable[..., Task] | None = None) -> Run:
         ConfigError: the configuration can't work, or asks for a job or several ranks.
         RunDirectoryError: the run is running, or its directory can't be written.
         Exception: the error that ended the training, as the task or hpctrain raised it.
-        RunFailedError: the run was stopped in another way.
+        RunFailedError: the run was cancelled, or stopped in another way.
     """
     from hpctrain.api.training import train_here
     from hpctrain.config.main_module import require_task

@@ -28,7 +28,8 @@ class Health(require.Checked):
     eval_timeout_s: Annotated[float | None, require.between(1, LONGEST_S)] = None
     """Seconds without an evaluated batch during an evaluation. null: 1800, or `hang_timeout_s` if that is longer."""
     save_timeout_s: Annotated[float | None, require.between(1, LONGEST_S)] = None
-    """Seconds for one save. null: 1800, or `hang_timeout_s` if that is longer."""
+    """Seconds for one save, and for a program of a run without a job to end after `cancel`. null: 1800, or
+    `hang_timeout_s` if that is longer."""
 
     def bound_s(self, key: str) -> float:
         """The value of a key of this group in seconds, or its default if it is null."""

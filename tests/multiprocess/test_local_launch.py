@@ -24,6 +24,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import read_exit_records
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.owner import Owner
+from hpctrain.status.report import read_statuses
 
 PATIENCE_S = 150.0
 TRIAL = (
@@ -604,6 +605,30 @@ def test_a_sweep_is_cancelled_as_a_whole_or_one_run_of_it(start, variables, tmp_
     assert (reasons[1:] == [[], []]) == (named == "run")
     code, out, err = start("resume", str(tmp_path / "run")).wait()
     assert code == 0, out + err
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("suspended", [False, True])
+def test_a_cancelled_program_is_cancelled_everywhere_and_resumed(start, record, tmp_path, keeps, suspended):
+    saves = f"trap 'touch {tmp_path}/saved; exit 0' TERM; [ -e {tmp_path}/saved ] || while true; do sleep 0.1; done"
+    script = f"echo ready; {saves} # {tmp_path / 'run'}"
+    words = ["code.snapshot=none", TWO, keeps, "notify.timeout_s=1", "notify.on=[cancelled]", "--", "sh", "-c", script]
+    command = start("run", f"run_dir={tmp_path / 'run'}", *words)
+    for rank in range(2):
+        command.wait_for_log("ready", rank)
+    shells = [pid for pid, line in processes_of(command.path).items() if line.startswith("sh -c")]
+    for pid in shells if suspended else []:
+        os.kill(pid, signal.SIGSTOP)
+    run = RunDirectory.at(command.path)
+    cancel(run)
+    code, _, err = command.wait()
+    assert (code, len(shells)) == (3, 2), err
+    assert "to resume: python -m hpctrain resume" in err
+    assert [one["reason"] for one in notifications(tmp_path / "seen")] == ["cancelled"]
+    assert read_statuses([run])[0].state == "cancelled"
+    code, _, err = start("resume", str(command.path)).wait()
+    assert code == 0, err
+    assert [entry[1] for entry in record.attempts] == ["cancelled", "completed"]
 
 
 def test_a_command_learns_of_a_process_that_was_killed(fork_server, tmp_path, keeps):
