@@ -139,20 +139,22 @@ def _stop_process(directory: RunDirectory) -> list[str]:
             f"process {owner.pid} should be the run's, but it is `{owner.command[:80]}`: no signal was sent"
         )
     again = directory.is_cancelled(number)
+    problem = ""
     try:
         with directory.permissions():
             write_json(directory.stop_file(number), {"signal": None, "time": time.time(), "deadline": None})
     except OSError as error:
+        problem = f"{directory.stop_file(number)} can't be written ({error.strerror}), by which it is asked to stop"
         if not takes_signals:
-            problem = f"{directory.stop_file(number)} can't be written ({error.strerror}), by which it is asked to stop"
             raise HpctrainError(problem) from error
     _record_cancelled(directory, cancelled=True)
     # a second SIGINT would end it at once, without a save; a suspended process gets the first when it continues
-    numbers = [signal.SIGINT] if takes_signals and not again else []
-    for signal_number in [*numbers, signal.SIGCONT] if owner.is_here else []:
-        try:
+    signals = [signal.SIGINT] if takes_signals and not again else []
+    try:
+        for signal_number in [*signals, signal.SIGCONT] if owner.is_here else []:
             os.kill(owner.pid, signal_number)
-        except OSError as error:
-            raise HpctrainError(f"process {owner.pid} can't be stopped: {error.strerror}") from error
+    except OSError as error:
+        if problem:
+            raise HpctrainError(f"process {owner.pid} can't be stopped: {error.strerror}; {problem}") from error
     place = f"process {owner.pid}" if owner.is_here else f"process {owner.pid} on {owner.host}"
     return [f"asked {place}{' once more' if again else ''} to stop after its current step and save"]

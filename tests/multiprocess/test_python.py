@@ -40,6 +40,7 @@ def test_a_program_trains_a_class_of_its_own_and_resumes_it_exactly(own_program,
     refused, done = report["thread"]
     assert refused.startswith("another run is training in this process")
     assert re.fullmatch(r"asked process \d+ to stop after its current step and save", done)
+    assert re.search(r"/cancelled: cancelled at step \d+; to resume: hpctrain.Run", report["cancelled"])
     assert report["passed_on"] == {
         "sigterm": ["RunFailedError", "interrupted", 1, "SIGTERM"],
         "twice": ["KeyboardInterrupt", "interrupted", 0],

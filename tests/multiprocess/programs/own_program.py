@@ -68,6 +68,8 @@ class Line(Task):
             self.calls += 1
             for number in interrupts.pop(self.calls, ()):
                 signal.raise_signal(number)
+            if self.calls > 3 * STEPS:
+                time.sleep(0.05)  # it trains until it is cancelled
         return nn.functional.mse_loss(model(batch[0]), batch[1])
 
 
@@ -173,6 +175,24 @@ def in_a_thread(folder: Path) -> tuple[str, str]:
     return refused, done
 
 
+def cancelled(folder: Path) -> str:
+    """Train in the main thread, and cancel from another one; return the error."""
+    words = {**WORDS, "trainer.max_steps": 10**6, "trainer.max_epochs": None, "run_dir": folder / "cancelled"}
+
+    def cancel() -> None:
+        while not (folder / "cancelled" / "metrics.jsonl").exists():
+            time.sleep(0.01)
+        hpctrain.Run(folder / "cancelled").cancel()
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(cancel)
+        try:
+            hpctrain.fit(hpctrain.compose(words, task=Line))
+        except hpctrain.RunFailedError as error:
+            return str(error)
+    raise AssertionError
+
+
 def refusals(run: hpctrain.Run) -> list[str]:
     """What is refused, in one line each."""
     config, task = replace(run.config, run_dir=None), Line()
@@ -220,7 +240,12 @@ def main(home: Path, steps: list[int]) -> None:
         with output_to(OnlyWrites()), torch.inference_mode():
             given = hpctrain.fit(hpctrain.compose({**WORDS, "run_dir": home / "given"}, task=maker), task=maker)
         assert not given.load_model(task=maker).training
-        report |= {"given": summary(given), "thread": in_a_thread(home), "failure": failure(home)}
+        report |= {
+            "given": summary(given),
+            "thread": in_a_thread(home),
+            "cancelled": cancelled(home),
+            "failure": failure(home),
+        }
         report |= {"refusals": refusals(straight), "passed_on": passed_on(home)}
     (home / "report.json").write_text(json.dumps(report))
 
