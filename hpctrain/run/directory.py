@@ -216,7 +216,7 @@ class RunDirectory:
     @property
     def sweep_stop_file(self) -> Path:
         """In a sweep's directory: by it the user keeps a sweep on one machine from beginning another run."""
-        return self.path / "sweep.stop"
+        return self.path / "sweep_stop"
 
     def ranks_with(self, pattern: Path) -> list[int]:
         """The ranks that have such a file; ``pattern`` is the path for the rank `*`, as in ``rank_log("*")``."""

@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from hpctrain.config.health import Health
+from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.worker import watchdog
 
 
@@ -64,6 +65,10 @@ class Watched:
 
     times = SimpleNamespace(doing="train_s")
     description = "the loop"
+    is_cancelled = False
+    stop = StopRequest()
+    program = None
+    communication_error = ""
     record_hang = print
 
     def __init__(self, loop: Loop, folder: Path) -> None:

@@ -21,6 +21,7 @@ import sys, time
 from hpctrain.config.health import Health
 from hpctrain.worker import watchdog
 from types import SimpleNamespace
+from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.run.directory import RunDirectory
 
 def train():
@@ -37,6 +38,8 @@ watched = SimpleNamespace(
     description=f"rank {rank} of 2",
     program=None,
     communication_error="",
+    is_cancelled=False,
+    stop=StopRequest(),
 )
 with watchdog.Watchdog(Health(), watched, tick_s=0.05):
     print("running", flush=True)

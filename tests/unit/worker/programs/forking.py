@@ -10,6 +10,7 @@ import time
 from types import SimpleNamespace
 
 from hpctrain.config.health import Health
+from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.worker.watchdog import Watchdog
 
 FORKS = 300
@@ -19,6 +20,8 @@ class Rank:
     times = SimpleNamespace(doing="train_s")
     stacks = stacks_request = program = None
     communication_error = ""
+    is_cancelled = False
+    stop = StopRequest()
 
     @property
     def progress(self):
