@@ -1,7 +1,8 @@
 """Report to hpctrain from any program, and learn when to stop.
 
 Standard library only: import it from hpctrain, or copy this file into a project. Outside of a run of hpctrain, every
-function works and reports nothing. Example; all ranks call `should_stop` after each step:
+function works and reports nothing. A report never ends the training: what is wrong with it is a warning on standard
+error, one for each kind of report. Example; all ranks call `should_stop` after each step:
 
     session.start(total_steps=1000)
     save = session.last_save()
@@ -26,21 +27,25 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
+import functools
 import json
 import math
-import operator
 import os
 import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any, Mapping, NamedTuple  # noqa: UP035 - Python 3.9
+from typing import Any, Callable, Mapping, NamedTuple, TypeVar, cast  # noqa: UP035 - Python 3.9
 
 STEP_EVERY_S = 0.05  # between reports of steps that have no metrics
 DEADLINE_MARGIN_S = 30.0  # before the deadline; or a tenth of the program's time, if that is less
 WAIT_S, METRICS_WAIT_S = 5.0, 1.0  # while the pipe is full; a step without metrics doesn't wait
 MAX_LINE = 4096  # bytes; Linux may tear longer ones (PIPE_BUF)
+MAX_SHOWN = 200  # characters of a value in a warning
+MAX_STEP = 2**53  # not every reader of JSON keeps larger numbers exact
 AGREE_EVERY_S, MAX_CALLS, LONG_STEP_S = 0.02, 16, 0.5
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Save(NamedTuple):
@@ -55,9 +60,10 @@ class _Session:
         self.forked_from = forked_from  # kept: to end its groups would wait for threads that this process doesn't have
         self.muted = forked_from is not None
         self.folder = os.environ.get("HPCTRAIN_SESSION", "")
-        self.deadline = float(os.environ.get("HPCTRAIN_DEADLINE") or math.inf)
+        self.warned: set[str] = set() if forked_from is None else forked_from.warned
+        self.deadline = self.variable("HPCTRAIN_DEADLINE", math.inf, float, "a time in seconds")
         self.margin_s = min(DEADLINE_MARGIN_S, (self.deadline - time.time()) / 10)
-        self.started = self.stopping = self.agreed = self.stalled = self.warned = False
+        self.started = self.stopping = self.agreed = self.stalled = self.divided = False
         self.handlers: dict[int, Any] = {}
         self.stacks: Any = None
         self.pipe: int | None = None
@@ -67,10 +73,10 @@ class _Session:
         self.agreement: _Agreement | None = None
 
     def install(self) -> None:
-        for name in {"TERM", os.environ.get("HPCTRAIN_STOP_SIGNAL") or "TERM"}:
-            number = getattr(signal, "SIG" + name)
-            if number not in self.handlers:
-                self.handlers[number] = signal.signal(number, self.handle)
+        number = self.variable("HPCTRAIN_STOP_SIGNAL", signal.SIGTERM, _signal, "a signal such as TERM")
+        for each in dict.fromkeys((signal.SIGTERM, number)):
+            if each not in self.handlers:
+                self.handlers[each] = signal.signal(each, self.handle)
         if not self.stacks and signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, signal.SIG_IGN) and self.open():
             # unbuffered and for appending: the reader may empty the file between two requests
             self.stacks = Path(self.folder, f"stacks_{os.getpid()}").open("ab", 0)  # noqa: SIM115
@@ -88,20 +94,22 @@ class _Session:
             try:
                 self.pipe = os.open(f"{self.folder}/events", os.O_WRONLY | os.O_NONBLOCK)
             except OSError as error:
-                self.warn(f"can't report to hpctrain: {error}")
+                self.warn("open", f"can't report to hpctrain: {error}")
                 self.folder = ""
         return self.pipe is not None
 
     def write(self, event: str, wait_s: float = WAIT_S, **fields: Any) -> None:
         if not self.open():
             return
-        rank = int(os.environ.get("RANK") or ((dist := _distributed()) and dist.get_rank()) or 0)
+        dist = _distributed()
+        rank = self.variable("RANK", 0 if dist is None else dist.get_rank(), _whole_number_in, "a rank's number")
         record = {"event": event, "rank": rank, "pid": os.getpid(), **fields, "time": time.time()}
         line = json.dumps(record).encode() + b"\n"
         if len(line) > MAX_LINE:
             metrics = list((fields.pop("metrics", None) or {}).items())
             if len(metrics) < 2:
-                self.warn(f"a report has {len(line)} bytes, more than {MAX_LINE}, and is skipped: {line[:80]!r}")
+                problem = f"a report has {len(line)} bytes, more than {MAX_LINE}, and is skipped: {line[:80]!r}"
+                self.warn("line", problem)
                 return
             for part in metrics[: len(metrics) // 2], metrics[len(metrics) // 2 :]:
                 self.write(event, wait_s, **fields, metrics=dict(part))
@@ -118,25 +126,38 @@ class _Session:
                     self.stalled = self.stalled or wait_s > 0
                     return
                 time.sleep(0.005)
-            except OSError:  # the reader has gone
-                os.close(self.pipe)
+            except OSError:  # the reader has gone, or the program has closed the pipe
+                with contextlib.suppress(OSError):
+                    os.close(self.pipe)
                 self.pipe, self.folder = None, ""
 
     def numbers(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        for name, value in metrics.items():
+        try:
+            items = list(metrics.items())
+        except Exception:
+            self.warn("metrics", f"expected the metrics as numbers by name, got {_shown(metrics)}: they are skipped")
+            return found
+        for name, value in items:
             try:
                 number = float(value.item() if hasattr(value, "item") else value)
                 found[str(name)] = number if math.isfinite(number) else str(number)
-            except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
-                self.warn(f"the metric {name!r} isn't a number, and is skipped: {error}")
+            except Exception as error:  # an `item` of the user's may raise anything
+                self.warn("metric", f"the metric {_shown(name)} isn't a number, and is skipped: {_shown(error, str)}")
         return found
 
-    def warn(self, problem: str) -> None:
-        # a report mustn't end a training
-        if not self.warned:
-            print(f"hpctrain.session: {problem}", file=sys.stderr)  # noqa: T201
-        self.warned = True
+    def variable(self, name: str, default: Any, convert: Callable[[str], Any], expected: str) -> Any:
+        text = os.environ.get(name)
+        with contextlib.suppress(ValueError, OverflowError, KeyError):
+            return convert(text) if text else default
+        self.warn(name, f"expected the variable {name} to be {expected}, got {_shown(text)}: it is ignored")
+        return default
+
+    def warn(self, kind: str, problem: str) -> None:
+        if kind not in self.warned and sys.stderr is not None:
+            with contextlib.suppress(Exception):  # standard error may be closed, or on a full disk
+                print(f"hpctrain.session: {problem}", file=sys.stderr, flush=True)  # noqa: T201
+        self.warned.add(kind)
 
     def flush(self) -> None:
         if self.newest is not None:
@@ -188,25 +209,50 @@ class _Agreement:
         return bool(stop)
 
 
-def start(*, total_steps: int | None = None) -> None:
+def _report(function: F) -> F:
+    # whatever a report gets and meets, the training goes on
+    @functools.wraps(function)
+    def report(*arguments: Any, **options: Any) -> None:
+        try:
+            function(*arguments, **options)
+        except Exception as error:
+            name = function.__name__
+            _session.warn(name, f"a call of {name}() is skipped: {_shown(error, str)}")
+
+    return cast(F, report)
+
+
+@_report
+def start(*, total_steps: float | None = None) -> None:
     """Report the start and, in the main thread, handle the stop signal; its earlier handler is called as well."""
     now = _session
     now.muted = False
-    with contextlib.suppress(ValueError):  # in another thread than the main one
+    try:
         now.install()
+    except ValueError:  # in another thread than the main one
+        pass
+    except Exception as error:  # the start itself is still to be reported
+        now.warn("install", f"can't handle signals: {_shown(error, str)}")
     if not now.started or total_steps is not None:
         now.started = True
-        now.write("start", total_steps=total_steps, stacks=now.stacks is not None)
+        steps = None
+        try:
+            is_endless = total_steps is None or (isinstance(total_steps, float) and total_steps == math.inf)
+            steps = None if is_endless else _whole_number(total_steps)
+        except ValueError as error:
+            now.warn("total_steps", f"total_steps is ignored: {error}")
+        now.write("start", total_steps=steps, stacks=now.stacks is not None)
 
 
-def step(n: int, metrics: Mapping[str, Any] | None = None) -> None:
+@_report
+def step(n: float, metrics: Mapping[str, Any] | None = None) -> None:
     """Report ``n`` completed optimizer steps, over all attempts, and metrics by name; rank zero's are recorded."""
     now = _session
     if not now.folder or now.muted:
         return
-    now.newest = operator.index(n)
-    if metrics:
-        now.write("step", METRICS_WAIT_S, step=now.newest, metrics=now.numbers(metrics))
+    now.newest = _whole_number(n)
+    if metrics is not None and (values := now.numbers(metrics)):
+        now.write("step", METRICS_WAIT_S, step=now.newest, metrics=values)
         now.newest = None
     elif time.monotonic() - now.reported_at >= STEP_EVERY_S:
         now.reported_at = time.monotonic()
@@ -217,10 +263,11 @@ def should_stop() -> bool:
     """Whether to save and leave: a signal or hpctrain asked for it, or the deadline is near. It stays true.
 
     Collective once torch.distributed is initialised: all ranks call it equally often, and get the same answer, which
-    may be that of an earlier call. Raises RuntimeError if another rank is lost.
+    may be that of an earlier call. Raises RuntimeError if another rank is lost. Where the ranks can't agree, as without
+    gloo, a warning says so, and the answer stays False.
     """
     now = _session
-    if now.muted or now.agreed:
+    if now.muted or now.agreed or now.divided:
         return now.agreed
     if not now.started:
         start()
@@ -228,7 +275,13 @@ def should_stop() -> bool:
     stop = bool(cause)
     if dist is not None and dist.get_world_size() > 1:
         if now.agreement is None or now.agreement.world is not dist.group.WORLD:
-            now.agreement = _Agreement(dist)
+            try:
+                now.agreement = _Agreement(dist)
+            except Exception as error:  # on all ranks alike, as far as torch can tell
+                # ranks that stop after different steps would wait for each other until they are killed
+                now.divided = True
+                now.warn("agree", f"the ranks can't agree on a stop, so should_stop() stays False: {error}")
+                return False
         stop = now.agreed = now.agreement.decide(stop)
     if stop and not now.stopping:
         now.stopping = True
@@ -240,17 +293,21 @@ def should_stop() -> bool:
 def seconds_left() -> float | None:
     """Seconds until this process is killed; None if that isn't known."""
     deadline = _session.deadline
-    with contextlib.suppress(OSError, ValueError):
-        deadline = json.loads(Path(_session.folder or os.devnull, "stop").read_text()).get("deadline") or deadline
-    return None if math.isinf(deadline) else max(0.0, deadline - time.time())
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
+        stop = json.loads(Path(_session.folder or os.devnull, "stop").read_text())
+        deadline = float(stop.get("deadline") or deadline)
+    return max(0.0, deadline - time.time()) if math.isfinite(deadline) else None
 
 
-def saved(step: int, path: str | os.PathLike[str]) -> None:
+@_report
+def saved(step: float, path: str | bytes | os.PathLike[Any]) -> None:
     """Report a save, complete on disk, from which the run can resume; those of rank zero are recorded."""
     _session.flush()
-    _session.write("saved", step=operator.index(step), path=os.path.abspath(path))  # noqa: PTH100 - keeps links
+    place = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - keeps links
+    _session.write("saved", step=_whole_number(step), path=place)
 
 
+@_report
 def done() -> None:
     """Report that the run is complete. Without it, an end after a stop is an interruption, whatever the exit code."""
     _session.flush()
@@ -263,34 +320,75 @@ def run_dir() -> Path | None:
 
 
 def checkpoint_dir(default: str | os.PathLike[str] = "checkpoints") -> Path:
-    """Return the run's folder for saves, ``default`` outside of a run; it is made if it is missing."""
-    folder = Path(os.environ.get("HPCTRAIN_CHECKPOINT_DIR") or default)
-    folder.mkdir(parents=True, exist_ok=True)
+    """Return the run's folder for saves, ``default`` outside of a run; it is made if it is missing and can be made."""
+    try:
+        folder = Path(os.environ.get("HPCTRAIN_CHECKPOINT_DIR") or default)
+    except TypeError:
+        _session.warn("default", f"expected the path of a folder for saves, got {_shown(default)}: using checkpoints")
+        folder = Path("checkpoints")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:  # a save into it fails, and says why; until then, training goes on
+        _session.warn("mkdir", f"the folder for saves can't be made: {error}")
     return folder
 
 
 def attempt() -> int:
     """Return the number of this attempt, counted from 1."""
-    return int(os.environ.get("HPCTRAIN_ATTEMPT") or 1)
+    number: int = _session.variable("HPCTRAIN_ATTEMPT", 1, _whole_number_in, "an attempt's number")
+    return number
 
 
 def last_save() -> Save | None:
-    """Return the newest reported save that still exists; None without one, as in the first attempt."""
+    """Return the newest reported save that still exists; None without one, as in the first attempt.
+
+    Raises OSError if the records of saves can't be read: with None, the program would begin from scratch.
+    """
     folder = run_dir()
     if folder is None or not (folder / "saves.jsonl").exists():
         return None
     for line in reversed((folder / "saves.jsonl").read_text(errors="replace").splitlines()):
         with contextlib.suppress(ValueError, TypeError, KeyError):  # a crash left it incomplete, or someone edited it
             record = json.loads(line)
-            found = Save(operator.index(record["step"]), folder / record["path"])
+            found = Save(_whole_number(record["step"]), folder / record["path"])
             if os.path.exists(found.path):  # noqa: PTH110 - never raises
                 return found
     return None
 
 
+def _whole_number(value: Any) -> int:
+    # 2.0, an integer of NumPy and a tensor with one element are whole numbers, too
+    if type(value) is int and 0 <= value <= MAX_STEP:
+        return value
+    with contextlib.suppress(Exception):  # an `item` of the user's may raise anything
+        number = value.item() if hasattr(value, "item") else value
+        whole = int(number)
+        if whole == number and 0 <= whole <= MAX_STEP:
+            return whole
+    raise ValueError(f"expected a whole number from 0 to 2**53, got {_shown(value)}")
+
+
+def _whole_number_in(text: str) -> int:
+    return _whole_number(int(text))
+
+
+def _signal(name: str) -> signal.Signals:
+    return signal.Signals["SIG" + name]
+
+
+def _shown(value: Any, spell: Callable[[Any], str] = repr) -> str:
+    try:
+        text = " ".join(spell(value).split())
+    except Exception:  # a `repr` of the user's may raise anything
+        text = type(value).__name__
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
 def _distributed() -> Any:
     dist = sys.modules.get("torch.distributed")
-    return dist if dist is not None and dist.is_available() and dist.is_initialized() else None
+    with contextlib.suppress(AttributeError):  # torch is still being imported, or is another module of this name
+        return dist if dist is not None and dist.is_available() and dist.is_initialized() else None
+    return None
 
 
 def _forked() -> None:
@@ -305,9 +403,11 @@ def _forked() -> None:
         if earlier.stacks:
             faulthandler.unregister(signal.SIGUSR1)
         if earlier.pipe is not None:
-            os.close(earlier.pipe)
+            with contextlib.suppress(OSError):  # the program may have closed it
+                os.close(earlier.pipe)
 
 
+@_report
 def _exit() -> None:
     _session.flush()
     if _session.pipe is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import signal
 from collections.abc import Iterator
@@ -78,8 +79,10 @@ class SessionCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Report the number of steps."""
         self.on_sanity_check_start(trainer, pl_module)
-        total = trainer.estimated_stepping_batches
-        session.start(total_steps=int(total) if math.isfinite(total) else None)
+        total = math.inf
+        with contextlib.suppress(MisconfigurationException):  # accumulation changes in the course of the epochs
+            total = trainer.estimated_stepping_batches
+        session.start(total_steps=total if total >= 0 else None)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Report a step, and save if the run has to stop; collective."""

@@ -10,9 +10,13 @@ import signal
 import subprocess
 import sys
 import time
+from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
 from hpctrain import session
 
@@ -198,9 +202,112 @@ def test_what_cannot_be_reported_is_skipped_with_one_warning(start, reader, call
     assert [event.get("metrics") for event in reader.events()] == [{"b": 2.0}, {"b": 2.0}, None]
 
 
-def test_a_step_is_a_whole_number(start, reader):
-    expected = "TypeError: 'float' object cannot be interpreted as an integer"
-    assert ended(start("session.step(1.5)", reader), 1).splitlines()[-1] == expected
+@pytest.mark.parametrize(
+    "value", [2, 2.0, np.int64(2), np.float32(2), np.array([2]), torch.tensor(2), torch.tensor([2.0]), Decimal(2)]
+)
+def test_whole_numbers_of_any_type(value):
+    found = session._whole_number(value)
+    assert (found, type(found)) == (2, int)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [1.5, -1, 2**53 + 1, 10**400, math.nan, math.inf, "2", None, [2], {}, 1j, np.ones(2), torch.ones(2), object],
+)
+def test_what_is_no_whole_number(value):
+    with pytest.raises(ValueError, match=r"^expected a whole number from 0 to 2\*\*53, got \S"):
+        session._whole_number(value)
+
+
+def test_no_report_ends_the_training(start, reader):
+    """All wrong arguments in one program, with one warning for each kind of problem."""
+    program = """
+class Odd:
+    def __getattr__(self, name): raise OSError(name)
+    __repr__ = __str__ = __index__ = __iter__ = None
+numbers = [-1, 1.5, float("nan"), float("inf"), 10**400, 2**70, 1j]
+wrong = [Odd(), None, "2", b"2", [2], {}, object, bytes(2), chr(0xdcff), *numbers]
+for value in wrong:
+    session.start(total_steps=value)
+    session.step(value)
+    session.step(1, value)
+    session.step(1, {"a": value})
+    session.step(1, {value: 1}) if value.__hash__ else None
+    session.saved(value, "x")
+    session.saved(1, value)
+    session.checkpoint_dir(value)
+session.start(1)
+session.step()
+session.done(1)
+print(session.should_stop(), session.seconds_left(), session.attempt())
+session.step(2.0, {"b": 2})
+session.saved(2.0, b"x")
+os.close(session._session.pipe)
+session.step(3, {"c": 3})
+session.done()
+"""
+    variables = {"HPCTRAIN_DEADLINE": "soon", "HPCTRAIN_STOP_SIGNAL": "STOPPING", "HPCTRAIN_ATTEMPT": "1st"}
+    lines = ended(start(program, reader, RANK="abc", **variables)).splitlines()
+    assert "False None 1" in lines
+    warnings = [line.removeprefix("hpctrain.session: ") for line in lines if line != "False None 1"]
+    assert len({" ".join(line.split()[:4]) for line in warnings}) == len(warnings)
+    for name in (*variables, "RANK"):
+        assert any(f"expected the variable {name} to be" in line for line in warnings)
+    for call in ("start", "step", "saved", "done"):
+        assert any(f"a call of {call}() is skipped: " in line for line in warnings)
+    events = reader.events()
+    assert {event["rank"] for event in events} == {0}
+    assert [event for event in events if event.get("metrics") == {"b": 2.0}][-1]["step"] == 2
+    assert (events[-1]["event"], events[-1]["step"]) == ("saved", 2)
+
+
+def test_nothing_of_the_system_ends_the_training(start, reader):
+    """A file where the stacks and the saves belong, a request that makes no sense, and no standard error."""
+    (reader.folder / "stop").write_text('["deadline"]')
+    program = f"""
+os.mkdir({str(reader.folder)!r} + f"/stacks_{{os.getpid()}}")
+open("file", "w").close()
+session.start()
+session.checkpoint_dir("file/saves")
+print(session.seconds_left(), session.should_stop())
+sys.stderr.close()
+session.step(1.5)
+sys.stderr = None
+session.saved(1.5, "x")
+sys.stderr = object()
+session.done(1)
+session.done()
+sys.stderr = None
+"""
+    output = ended(start(program, reader)).splitlines()
+    assert [line.rpartition(": ")[0] for line in output] == [
+        "hpctrain.session: can't handle signals: [Errno 21] Is a directory",
+        "hpctrain.session: the folder for saves can't be made: [Errno 20] Not a directory",
+        "",
+    ]
+    assert output[-1] == "None True"
+    assert [event["event"] for event in reader.events()] == ["start", "stopping", "done"]
+
+
+def test_ranks_that_can_not_agree_are_never_told_to_stop(monkeypatch, capsys):
+    class Distributed:
+        group = SimpleNamespace(WORLD=None)
+
+        @staticmethod
+        def new_group(**_):
+            raise RuntimeError("no gloo")
+
+        get_rank = staticmethod(lambda: 0)
+        get_world_size = staticmethod(lambda: 2)
+        is_available = is_initialized = staticmethod(lambda: True)
+
+    now = session._Session()
+    now.started = True
+    now.signalled = "SIGTERM"
+    monkeypatch.setattr(session, "_session", now)
+    monkeypatch.setitem(sys.modules, "torch.distributed", Distributed)
+    assert [session.should_stop(), session.should_stop()] == [False, False]
+    assert capsys.readouterr().err.count("the ranks can't agree on a stop, so should_stop() stays False: no gloo") == 1
 
 
 LOOP = """
