@@ -6,7 +6,6 @@ import contextlib
 import json
 import logging
 import os
-import signal
 import socket
 import subprocess
 import tempfile
@@ -20,20 +19,27 @@ from hpctrain.attempt.outcome import Outcome, resume_advice
 from hpctrain.config.notify import Notify
 from hpctrain.config.run_config import RunConfig
 from hpctrain.errors import ExitCode, HpctrainError
+from hpctrain.phrases import listed
 from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
+from hpctrain.run.process import command_line, kill_session, session_members
 from hpctrain.run.reason import Reason
 
 SOON_S = 5.0
 """Seconds for the last command if the nodes, the terminal or the next run wait for this process."""
 KILLED_S = 2.0
 """Seconds for killed processes to disappear: on a hanging file system, a process outlives SIGKILL."""
+LEFT_S = 0.2
+"""Seconds for child processes that end just after their command, such as the first ones of a pipeline."""
 POLL_S = 0.02
 LONGEST_MESSAGE = 500
 """Characters of a message."""
-IGNORING_SIGNALS = "trap '' TERM USR1 USR2; exec sh -c \"$1\""
-"""SLURM sends these to all processes of a job that it requeues, at the moment at which there is something to report."""
+WATCHED = "trap '' TERM USR1 USR2; (read x <&2 || { pkill -9 -s $$; kill -9 -$$; }) & exec sh -c \"$1\" 2>&1"
+"""Runs a command so that it ends with its launcher, however that ends: the kernel then closes the pipe at descriptor 2.
+
+SLURM sends the ignored signals to all processes of a job that it requeues, when there is something to report.
+"""
 EVENTS = {
     ExitCode.FINISHED: "completed",
     ExitCode.CANCELLED: "cancelled",
@@ -206,7 +212,8 @@ class _Command:
             return
         where = self.directory.notify_log
         if code is None:
-            log.warning("notify.command took more than %.0f s for %s: killed", time.monotonic() - began, event)
+            took_s = time.monotonic() - began
+            log.warning("notify.command took more than %.0f s for %s: killed with its child processes", took_s, event)
         elif code:
             log.warning("notify.command ended with %d for %s; its output is in %s", code, event, where)
 
@@ -218,26 +225,52 @@ class _Command:
             text.write(self.notification.to_json())
             text.seek(0)
             output = self._open_log(stack)
+            reader, writer = map(stack.enter_context, map(os.fdopen, os.pipe(), ("rb", "wb")))
             process = subprocess.Popen(
-                ["sh", "-c", IGNORING_SIGNALS, "sh", self.command],
+                ["sh", "-c", WATCHED, "sh", self.command],
                 env=self.environ,
                 stdin=text,
                 stdout=output,
-                stderr=subprocess.STDOUT,
+                stderr=reader,
                 start_new_session=True,
             )
-        while (code := process.poll()) is None and time.monotonic() < self.deadline:
+            while not (ended := _has_ended(process.pid)) and time.monotonic() < self.deadline:
+                time.sleep(POLL_S)
+            if ended:
+                self._report_left(process.pid, writer)
+            # before the shell is reaped: until then, no other process gets its number
+            kill_session(process.pid)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = process.wait(KILLED_S)
+            return code if ended else None
+        return None
+
+    def _report_left(self, leader: int, watch: IO[bytes]) -> None:
+        """Dismiss the watch, and warn of processes that the command left in the background."""
+        with contextlib.suppress(OSError):  # the command may have killed it
+            watch.write(b"\n")
+            watch.flush()
+        deadline = time.monotonic() + LEFT_S
+        while (left := session_members(leader)) and time.monotonic() < deadline:
             time.sleep(POLL_S)
-        # also what the shell left in the background: nothing may outlive the run
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        if code is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(KILLED_S)
-        return code
+        # on a busy machine, the watch may need longer
+        if commands := [line for line in map(command_line, left) if line and WATCHED not in line]:
+            log.warning(
+                "what notify.command left in the background for %s was killed: %s; leave out the &, or start it by "
+                "setsid if it is to stay",
+                *(self.notification.event, listed(commands)),
+            )
 
     def _open_log(self, stack: contextlib.ExitStack) -> IO[bytes] | int:
         try:
             return stack.enter_context(self.directory.notify_log.open("ab", buffering=0))
         except OSError:
             return subprocess.DEVNULL  # the user is to hear of a full or lost disk all the same
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a child process has ended; it isn't reaped."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # the task reaps all children, or ignores SIGCHLD
+        return True

@@ -8,13 +8,15 @@ import signal
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hpctrain.errors import ExitCode
 from hpctrain.startup import PYTHON_STARTED_S
 
 PR_SET_PDEATHSIG = 1
+KILL_ROUNDS = 10
+"""Rounds in which processes of a session are killed: one may fork while the others are."""
 
 
 def process_start(pid: int) -> float | None:
@@ -57,6 +59,36 @@ def memory_cgroups(proc: Path = Path("/proc"), mount: Path = Path("/sys/fs/cgrou
                 if not place.is_relative_to(root):
                     break
                 yield (1 if controllers else 2), place
+
+
+def session_members(leader: int) -> list[int]:
+    """The living processes of a session (setsid(2)), in whichever process group they are: `timeout` makes its own."""
+    members = []
+    for name in os.listdir("/proc"):  # noqa: PTH208 - numbers
+        # another user's process may be hidden, and any process may end meanwhile
+        with suppress(OSError, ValueError):
+            fields = _stat_fields(int(name))
+            if int(fields[3]) == leader and fields[0] not in "ZX":
+                members.append(int(name))
+    return members
+
+
+def kill_session(leader: int) -> None:
+    """Kill the processes of a session; those that left it, as a daemon does, stay."""
+    for _ in range(KILL_ROUNDS):
+        members = session_members(leader)
+        for pid in members:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if not members:
+            return
+
+
+def command_line(pid: int) -> str:
+    """The command line of a process, as one line; empty after its end."""
+    with suppress(OSError):
+        return " ".join(Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ").split())
+    return ""
 
 
 def _stat_fields(pid: int) -> list[str]:

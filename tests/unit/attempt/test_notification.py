@@ -6,6 +6,8 @@ import json
 import logging
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -177,8 +179,10 @@ def test_starting_a_command_takes_no_time(make):
         "echo $$ > pid; sleep 600",
         "trap '' TERM INT HUP; echo $$ > pid; while true; do sleep 1; done",
         "sleep 600 & echo $! > pid; wait",
+        "set -m; sleep 600 & echo $! > pid; wait",
+        "timeout 600 sh -c 'echo $$ > pid; sleep 600'",
     ],
-    ids=["hangs", "ignores SIGTERM", "a child of its own"],
+    ids=["hangs", "ignores SIGTERM", "a child of its own", "a child in a group of its own", "a time limit of its own"],
 )
 def test_a_command_that_hangs_is_killed_with_its_children(directory, make, stubborn, caplog):
     notifier = make(stubborn, timeout_s=1)
@@ -192,7 +196,7 @@ def test_a_command_that_hangs_is_killed_with_its_children(directory, make, stubb
     while not is_gone(pid) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert is_gone(pid)
-    assert "notify.command took more than 1 s for failed: killed" in caplog.text
+    assert "notify.command took more than 1 s for failed: killed with its child processes" in caplog.text
 
 
 def test_waiting_can_be_shorter_than_the_timeout(directory, make):
@@ -213,8 +217,9 @@ def test_a_command_that_reads_nothing(make, caplog):
     assert not caplog.records
 
 
-def test_a_child_that_keeps_the_output_open_holds_nothing_up(directory, make):
-    notifier = make("sleep 600 & echo $! > pid", timeout_s=LONG_S)
+@pytest.mark.parametrize("before", ["", "set -m; ", "nohup "])
+def test_a_child_that_keeps_the_output_open_holds_nothing_up(directory, make, caplog, before):
+    notifier = make(f"{before}sleep 600 & echo $! > pid", timeout_s=LONG_S)
     began = time.monotonic()
     notifier.ended(1, FAILED)
     notifier.finish()
@@ -223,6 +228,41 @@ def test_a_child_that_keeps_the_output_open_holds_nothing_up(directory, make):
     while not is_gone(pid := int((directory.path / "pid").read_text())) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert is_gone(pid)
+    (line,) = caplog.messages
+    assert line.startswith("what notify.command left in the background for failed was killed: sleep 600; ")
+
+
+def test_a_daemon_is_its_users_business(directory, make, caplog):
+    notifier = make("setsid sh -c 'echo $$ > pid; exec sleep 600' &", timeout_s=LONG_S)
+    notifier.ended(1, FAILED)
+    pid = pid_in(directory.path / "pid")
+    notifier.finish()
+    assert not is_gone(pid)
+    assert not caplog.messages
+    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("command", ["echo $$ > pid; sleep 600", "set -m; sleep 600 & echo $! > pid; wait"])
+def test_a_command_ends_with_its_launcher(directory, command):
+    program = f"""
+import os, time
+from pathlib import Path
+from hpctrain.attempt.notification import Notifier
+from hpctrain.config.notify import Notify
+from hpctrain.config.run_config import RunConfig
+from hpctrain.run.directory import RunDirectory
+config = RunConfig(name="digits", notify=Notify(command={command!r}, timeout_s=600))
+Notifier(RunDirectory(Path.cwd()), config, os.environ).started(1, "n1")
+while not (Path("pid").exists() and Path("pid").read_text().endswith("\\n")):
+    time.sleep(0.01)
+os.kill(os.getpid(), 9)
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=directory.path, check=False, timeout=60)
+    pid = pid_in(directory.path / "pid")
+    deadline = time.monotonic() + 20
+    while not is_gone(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(("command", "code"), [("no-such-command", 127), ("exit 3", 3)])
