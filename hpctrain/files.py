@@ -39,6 +39,22 @@ def describe_os_error(error: OSError) -> str:
     return f"{error.filename}: {error.strerror}" if error.filename is not None else str(error.strerror or error)
 
 
+@contextlib.contextmanager
+def errors_naming(path: Path) -> Iterator[None]:
+    """Inside the context, an OSError names a file: those of write(2), fsync(2) and close(2) name none.
+
+    Args:
+        path: the file; it also stands for its temporary one.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None or Path(str(error.filename)).name.startswith(f"{TEMPORARY_PREFIX}{path.name}-"):
+            error.filename = str(path)
+            del error.filename2  # with None, the text would end with it
+        raise
+
+
 def temporary_name(path: Path) -> Path:
     """A name in the directory of ``path`` that no other writer uses."""
     return path.with_name(f"{TEMPORARY_PREFIX}{path.name}-{secrets.token_hex(4)}")
@@ -48,7 +64,8 @@ def fsync_directory(path: Path) -> None:
     """Make the entries of a directory durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(descriptor)
+        with errors_naming(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -63,17 +80,18 @@ def write_atomic(path: Path, content: str | bytes, *, durable: bool = True, mode
         mode: the file's permissions, of which the umask takes some away.
 
     Raises:
-        OSError: the file system's error; no temporary file is left.
+        OSError: the file system's error, which names ``path``; no temporary file is left.
     """
     data = content.encode() if isinstance(content, str) else content
     temporary = temporary_name(path)
     try:
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            file.write(data)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        temporary.replace(path)
+        with errors_naming(path):
+            with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+                file.write(data)
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+            temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):  # the caller needs the first error
             temporary.unlink(missing_ok=True)
@@ -223,16 +241,17 @@ def append_json_line(path: Path, record: Mapping[str, Any], *, durable: bool = F
         OSError: the file system's error; no part of the record is left.
     """
     data = (json.dumps(record) + "\n").encode()
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
-    try:
-        size = os.fstat(descriptor).st_size
-        if size and os.pread(descriptor, 1, size - 1) != b"\n":
-            data = b"\n" + data
-        _write_all(descriptor, data)
-        if durable:
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with errors_naming(path):
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            size = os.fstat(descriptor).st_size
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":
+                data = b"\n" + data
+            _write_all(descriptor, data)
+            if durable:
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 
 from hpctrain.attempt.hang_report import GIL_HELD, SIGALRM_MESSAGE, hang_report
@@ -17,6 +18,7 @@ from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.code import current_code
 from hpctrain.run.config_change import changes_weights, keep_config, revert_config
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.disk_reserve import write_with_reserve
 from hpctrain.run.exit_record import ExitRecord, first_cause, read_exit_records
 from hpctrain.run.gone_checkpoints import allow_start_over, may_start_over, recorded_step
 from hpctrain.run.ledger import Ledger
@@ -301,10 +303,12 @@ def record_end(
         step = max(saved, recorded_step(directory))
         if may_start_over(directory):
             allow_start_over(directory, attempt)
-        ledger.start(attempt, job_id=job_id, nodes=nodes, world_size=world_size, step=step, code=code or None)
+        start = partial(ledger.start, attempt, job_id=job_id, nodes=nodes, world_size=world_size, step=step)
+        write_with_reserve(directory.claim(attempt), partial(start, code=code or None))
         outcome = replace(outcome, step=max(step, outcome.step))
     if ends_run and directory.config_before.exists():
-        _conclude_change(directory, attempt, outcome.reason)
+        conclude = partial(_conclude_change, directory, attempt, outcome.reason)
+        write_with_reserve(directory.claim(attempt), conclude)
     if outcome.error_after_signal:
         extra["error_after_signal"] = True
     if incomplete := _incomplete_logs(directory, attempt, lost):

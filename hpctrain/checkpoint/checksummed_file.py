@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from hpctrain.files import errors_naming
+
 _BLOCK_BYTES = 4 << 20
 UNCOPIED_FROM_BYTES = 1 << 20
 """Bytes that are worth a write of their own, and of what comes before them, without a copy."""
@@ -38,6 +40,7 @@ class ChecksummedFile:
                 raise
             path.unlink(missing_ok=True)
             self._descriptor = os.open(path, flags, 0o666)
+        self._path = path
         self.bytes = 0
         # against damage, not forgery: a cryptographic digest of every byte would take several times longer
         self._digest = xxhash.xxh3_128()
@@ -81,16 +84,17 @@ class ChecksummedFile:
         Raises:
             OSError: this write or an earlier one failed; the file is closed all the same.
         """
-        try:
-            if self._filled and self._error is None:
-                # direct I/O takes whole pages only
-                self._use_page_cache()
-                self._write_block()
-            if self._error is not None:
-                raise self._error
-            os.fsync(self._descriptor)
-        finally:
-            os.close(self._descriptor)
+        with errors_naming(self._path):
+            try:
+                if self._filled and self._error is None:
+                    # direct I/O takes whole pages only
+                    self._use_page_cache()
+                    self._write_block()
+                if self._error is not None:
+                    raise self._error
+                os.fsync(self._descriptor)
+            finally:
+                os.close(self._descriptor)
 
     def _write_uncopied(self, data: memoryview) -> memoryview:
         """Write whole pages from where they are, and return the rest; the file ends at a page."""

@@ -35,6 +35,7 @@ from hpctrain.checkpoint.weight_stream import WeightStream
 from hpctrain.errors import CheckpointError, HpctrainError
 from hpctrain.files import fsync_directory, temporary_name
 from hpctrain.phrases import listed
+from hpctrain.run.file_system import explain
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 FORMS = ("safetensors", "torch", "folder")
@@ -168,7 +169,7 @@ def write_weights(
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise CheckpointError(f"{output} can't be written: {error.strerror or error}") from error
+        raise CheckpointError(f"{output} can't be written: {explain(error, output)}") from error
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from hpctrain.errors import CheckpointError
 from hpctrain.files import fsync_directory, temporary_name
 from hpctrain.run.checkpoint_manifest import ALGORITHM, MANIFEST, encode_manifest
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.file_system import limit_met
 from hpctrain.run.gone_checkpoints import record_saved
 from hpctrain.run.ledger import Claim
 
@@ -50,11 +51,9 @@ def unpublished(directory: RunDirectory, claim: Claim, step: int) -> Iterator[Pa
         with suppress(OSError):
             claim.require_ownership()
         reason = (error.strerror if isinstance(error, OSError) else None) or error
-        advice = "check that the file system is writable"
+        advice = limit_met(error, directory.checkpoints) or "check that the file system is writable"
         if is_full(error):
-            # what is free without it counts
-            shutil.rmtree(temporary, ignore_errors=True)
-            advice = after_full(directory, error)
+            advice = after_full(directory, error, temporary)
         raise CheckpointError(
             f"the checkpoint of step {step} can't be written to {final}: {reason}; earlier checkpoints are unchanged; "
             f"{advice}"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import os
+import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +12,15 @@ from hpctrain.checkpoint.retention import ALWAYS_KEPT
 from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.errors import HpctrainError
 from hpctrain.files import read_json_or_empty
-from hpctrain.phrases import all_of, listed, scaled
+from hpctrain.phrases import all_of, counted, listed, scaled
 from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.disk_reserve import FULL
-from hpctrain.run.file_system import FileSystem
+from hpctrain.run.file_system import FULL, FileSystem, limit_met
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 
+FILES = 5
+"""Files of a checkpoint, with its folder, as long as the run has none that could be looked at."""
 SHOWN = 5
 """Number of folders that a message names; it only counts the others."""
 KEEP_FEWER = "checkpoint.keep, checkpoint.keep_every and checkpoint.keep_best decide how many are kept"
@@ -51,19 +52,27 @@ def shortage(directory: RunDirectory, step: int, checkpoint_bytes: int, policy: 
         policy: conf/checkpoint.
     """
     with suppress(OSError):
-        free = FileSystem.of(directory.checkpoints).free_bytes
+        system = FileSystem.of(directory.checkpoints)
         # until the first one is removed; those that keep_every keeps have no bound
-        count = max(1, max_checkpoints(policy) - len(directory.checkpoint_steps()))
-        needed = count * checkpoint_bytes
-        if free >= needed:
-            return ""
+        steps = directory.checkpoint_steps()
+        count = max(1, max_checkpoints(policy) - len(steps))
+        # of each; the folder counts as well
+        num_files = 1 + len(os.listdir(directory.checkpoint(steps[-1]))) if steps else FILES  # noqa: PTH208 - names
         kept = [f"checkpoint.keep={policy.keep}"]
         kept += [f"checkpoint.keep_best={policy.keep_best}"] if policy.keep_best else []
-        why = f"{count} more checkpoints of {_size(checkpoint_bytes)}" if count > 1 else "a checkpoint"
+        each = f"{counted(num_files, 'file')} and {_size(checkpoint_bytes)}"
+        why = f"{count} more checkpoints of {each}" if count > 1 else f"a checkpoint of {each}"
         why += f" ({all_of([*kept, 'one while it is written'])})"
-        fits = "still fits" if free >= checkpoint_bytes else "won't fit"
-        problem = f"{_size(free)} are free, but {_size(needed)} are needed: {why}"
-        return f"{directory.checkpoints}: {problem}; the checkpoint of step {step} {fits}; {advice(directory)}"
+        if system.free_files is not None and system.free_files < count * num_files:
+            problem = f"{system.describe_free()}, but {count * num_files} files are needed: {why}"
+            fits = system.free_files >= num_files and system.free_bytes >= checkpoint_bytes
+        elif system.free_bytes < count * checkpoint_bytes:
+            problem = f"{_size(system.free_bytes)} are free, but {_size(count * checkpoint_bytes)} are needed: {why}"
+            fits = system.free_bytes >= checkpoint_bytes
+        else:
+            return ""
+        outlook = f"the checkpoint of step {step} {'still fits' if fits else 'will not fit'}"
+        return f"{directory.checkpoints}: {problem}; {outlook}; {advice(directory)}"
     return ""
 
 
@@ -96,20 +105,21 @@ def is_full(error: Exception) -> bool:
     return getattr(error, "errno", None) in FULL or any(os.strerror(number) in str(error) for number in FULL)
 
 
-def after_full(directory: RunDirectory, error: Exception) -> str:
-    """What is free after a save failed for want of room, and what can be removed.
+def after_full(directory: RunDirectory, error: Exception, temporary: Path | None = None) -> str:
+    """Which limit a save has met that failed for want of room, what is free without it, and what can be removed.
 
     Args:
         directory: of the run.
         error: for which `is_full` is true.
+        temporary: the files of the save, which are removed.
     """
-    found = []
+    # before they are removed, since the files may be what has run out; the bytes are those without them
+    limit = limit_met(error, directory.checkpoints)
+    if temporary is not None:
+        shutil.rmtree(temporary, ignore_errors=True)
     with suppress(OSError):
-        system = FileSystem.of(directory.checkpoints)
-        found.append(f"{_size(system.free_bytes)} are free")
-        if os.strerror(errno.EDQUOT) in str(error):
-            found.append(f"`{system.quota_command(directory.checkpoints)}` shows your quota")
-    return "; ".join([*found, advice(directory)])
+        limit += f"; without the new checkpoint, {FileSystem.of(directory.checkpoints).describe_free()}"
+    return f"{limit}; {advice(directory)}"
 
 
 def advice(directory: RunDirectory) -> str:

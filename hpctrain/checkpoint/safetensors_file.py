@@ -14,6 +14,7 @@ import torch
 
 from hpctrain.checkpoint.weight_stream import WeightStream
 from hpctrain.errors import CheckpointError
+from hpctrain.files import errors_naming
 
 DTYPES = {
     torch.uint64: "U64",
@@ -57,7 +58,7 @@ def write_safetensors(path: Path, weights: Mapping[str, WeightStream], on_write:
             kind = str(weight.dtype).removeprefix("torch.")
             raise CheckpointError(f"{name} is {kind}, which safetensors files can't hold; export to a .pt file instead")
     ordered = dict(sorted(weights.items(), key=lambda item: (_ORDER[item[1].dtype], item[0])))
-    with path.open("xb") as file:
+    with errors_naming(path), path.open("xb") as file:
         file.write(_header(ordered))
         for weight in ordered.values():
             for piece in weight.pieces():

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hpctrain.checkpoint.weight_stream import WeightStream
+from hpctrain.files import errors_naming
 
 LINE = "\n"
 
@@ -50,7 +51,7 @@ def write_torch_file(
         raise OSError(f"torch: {str(error).partition(LINE)[0]}") from error
     with FakeTensorMode():
         places = torch.load(path, weights_only=True)
-    with path.open("r+b") as file:
+    with errors_naming(path), path.open("r+b") as file:
         for weight, name in {weight: name for name, weight in weights.items()}.items():
             file.seek(places[name].untyped_storage()._checkpoint_offset)
             for piece in weight.pieces():

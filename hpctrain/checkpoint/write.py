@@ -19,6 +19,7 @@ from hpctrain.checkpoint.host_memory import sharing_key
 from hpctrain.checkpoint.publish import publish, unpublished, write_manifest
 from hpctrain.checkpoint.state import Snapshot, tensors_in, weights_digest
 from hpctrain.errors import CheckpointError
+from hpctrain.files import errors_naming
 from hpctrain.run.checkpoint_manifest import FORMAT_VERSION, PARTS, SAFETENSORS
 from hpctrain.run.checkpoints import file_checksum
 from hpctrain.run.directory import RunDirectory
@@ -113,7 +114,7 @@ def _write_safetensors(path: Path, model: Mapping[str, Tensor]) -> dict[str, Any
         raise CheckpointError(f"{path.name}: {error}; checkpoint.safetensors=false leaves this file out") from error
     # the package creates it readable by its owner alone; the directory has the mode that the umask gives
     path.chmod(stat.S_IMODE(path.parent.stat().st_mode) & 0o666)
-    with path.open("rb") as file:
+    with errors_naming(path), path.open("rb") as file:
         os.fsync(file.fileno())
     return {"bytes": path.stat().st_size, "checksum": file_checksum(path)}
 

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Sequence
 
 from hpctrain.errors import ERROR_PREFIX, ExitCode, HpctrainError
-from hpctrain.files import describe_os_error
 from hpctrain.startup import __version__
 from hpctrain.streams import discard_output, open_streams
 from hpctrain.terminal import guard_output, is_terminal
@@ -94,7 +93,10 @@ def _run(arguments: list[str]) -> int:
         return ExitCode.FINISHED
     except OSError as error:
         _flush_output()
-        _print_error(describe_os_error(error))
+        # imported only now: on a busy login node, each module costs time
+        from hpctrain.run.file_system import explain
+
+        _print_error(explain(error))
         return ExitCode.FAILED
     except KeyboardInterrupt:
         end_echoed_line()

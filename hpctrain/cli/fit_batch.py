@@ -36,6 +36,7 @@ from hpctrain.config.resources import ranks_per_node, resources_of
 from hpctrain.config.root import Config
 from hpctrain.config.stored import to_yaml
 from hpctrain.errors import ConfigError, ExitCode, HpctrainError, RunFailedError
+from hpctrain.files import write_atomic
 
 GB = 1e9
 MARGIN = 0.1
@@ -134,7 +135,7 @@ def _mesh_shape(config: Config, num_ranks: int) -> MeshShape | None:
 
 def _search(config: Config, shape: MeshShape | None, config_path: Path, options: argparse.Namespace) -> int:
     progress = sys.stderr if options.json else sys.stdout
-    config_path.write_text(to_yaml(config))
+    write_atomic(config_path, to_yaml(config), durable=False)
     # of the samples of a step
     num_shares = options.ranks if shape is None else shape.data_parallel_size
     # the first trial also reports the device and its memory
@@ -213,7 +214,7 @@ def _try_degrees(
     """Try other shard degrees with the micro-batch of a trial."""
 
     def run_trial(other: MeshShape) -> Trial | None:
-        config_path.write_text(to_yaml(with_degrees(config, other)))
+        write_atomic(config_path, to_yaml(with_degrees(config, other)), durable=False)
         try:
             found = _run_trial(config_path, known.micro_batch_size, may_be_killed=True)
         except TrialRefusedError:

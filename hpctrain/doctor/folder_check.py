@@ -14,8 +14,7 @@ from pathlib import Path
 from hpctrain.doctor.finding import Finding, Severity
 from hpctrain.doctor.room import full_finding, room_findings
 from hpctrain.files import append_json_line, describe_os_error, fsync_directory, write_atomic
-from hpctrain.run.disk_reserve import FULL
-from hpctrain.run.file_system import FileSystem, nearest_existing
+from hpctrain.run.file_system import FULL, FileSystem, nearest_existing
 
 NEEDED_BYTES = 64 * 10**6
 """Room that the records and logs of a run may take, without its checkpoints."""
@@ -138,7 +137,7 @@ def check_folder(folder: Path) -> FolderCheck:
         folder.mkdir(parents=True, exist_ok=True)
         trials = Path(tempfile.mkdtemp(dir=folder, prefix=".doctor-"))
     except OSError as error:
-        return FolderCheck(folder, system, (), (_unwritable(folder, system, error),))
+        return FolderCheck(folder, system, (), (_unwritable(folder, error),))
     try:
         works, findings = [], []
         for trial in TRIALS:
@@ -146,7 +145,7 @@ def check_folder(folder: Path) -> FolderCheck:
                 trial.act(trials)
                 works.append(trial.name)
             except OSError as error:
-                findings.append(_refused(folder, system, trial, error))
+                findings.append(_refused(folder, trial, error))
                 if error.errno in FULL:
                     break
         else:
@@ -156,9 +155,9 @@ def check_folder(folder: Path) -> FolderCheck:
     return FolderCheck(folder, system, tuple(works), tuple(findings))
 
 
-def _unwritable(folder: Path, system: FileSystem | None, error: OSError) -> Finding:
+def _unwritable(folder: Path, error: OSError) -> Finding:
     if error.errno in FULL:
-        return full_finding(folder, system, error)
+        return full_finding(folder, error)
     problem = f"{folder}: nothing can be written there ({describe_os_error(error)})"
     why = "a run writes its configuration, logs and checkpoints there"
     return Finding(
@@ -170,9 +169,9 @@ def _unwritable(folder: Path, system: FileSystem | None, error: OSError) -> Find
     )
 
 
-def _refused(folder: Path, system: FileSystem | None, trial: Trial, error: OSError) -> Finding:
+def _refused(folder: Path, trial: Trial, error: OSError) -> Finding:
     if error.errno in FULL:
-        return full_finding(folder, system, error)
+        return full_finding(folder, error)
     return Finding(
         check="file system",
         severity=trial.severity,

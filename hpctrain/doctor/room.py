@@ -10,8 +10,7 @@ from pathlib import Path
 
 from hpctrain.doctor.finding import Finding, Severity
 from hpctrain.phrases import scaled
-from hpctrain.run.disk_reserve import FULL
-from hpctrain.run.file_system import FileSystem
+from hpctrain.run.file_system import FULL, FileSystem, limit_met
 
 FEW_FILES = 10_000
 """Files that must be left: a copy of the code alone may have thousands."""
@@ -39,7 +38,7 @@ def room_findings(folder: Path, needed_bytes: int, purpose: str, *, nodes: tuple
                 severity=Severity.WARNING,  # some file systems make more when they are needed
                 problem=problem,
                 why=why,
-                remedy=f"remove files; `df -i {folder}` counts them",
+                remedy=f"remove files; `df -i {folder}` counts them, `{system.quota_command(folder)}` those of a quota",
                 nodes=nodes,
             )
         )
@@ -47,7 +46,9 @@ def room_findings(folder: Path, needed_bytes: int, purpose: str, *, nodes: tuple
     fits = system.free_bytes >= needed_bytes
     refusal = _reserve(folder, needed_bytes) if fits else None
     if refusal == errno.EDQUOT:
-        problem = f"{folder}: your quota has no room for {scaled(needed_bytes, 'B')}, {purpose}"
+        problem = f"{folder}: your quota of bytes or of files has no room for {scaled(needed_bytes, 'B')}, {purpose}"
+    elif refusal is not None and system.lacks_files:
+        problem = f"{folder}: no file can be created, {purpose}: {system.describe_free()}"
     elif not fits or refusal is not None:
         needed = scaled(needed_bytes, "B")
         problem = f"{folder}: {scaled(system.free_bytes, 'B')} are free, but {needed} are needed, {purpose}"
@@ -79,21 +80,12 @@ def _reserve(folder: Path, count: int) -> int | None:
     return number if number in FULL else None
 
 
-def full_finding(folder: Path, system: FileSystem | None, error: OSError) -> Finding:
-    """What an error means with which a file system refused to write for want of room.
-
-    Args:
-        folder: where it was tried.
-        system: its file system; None if it can't be looked at.
-        error: of `disk_reserve.FULL`.
-    """
-    by_quota = error.errno == errno.EDQUOT
-    what = "your quota is used up" if by_quota else "the disk is full"
-    command = system.quota_command(folder) if by_quota and system is not None else f"df -h {folder}"
+def full_finding(folder: Path, error: OSError) -> Finding:
+    """What an error of `file_system.FULL` means, with which a folder couldn't be written."""
     return Finding(
         check="room",
         severity=Severity.ERROR,
-        problem=f"{folder}: {what}",
+        problem=f"{folder}: {limit_met(error, folder) or error.strerror}",
         why="a run can't write its records and checkpoints",
-        remedy=f"remove what isn't needed, or set run_dir to another file system; `{command}` shows how much there is",
+        remedy="remove what isn't needed, or set run_dir to another file system",
     )

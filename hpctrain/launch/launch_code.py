@@ -16,13 +16,13 @@ from hpctrain.config.program import ProgramConfig, command_of
 from hpctrain.config.root import Config
 from hpctrain.config.run_config import RunConfig
 from hpctrain.errors import ConfigError, RunDirectoryError
-from hpctrain.files import describe_os_error
 from hpctrain.launch.code_choice import CodeFilesError, is_empty, names_own
 from hpctrain.launch.code_repository import repository_with
 from hpctrain.launch.snapshot import CodeCopy, copy_code, set_aside
 from hpctrain.phrases import listed
 from hpctrain.run.code import CodeSnapshot, current_code, described, read_files, record_code, write_files
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.file_system import explain
 from hpctrain.run.import_path import checked_in, hooked_packages
 from hpctrain.run.own_copy import make_own_copy
 from hpctrain.run.site_packages import hooked_packages_of
@@ -82,7 +82,7 @@ class LaunchCode:
             try:
                 code = self._renewed(code, known)
             except OSError as error:
-                problem = f"its own copy of the code can't be written ({describe_os_error(error)})"
+                problem = f"its own copy of the code can't be written ({explain(error)})"
                 raise RunDirectoryError(f"{directory.path}: {problem}; make room, and resume again") from error
         if code != known:
             if code is not None and known is not None and isinstance(config, ProgramConfig):

@@ -36,6 +36,7 @@ from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.code import CheckedCode, current_code
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import first_cause, read_exit_records
+from hpctrain.run.file_system import explain
 from hpctrain.run.handover import Handover
 from hpctrain.run.import_path import imported_from
 from hpctrain.run.ledger import Ledger
@@ -86,7 +87,7 @@ def _launch(run: RunPlan, program: HostProgram | None, quiet: Collection[Reason]
     Owner.write(directory.claim(attempt), in_program=program is not None)
     notifier = Notifier(directory, run.config, os.environ)
     if code.damage:
-        return _refuse(run, attempt, code, notifier)
+        return _refuse(run, attempt, code.damage, code.digest, notifier)
     kills = oom_kills()
     # a process that has lost its GPU can't train another run of its sweep, and keeps its memory there until it ends
     if world_size == 1 and not run.is_program and (program is not None or not has_lost_gpu()):
@@ -102,7 +103,13 @@ def _launch(run: RunPlan, program: HostProgram | None, quiet: Collection[Reason]
     notifier.started(attempt, socket.gethostname())
     port = run.config.cluster.master_port or free_port()
     ranks = LocalRanks(directory, attempt, world_size, port=port, code=code.digest, independent=run.is_program)
-    ranks.run(rank_command(run, code.copy), code_variables(run, code.copy, os.environ))
+    try:
+        ranks.run(rank_command(run, code.copy), code_variables(run, code.copy, os.environ))
+    except OSError as error:
+        if len(ranks.processes) == world_size:
+            raise
+        # on a full disk, a log can't be made
+        return _refuse(run, attempt, f"the ranks can't be started: {explain(error)}", code.digest, notifier)
     return _conclude(
         *(run, attempt, kills, notifier),
         codes=ranks.codes,
@@ -112,12 +119,11 @@ def _launch(run: RunPlan, program: HostProgram | None, quiet: Collection[Reason]
     )
 
 
-def _refuse(run: RunPlan, attempt: int, code: CheckedCode, notifier: Notifier) -> int:
-    """End an attempt before its ranks start, because the code isn't what was submitted."""
-    outcome = Outcome(Reason.FAILED, saved_step(run.directory), code.damage)
-    size, digest = run.resources.world_size, code.digest
-    record_end(run.directory, attempt, outcome, world_size=size, ends_run=True, code=digest)
-    print(f"hpctrain: {outcome.reason.value}: {code.damage}", file=sys.stderr)
+def _refuse(run: RunPlan, attempt: int, why: str, digest: str, notifier: Notifier) -> int:
+    """End an attempt before its ranks start: the code isn't what was submitted, or the system refuses to start them."""
+    outcome = Outcome(Reason.FAILED, saved_step(run.directory), why)
+    record_end(run.directory, attempt, outcome, world_size=run.resources.world_size, ends_run=True, code=digest)
+    print(f"hpctrain: {outcome.reason.value}: {why}", file=sys.stderr)
     notifier.ended(attempt, outcome)
     notifier.finish()
     return outcome.reason.meaning.exit_code

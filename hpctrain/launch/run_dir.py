@@ -15,6 +15,7 @@ from hpctrain.errors import RunDirectoryError
 from hpctrain.files import read_json_lines, write_atomic
 from hpctrain.run.code import DAMAGED, list_of
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.file_system import explain
 from hpctrain.run.gone_checkpoints import STARTS_OVER
 
 
@@ -143,5 +144,6 @@ def claim_default_path(name: str) -> Path:
                 return path
     except OSError as error:
         raise RunDirectoryError(
-            f"run_dir={wanted}: can't be created here ({error.strerror}); set run_dir to a folder that you may write to"
+            f"run_dir={wanted}: can't be created here ({explain(error, wanted)}); set run_dir to a folder that you may "
+            "write to"
         ) from error

@@ -17,7 +17,7 @@ import xxhash
 
 from hpctrain.config.code import Code
 from hpctrain.errors import RunDirectoryError
-from hpctrain.files import describe_os_error, on_each_file, temporary_name
+from hpctrain.files import errors_naming, on_each_file, temporary_name
 from hpctrain.launch.code_choice import CodeFiles, CodeFilesError, exclude_own_folders, too_many_bytes
 from hpctrain.launch.code_files import find_code
 from hpctrain.launch.code_links import Links
@@ -34,6 +34,7 @@ from hpctrain.run.code import (
     write_files,
 )
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.file_system import explain
 
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR)
 """Errors of a file that vanished, or became something else, after it was listed."""
@@ -105,7 +106,7 @@ def copy_code(
             return replace(_publish(found, home), own_paths=own_paths)
         except OSError as error:
             raise RunDirectoryError(
-                f"run_dir={home.path}: the code can't be copied there ({describe_os_error(error)}); make room, choose "
+                f"run_dir={home.path}: the code can't be copied there ({explain(error)}); make room, choose "
                 "a folder that you may write to, or copy no code with code.snapshot=none"
             ) from error
 
@@ -215,14 +216,15 @@ def _copy_content(descriptor: int, target: str, path: str, state: os.stat_result
     size, digest = 0, xxhash.xxh3_128()
     # users who can't read the original must not be able to read the copy
     allowed = state.st_mode & (0o555 if mode == EXECUTABLE else 0o444) | stat.S_IRUSR
-    copy = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, allowed)
-    try:
-        while block := _read(descriptor, size, path):
-            size += len(block)
-            digest.update(block)
-            _write(copy, block)
-    finally:
-        os.close(copy)
+    with errors_naming(Path(target)):
+        copy = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, allowed)
+        try:
+            while block := _read(descriptor, size, path):
+                size += len(block)
+                digest.update(block)
+                _write(copy, block)
+        finally:
+            os.close(copy)
     return CodeFile(path, mode, size, digest.hexdigest())
 
 

@@ -16,7 +16,7 @@ import submitit
 from submitit.core.utils import DelayedSubmission, JobPaths
 
 from hpctrain.errors import ERROR_PREFIX, HpctrainError, RunDirectoryError, SchedulerError
-from hpctrain.files import describe_os_error
+from hpctrain.files import write_atomic
 from hpctrain.launch.after import LATER, start_options
 from hpctrain.launch.job import DoctorJob, Job, SearchJob
 from hpctrain.launch.prepare import RunPlan
@@ -25,6 +25,7 @@ from hpctrain.launch.sbatch import DependencyRefusedError, sbatch
 from hpctrain.launch.task_arrays import largest_array, not_submitted, print_excess, task_arrays
 from hpctrain.phrases import numbered
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.file_system import explain
 from hpctrain.run.job_records import JobRecords
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.status.log import SETUP_ERROR
@@ -273,7 +274,7 @@ def _submit(
                 raise _cancelled(lost, job_ids[:recorded], error) from error
             if isinstance(error, OSError):
                 raise RunDirectoryError(
-                    f"run_dir={home.path}: the job's script can't be written ({describe_os_error(error)}), so nothing "
+                    f"run_dir={home.path}: the job's script can't be written ({explain(error)}), so nothing "
                     "was submitted; make room there, or choose a folder that you may write to"
                 ) from error
             raise
@@ -304,14 +305,14 @@ def _sbatch(run: RunPlan, text: Path, start: Mapping[str, str], made: Callable[[
         made: makes the script with such options.
     """
     name = str(run.config.name)
-    text.write_text(made(start))
+    write_atomic(text, made(start), durable=False)
     try:
         return sbatch(text, name)
     except DependencyRefusedError as error:
         if "dependency" not in start:
             raise
         print_warning(f"{error}; submitted without the dependency: the job itself looks at the other runs")
-    text.write_text(made(_without_users(LATER, run)))
+    write_atomic(text, made(_without_users(LATER, run)), durable=False)
     return sbatch(text, name)
 
 
@@ -345,7 +346,7 @@ def _remove_files(home: RunDirectory, token: str, job_ids: Sequence[str]) -> Non
 def _cancelled(job_ids: Sequence[str], recorded: Sequence[str], error: BaseException) -> SchedulerError:
     """Cancel jobs that can't be recorded; return the error to raise, which also names those that are recorded."""
     if isinstance(error, OSError):
-        why = describe_os_error(error)
+        why = explain(error)
     else:
         why = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
     others = f"; {numbered('job', recorded)} stayed" if recorded else ""

@@ -44,6 +44,7 @@ from hpctrain.program.session_events import EventPipe
 from hpctrain.program.signals import Signals
 from hpctrain.run.code import current_code
 from hpctrain.run.directory import RunDirectory, umask_of
+from hpctrain.run.disk_reserve import reserve_for_rank
 from hpctrain.run.handover import Handover
 from hpctrain.run.process import end_with_parent, process_age_s
 from hpctrain.run.reason import Reason
@@ -120,6 +121,7 @@ def _this_rank(directory: RunDirectory) -> ProgramRank:
     if code is not None and code.own_paths is not None:
         code = code.as_own_copy  # even if this node doesn't see it yet: the shared copy isn't for writing
     StartRecord.of_this_process(environment).write(directory.claim(handover.attempt))
+    reserve_for_rank(directory.claim(handover.attempt), environment.rank)
     return ProgramRank(
         config=config,
         directory=directory,

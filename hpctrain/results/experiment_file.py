@@ -25,6 +25,7 @@ from hpctrain.config.run_config import RunConfig
 from hpctrain.config.schema import LIST_GROUPS
 from hpctrain.config.stored import load_run
 from hpctrain.errors import ConfigError
+from hpctrain.files import write_atomic
 from hpctrain.results.ranking import RankedRow, Ranking
 from hpctrain.results.typed_command import TypedCommand
 from hpctrain.results.varied_keys import SEED, comparable, is_below
@@ -123,13 +124,13 @@ def export(
     wanted = _exported({**flat(config), **texts}, typed, skip_seed=len(row.runs) > 1)
     choices = _choices(composer, typed)
     with _draft(file) as (draft, name), _expressing(row, typed, file.path):
-        draft.write_text(_text(comment, choices, {}), encoding="utf-8")
+        write_atomic(draft, _text(comment, choices, {}), durable=False)
         values = _changed(wanted, _composed(composer, name), always=_explicit_keys(composer, typed, wanted, ranking))
-        draft.write_text(_text(comment, choices, values), encoding="utf-8")
+        write_atomic(draft, _text(comment, choices, values), durable=False)
         found = composer.compose_run([f"{GROUP}={name}", *site])
         if found.name != config.name:
             values = {"name": config.name, **values}
-            draft.write_text(_text(comment, choices, values), encoding="utf-8")
+            write_atomic(draft, _text(comment, choices, values), durable=False)
             found = composer.compose_run([f"{GROUP}={name}", *site])
         _require_same(wanted, found, typed, file.path, row)
         _publish(draft, file.path, force=force)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hpctrain.errors import RunDirectoryError, RunDirectoryUnavailableError
 from hpctrain.files import fsync_directory
+from hpctrain.run.file_system import explain
 
 STEP_DIGITS = 8  # so that `ls` lists checkpoints in the order of their steps
 SET_ASIDE = re.compile(rf"damaged-step_(?P<step>\d{{{STEP_DIGITS},}})-[0-9a-f]{{8}}")
@@ -279,9 +280,8 @@ class RunDirectory:
         try:
             yield
         except OSError as error:
-            raise RunDirectoryUnavailableError(
-                f"run_dir={self.path}: can't be created ({error.strerror}); choose a folder that you may write to"
-            ) from error
+            problem = f"can't be created ({explain(error, self.path)}); choose a folder that you may write to"
+            raise RunDirectoryUnavailableError(f"run_dir={self.path}: {problem}") from error
 
     @contextmanager
     def permissions(self, mode: int = 0o777) -> Iterator[None]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import read_json, write_json
 from hpctrain.run.collectives import Collectives
-from hpctrain.run.disk_reserve import write_with_reserve
+from hpctrain.run.disk_reserve import release_of_rank, write_with_reserve
 from hpctrain.run.reason import Reason
 from hpctrain.run.record_fields import COUNT, FLAG, TEXT, TIME, FieldType, describe_wrong_field
 
@@ -71,7 +71,9 @@ class ExitRecord:
         Raises:
             OSError: the record can't be written, even with the reserved disk space.
         """
-        write_with_reserve(claim, lambda: write_json(claim / f"rank_{self.rank}.json", asdict(self)))
+        path = claim / f"rank_{self.rank}.json"
+        write_with_reserve(claim, lambda: write_json(path, asdict(self)), rank=self.rank)
+        release_of_rank(claim, self.rank)
 
 
 def read_exit_records(claim: Path) -> dict[int, ExitRecord]:

@@ -1,13 +1,22 @@
-"""The file system that holds a folder."""
+"""The file system that holds a folder, and which of its limits a failed write has met."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
+import resource
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpctrain.files import describe_os_error
+from hpctrain.phrases import counted, scaled
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a file system, or a quota, that has no room: for bytes or for files."""
+FEW_FILES = 32
+"""Files from which a file system counts as out of files: a checkpoint and the end of an attempt need several."""
 QUOTA_COMMANDS = {
     "lustre": "lfs quota -h -u $USER {folder}",
     "gpfs": "mmlsquota --block-size auto",
@@ -56,6 +65,19 @@ class FileSystem:
             read_only=bool(found.f_flag & os.ST_RDONLY),
         )
 
+    @property
+    def lacks_files(self) -> bool:
+        """Whether hardly any file can be created, so that a refused write means that rather than bytes."""
+        return self.free_files is not None and self.free_files < FEW_FILES
+
+    def describe_free(self) -> str:
+        """What is free: the bytes, and the files where they are scarce."""
+        free = f"{scaled(self.free_bytes, 'B')} are free"
+        if not self.lacks_files:
+            return free
+        files = f"only {counted(self.free_files, 'more file')}" if self.free_files else "no more files"
+        return f"{free}, but {files} (inodes) can be created"
+
     def quota_command(self, folder: Path) -> str:
         """What shows the user's quota there."""
         return QUOTA_COMMANDS.get(self.kind, "quota -s").format(folder=folder)
@@ -74,6 +96,49 @@ def _mount_of(folder: Path, mounts: Path) -> tuple[str, str]:
             if inside and len(place) >= len(found[1]):
                 found = right.split()[0], place
     return found
+
+
+def limit_met(error: Exception, folder: Path) -> str:
+    """Which limit of the file system a failed write has met, and the command that shows it; empty for other errors.
+
+    Args:
+        error: of the write; it may be that of another rank, or of another library, of which only the text is known.
+        folder: in which it was to write, or one below it that doesn't exist yet.
+    """
+    known = (*FULL, errno.EROFS, errno.EFBIG)
+    named = (number for number in known if os.strerror(number) in str(error))
+    number = error.errno if isinstance(error, OSError) else next(named, None)
+    if number == errno.EFBIG:
+        largest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        bound = "" if largest == resource.RLIM_INFINITY else f", which allows {scaled(largest, 'B')} here"
+        return f"a file reached the largest size that is allowed: `ulimit -f` shows the limit of a process{bound}"
+    if number in known:
+        with contextlib.suppress(OSError):
+            folder = nearest_existing(folder)
+            return _limit_of(FileSystem.of(folder), number, folder)
+    return ""
+
+
+def _limit_of(system: FileSystem, number: int, folder: Path) -> str:
+    place = system.mount_point or str(folder)
+    if number == errno.EROFS:
+        return f"{place} is read-only, perhaps because of an error of its disk: ask who maintains it"
+    if number == errno.EDQUOT:
+        return f"your quota of bytes or of files on {place} is used up: `{system.quota_command(folder)}` shows both"
+    if system.lacks_files:
+        return f"{place} is out of files: {system.describe_free()}; `df -i {folder}` shows them"
+    return f"{place} is out of space: {system.describe_free()}; `df -h {folder}` shows it"
+
+
+def explain(error: OSError, path: Path | None = None) -> str:
+    """An error of the file system, and the limit that it means, if any.
+
+    Args:
+        error: as raised.
+        path: what was to be written, if a message has named it already; None names what the error names.
+    """
+    text = describe_os_error(error) if path is None else error.strerror or str(error)
+    return "; ".join(filter(None, (text, limit_met(error, path or Path(str(error.filename or "."))))))
 
 
 def nearest_existing(folder: Path) -> Path:

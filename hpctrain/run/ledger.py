@@ -12,6 +12,7 @@ from hpctrain.errors import RunDirectoryUnavailableError, SupersededError
 from hpctrain.files import append_json_line, fsync_directory, read_json_lines
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.disk_reserve import release, reserve, write_with_reserve
+from hpctrain.run.file_system import explain
 from hpctrain.run.reason import Reason
 from hpctrain.run.record_fields import COUNT, NUMBER, TEXT, TEXTS, TIME, require_fields
 from hpctrain.run.secret import discard_secret, write_secret
@@ -142,10 +143,9 @@ class Ledger:
             number = self._make_claim(secret=secret)
         except OSError as error:
             raise RunDirectoryUnavailableError(
-                f"{self.directory.path}: a new attempt can't be claimed ({error.strerror}); "
+                f"{self.directory.path}: a new attempt can't be claimed ({explain(error, self.directory.path)}); "
                 "check that the run directory exists and is writable"
             ) from error
-        reserve(self.directory.claim(number))
         return number
 
     def _make_claim(self, *, secret: bool) -> int:
@@ -163,6 +163,8 @@ class Ledger:
                 fsync_directory(self.directory.claims)
                 if secret:
                     write_secret(claim)
+                # without that, an attempt on a full disk would have no end
+                reserve(claim)
             except OSError:
                 self._take_back(number)
                 raise

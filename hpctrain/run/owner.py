@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import read_json, write_json
+from hpctrain.run.disk_reserve import write_with_reserve
 from hpctrain.run.process import process_start
 from hpctrain.run.record_fields import NAME, WHOLE, FieldType, require_fields
 
@@ -54,7 +55,7 @@ class Owner:
         record: dict[str, object] = {"host": socket.gethostname(), "pid": os.getpid()}
         if in_program:
             record["in_program"] = True
-        write_json(claim / FILE_NAME, record, durable=False)
+        write_with_reserve(claim, lambda: write_json(claim / FILE_NAME, record, durable=False))
 
     @property
     def is_here(self) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.errors import RunDirectoryError
-from hpctrain.files import fsync_directory, on_each_file, read_json, temporary_name
+from hpctrain.files import errors_naming, fsync_directory, on_each_file, read_json, temporary_name
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.record_fields import COUNT, NUMBER, TEXT, TIME
 from hpctrain.run.score import MODES
@@ -121,7 +121,7 @@ class Journal:
         temporary = temporary_name(path)
         data = json.dumps(decision.as_record(), allow_nan=False) + "\n"
         try:
-            with self._home.permissions(), temporary.open("x") as file:
+            with errors_naming(path), self._home.permissions(), temporary.open("x") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hpctrain.errors import ERROR_PREFIX, ConfigError, ExitCode, HpctrainError
-from hpctrain.files import fsync_directory, temporary_name, write_atomic, write_json
+from hpctrain.files import errors_naming, fsync_directory, temporary_name, write_atomic, write_json
 from hpctrain.phrases import counted
 from hpctrain.tasks.token_files import ABOUT, DTYPES, ENDS
 from hpctrain.tasks.tokeniser import Tokeniser, tokeniser
@@ -94,7 +94,7 @@ def _write(texts: Sequence[Path], folder: Path, chosen: Tokeniser, held_out: flo
     dtype = "uint16" if chosen.vocab_size <= 1 << 16 else "uint32"
     characters = tokens = 0
     ends = array("q")
-    with (folder / "train.bin").open("w+b") as train:
+    with errors_naming(folder / "train.bin"), (folder / "train.bin").open("w+b") as train:
         for piece in _pieces(texts):
             made = [chosen.end_of_text] if piece is None else chosen.encode(piece)
             characters += len(piece or "")
@@ -110,7 +110,7 @@ def _write(texts: Sequence[Path], folder: Path, chosen: Tokeniser, held_out: flo
         counts = {"train.bin": kept}
         if held_out:
             counts["eval.bin"] = tokens - kept
-            with (folder / "eval.bin").open("wb") as evaluation:
+            with errors_naming(folder / "eval.bin"), (folder / "eval.bin").open("wb") as evaluation:
                 train.seek(kept * DTYPES[dtype].itemsize)
                 shutil.copyfileobj(train, evaluation, COPY_BYTES)
                 _sync(evaluation)

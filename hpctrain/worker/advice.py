@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from hpctrain.attempt.gpu_errors import GPU_OUT_OF_MEMORY
 from hpctrain.attempt.out_of_memory import memory_advice
@@ -11,6 +12,7 @@ from hpctrain.config.mesh import mesh_shape
 from hpctrain.config.root import Config
 from hpctrain.errors import error_text
 from hpctrain.phrases import either
+from hpctrain.run.file_system import limit_met
 
 UNUSED_PARAMETERS = "parameters that were not used in producing loss"
 """In DDP's error at the second forward pass, when parameters had no gradient in the first."""
@@ -50,6 +52,8 @@ def advice(error: BaseException, config: Config, world_size: int, local_world_si
         local_world_size: ranks of a node; None for all.
     """
     text = f"{type(error).__name__}: {error_text(error)}"
+    if isinstance(error, OSError) and (limit := limit_met(error, Path(str(error.filename or ".")))):
+        return limit
     if UNUSED_PARAMETERS in text and not config.parallel.find_unused_parameters:
         return (
             "some parameters did not contribute to the loss: set parallel.find_unused_parameters=true in a new run, or "

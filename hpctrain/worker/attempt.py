@@ -29,6 +29,7 @@ from hpctrain.errors import RunDirectoryError
 from hpctrain.files import read_json_or_empty
 from hpctrain.phrases import DATE_TIME
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.disk_reserve import reserve_for_rank
 from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.run.owner import Owner
 from hpctrain.run.reason import Reason
@@ -74,6 +75,7 @@ def run_attempt(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -
     directory, attempt = _agree_on_attempt(rank, store, make_directory)
     rank.directory = directory
     rank.attempt = attempt
+    reserve_for_rank(directory.claim(attempt), environment.rank)
     terminal = _terminal(rank)
     if terminal is not None:
         # no handler of logging: what this process prints arrives there already

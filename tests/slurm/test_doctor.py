@@ -256,7 +256,7 @@ def test_a_disk_that_is_full_and_one_that_is_too_small(doctor: Doctor, disk: Dis
     disk.fill()
     full = doctor.examine(f"run_dir={disk.path}/a", code=1)
     assert found(full) == [("error", "room", ())]
-    assert "the disk is full" in full["findings"][0]["problem"]
+    assert "is out of space" in full["findings"][0]["problem"]
     assert full["job_id"] is None
 
 

@@ -42,10 +42,14 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4, before[1]))
     try:
-        with pytest.raises(OSError, match="too large"):
+        with pytest.raises(OSError, match=f"too large: '{path}'$"):
             write_atomic(path, "longer than four bytes")
+        with pytest.raises(OSError, match=f"too large: '{path}'$"):
+            append_json_line(path, {"longer": "than four bytes"})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with pytest.raises(FileNotFoundError, match=f": '{tmp_path}/absent/file'$"):
+        write_atomic(tmp_path / "absent" / "file", "")
     assert path.read_text() == "before"
     assert names(tmp_path) == ["file"]
 

@@ -6,6 +6,8 @@ import os
 import time
 from pathlib import Path
 
+from hpctrain.files import errors_naming
+
 CHUNK_BYTES = 4 << 20
 MOST_BYTES = 32 << 20
 LONGEST_S = 5.0
@@ -36,7 +38,7 @@ def _written_per_s(folder: Path, name: str, writers: int) -> float:
     path = folder / name
     begin, written = time.perf_counter(), 0
     try:
-        with path.open("wb", buffering=0) as file:
+        with errors_naming(path), path.open("wb", buffering=0) as file:
             while written < most and time.perf_counter() - begin < LONGEST_S:
                 written += file.write(chunk) or 0
             os.fsync(file.fileno())

@@ -7,6 +7,7 @@ import os
 
 import pytest
 from fakes import manifest
+from full_disk import small_disk
 
 from hpctrain.checkpoint.room import (
     KEEP_FEWER,
@@ -47,9 +48,9 @@ def test_where_there_is_room_nothing_is_said(directory):
 def test_how_much_is_needed_and_free(directory):
     found = shortage(directory, 10, TOO_MUCH, Checkpoint(keep=3, keep_best=1))
     assert found.startswith(f"{directory.checkpoints}: ")
-    why = "5 more checkpoints of 10 PB (checkpoint.keep=3, checkpoint.keep_best=1 and one while it is written)"
-    assert f"B are free, but 50 PB are needed: {why}; " in found
-    assert "the checkpoint of step 10 won't fit" in found
+    why = "(checkpoint.keep=3, checkpoint.keep_best=1 and one while it is written)"
+    assert f"B are free, but 50 PB are needed: 5 more checkpoints of 5 files and 10 PB {why}; " in found
+    assert "the checkpoint of step 10 will not fit" in found
     assert KEEP_FEWER in found
 
 
@@ -74,7 +75,7 @@ def test_what_a_run_and_its_sweep_take_is_described(tmp_path):
 def test_checkpoints_that_exist_are_not_needed_twice(directory):
     for step in (1, 2):
         save(directory, step)
-    assert "are needed: a checkpoint (" in shortage(directory, 10, TOO_MUCH, Checkpoint())
+    assert "are needed: a checkpoint of 3 files and 10 PB (" in shortage(directory, 10, TOO_MUCH, Checkpoint())
 
 
 def test_one_that_fits_is_known_from_one_that_doesn_t(directory):
@@ -146,4 +147,18 @@ def test_after_a_full_disk(directory):
 
 def test_a_quota_has_a_command(directory):
     found = after_full(directory, OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)))
-    assert "` shows your quota; no older checkpoint of the run can be removed: remove other files" in found
+    assert found.startswith("your quota of bytes or of files on ")
+    assert "` shows both; without the new checkpoint, " in found
+    assert "no older checkpoint of the run can be removed: remove other files" in found
+
+
+def test_files_may_be_what_is_missing(directory):
+    with small_disk(directory.checkpoints, "size=8m,nr_inodes=8"):
+        found = shortage(directory, 10, 1000, Checkpoint())
+        assert "MB are free, but only 7 more files (inodes) can be created, but 15 files are needed: 3 more " in found
+        assert "checkpoints of 5 files and 1 kB (" in found
+        assert "the checkpoint of step 10 still fits" in found
+        save(directory, 1)
+        assert "4 more files (inodes) can be created, but 6 files are needed: " in shortage(
+            directory, 10, 1000, Checkpoint()
+        )

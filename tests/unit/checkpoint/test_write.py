@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
+import full_disk
 import pytest
 import torch
 from safetensors import safe_open
@@ -181,7 +182,7 @@ def test_a_full_disk_is_one_clear_error_and_leaves_no_trace(directory, writer, s
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
     try:
-        with pytest.raises(CheckpointError, match=r"step 2 can't be written to .*: File too large; earlier"):
+        with pytest.raises(CheckpointError, match=r"step 2 can't .*: File too large; earlier .* allows 2 kB"):
             writer.write(snapshot(2))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -191,15 +192,19 @@ def test_a_full_disk_is_one_clear_error_and_leaves_no_trace(directory, writer, s
 
 @pytest.fixture
 def small_disk(directory):
-    if os.geteuid() != 0:
-        pytest.skip("mounting takes root")
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", directory.checkpoints], capture_output=True, check=False
-    )
-    if done.returncode:
-        pytest.skip("no mounting here")
-    yield directory
-    subprocess.run(["umount", directory.checkpoints], check=True)
+    with full_disk.small_disk(directory.checkpoints, "size=128k"):
+        yield directory
+
+
+def test_a_disk_without_files_is_not_called_full_of_bytes(directory, writer, snapshot):
+    with full_disk.small_disk(directory.checkpoints, "size=8m,nr_inodes=20") as folder:
+        with pytest.raises(CheckpointError) as raised:
+            list(map(writer.write, map(snapshot, range(1, 9))))
+        assert f"{folder} is out of files: " in str(raised.value)
+        assert re.search(r"MB are free, but (no|only \d) more files? \(inodes\) can be created; `df -i ", str(raised.value))
+        assert "without the new checkpoint, " in str(raised.value)
+        assert "is out of space" not in str(raised.value)
+        assert len(steps(directory)) == 3
 
 
 def test_a_disk_that_fills_up_keeps_what_it_has(small_disk, writer, snapshot):
@@ -219,7 +224,7 @@ def test_a_full_disk_names_what_is_free_and_what_can_be_removed(small_disk, writ
     names_and_sizes = ", ".join(f"{info.path} ({info.bytes / 1e3:.3g} kB)" for info in sorted_by_size(older))
     assert "are free; older checkpoints, the largest first, of which" in str(raised.value)
     assert f"need: {names_and_sizes}; checkpoint.keep" in str(raised.value)
-    free = re.search(r"; (\S+) kB are free", str(raised.value))
+    free = re.search(r"; without the new checkpoint, (\S+) kB are free", str(raised.value))
     system = os.statvfs(small_disk.checkpoints)
     assert float(free[1]) * 1e3 == pytest.approx(system.f_bavail * system.f_frsize, rel=0.01)
 
@@ -243,7 +248,7 @@ def test_the_size_of_a_checkpoint_is_known_before_it_is_written(directory, claim
 def test_a_disk_that_became_read_only_keeps_what_it_has(small_disk, writer, snapshot):
     writer.write(snapshot(1))
     subprocess.run(["mount", "-o", "remount,ro", small_disk.checkpoints], check=True)
-    with pytest.raises(CheckpointError, match="Read-only file system"):
+    with pytest.raises(CheckpointError, match=f"Read-only file system; .*; {small_disk.checkpoints} is read-only, "):
         writer.write(snapshot(2))
     assert load(choose_newest(small_disk)[0]).step == 1
     subprocess.run(["mount", "-o", "remount,rw", small_disk.checkpoints], check=True)

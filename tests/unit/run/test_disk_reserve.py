@@ -5,9 +5,13 @@ import os
 import shutil
 
 import pytest
+from full_disk import small_disk, use_up_files
 
+from hpctrain.attempt.outcome import Outcome, record_end
+from hpctrain.errors import RunDirectoryUnavailableError
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.disk_reserve import BYTES, release, reserve, write_with_reserve
+from hpctrain.run.disk_reserve import BYTES, release, reserve, reserve_for_rank, write_with_reserve
+from hpctrain.run.exit_record import ExitRecord, read_exit_records
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 
@@ -46,6 +50,7 @@ def test_other_refusals_leave_the_reserve(tmp_path):
 def test_a_claim_that_is_gone_is_no_error(tmp_path):
     shutil.rmtree(tmp_path)
     reserve(tmp_path)
+    reserve_for_rank(tmp_path, 0)
     release(tmp_path)
 
 
@@ -56,4 +61,37 @@ def test_an_attempt_reserves_space_from_its_claim_to_its_end(tmp_path):
     room = directory.claim(ledger.claim()) / "room"
     assert room.exists()
     ledger.end(1, reason=Reason.COMPLETED, step=8)
-    assert not room.exists()
+    assert list(room.parent.iterdir()) == [room.parent / "ended"]
+
+
+@pytest.mark.parametrize("has_started", [True, False])
+def test_a_disk_without_files_takes_the_end_of_every_rank(tmp_path, has_started):
+    with small_disk(tmp_path, "size=1m,nr_inodes=100"):
+        directory = RunDirectory.at(tmp_path / "run")
+        directory.create(0o750)
+        ledger = Ledger(directory)
+        claim = directory.claim(ledger.claim())
+        if has_started:
+            ledger.start(1, job_id=None, nodes=["n1"], world_size=3, step=0)
+        for rank in range(3):
+            reserve_for_rank(claim, rank)
+        use_up_files(tmp_path)
+        for rank in range(3):
+            ExitRecord(rank=rank, host="n1", reason=Reason.FAILED, step=7).write(claim)
+        use_up_files(tmp_path)
+        record_end(directory, 1, Outcome(Reason.FAILED, 7, "why"), world_size=3)
+        assert set(read_exit_records(claim)) == {0, 1, 2}
+        assert [(one.reason, one.end_step, one.detail) for one in ledger.attempts()] == [(Reason.FAILED, 7, "why")]
+        assert not list(claim.glob("room*"))
+
+
+def test_an_attempt_that_could_not_end_does_not_begin(tmp_path):
+    with small_disk(tmp_path, "size=1m,nr_inodes=100"):
+        directory = RunDirectory.at(tmp_path / "run")
+        directory.create(0o750)
+        use_up_files(tmp_path)
+        for number in range(4):  # for the claim and a part of its reserve
+            (tmp_path / f"filler_{number}").unlink()
+        with pytest.raises(RunDirectoryUnavailableError, match=r"claimed \(No space left .* is out of files: "):
+            Ledger(directory).claim()
+        assert Ledger(directory).last_claim() == 0
