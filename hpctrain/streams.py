@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import logging
 import os
 import stat
 import sys
@@ -26,6 +27,46 @@ Report: TypeAlias = Callable[[str], object]
 def print_warning(text: str) -> None:
     """Print a warning as the commands do."""
     print(f"hpctrain: warning: {text}", file=sys.stderr)  # noqa: T201 - what it is for
+
+
+class LogHandler(logging.StreamHandler[TextIO]):
+    """Writes records to a stream. One that can't be written costs one warning, not a traceback for each record."""
+
+    _is_reported = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        """Warn once that the stream can't be written; report other errors as logging does."""
+        error = sys.exc_info()[1]
+        is_closed = isinstance(error, ValueError) and getattr(self.stream, "closed", False)
+        if not (isinstance(error, OSError) or is_closed):
+            super().handleError(record)
+        elif not self._is_reported:
+            self._is_reported = True
+            why = error.strerror or str(error) if isinstance(error, OSError) else "it was closed"
+            _print_warning_if_possible(_lines_are_lost(_name_of(self.stream), why))
+
+
+def _lines_are_lost(name: object, why: str) -> str:
+    return f"{name} can't be written ({why}): lines are lost while that lasts"
+
+
+def _print_warning_if_possible(text: str) -> None:
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):
+            print_warning(text)
+
+
+def _is_same_file(stream: TextIO, other: TextIO | None) -> bool:
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        return other is not None and os.path.sameopenfile(stream.fileno(), other.fileno())
+    return False
+
+
+def _name_of(stream: Any) -> str:
+    """The path of a stream's file, or what Python calls it."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        return str(Path(f"/proc/self/fd/{stream.fileno()}").readlink())
+    return str(getattr(stream, "name", "the log"))
 
 
 def open_streams() -> None:
@@ -85,6 +126,8 @@ def ignore_write_errors() -> None:
             is_file = stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
             kind = LogFile if is_file else _ErrorIgnoringFile
             raw = kind(stream.fileno(), "w", closefd=False)
+            if isinstance(raw, LogFile) and name == "stdout" and not _is_same_file(stream, sys.stderr):
+                raw.report = _print_warning_if_possible
             made = io.TextIOWrapper(
                 raw if isinstance(stream.buffer, io.RawIOBase) else io.BufferedWriter(raw),  # python -u has no buffer
                 encoding=stream.encoding,
@@ -207,7 +250,8 @@ class LogFile(io.FileIO):
     def _drop(self, data: bytes, error: OSError) -> None:
         lost = LostOutput(data.count(b"\n"), len(data))
         if not self._dropped.size_bytes:
-            self.report(f"{self.name} can't be written ({error.strerror}): lines are lost while that lasts")
+            name = _name_of(self) if isinstance(self.name, int) else self.name
+            self.report(_lines_are_lost(name, error.strerror or str(error)))
         self._dropped += lost
         self._gap += lost
         self._error = error.strerror or str(error)

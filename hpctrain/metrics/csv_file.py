@@ -13,6 +13,7 @@ from hpctrain.files import write_atomic
 from hpctrain.metrics.json_lines import WRITE_EVERY_S
 from hpctrain.metrics.sink import RecordFile
 from hpctrain.run.evaluation import is_evaluation
+from hpctrain.run.file_system import explain
 from hpctrain.status.metrics import LoggedMetrics
 
 logger = logging.getLogger(__name__)
@@ -92,7 +93,8 @@ class CsvSink:
             replaced = self._replaced(_header(columns) + rows)
         except OSError as error:
             if not self._failing:
-                logger.warning("%s can't be replaced (%s): records wait in memory", self._path, error.strerror)
+                why = explain(error, self._path)
+                logger.warning("%s can't be replaced (%s): records wait in memory", self._path, why)
             self._failing = True
             return False
         else:

@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+from hpctrain.phrases import byte_size
+from hpctrain.run.file_system import explain
+
 logger = logging.getLogger(__name__)
 
 MAX_PENDING_BYTES = 16 * 2**20
@@ -82,7 +85,8 @@ class RecordFile:
         except OSError as error:
             # not `retry`: waiting for the file system here would block training
             if not self._failing:
-                logger.warning("%s can't be written (%s): records wait in memory", self._path, error.strerror)
+                why = explain(error, self._path)
+                logger.warning("%s can't be written (%s): records wait in memory", self._path, why)
             self._failing = True
             return
         if self._failing:
@@ -95,9 +99,14 @@ class RecordFile:
         try:
             os.fsync(self._descriptor)
         except OSError as error:
-            logger.warning("%s could not be made durable (%s)", self._path, error.strerror)
+            logger.warning("%s could not be made durable (%s)", self._path, explain(error, self._path))
 
     def close(self) -> None:
-        """Sync and close."""
+        """Sync and close; a failure is a warning."""
         self.sync()
-        os.close(self._descriptor)
+        if self._pending:
+            logger.warning("%s lacks its last %s: they couldn't be written", self._path, byte_size(len(self._pending)))
+        try:
+            os.close(self._descriptor)
+        except OSError as error:  # NFS reports here what it couldn't store
+            logger.warning("%s could not be made durable (%s)", self._path, explain(error, self._path))

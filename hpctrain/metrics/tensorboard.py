@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from hpctrain.metrics.crc32c import crc32c
 from hpctrain.metrics.sink import RecordFile
 from hpctrain.run.evaluation import is_evaluation
+from hpctrain.run.file_system import explain
 
 if TYPE_CHECKING:
     # at run time NumPy comes with the first medium only
@@ -143,7 +144,8 @@ class TensorBoardSink:
             file = RecordFile(make_event_file(self._directory))
         except OSError as error:
             if not self._failing:
-                logger.warning("no event file can be made in %s (%s); trying again", self._directory, error.strerror)
+                why = explain(error, self._directory)
+                logger.warning("no event file can be made in %s (%s); trying again", self._directory, why)
             self._failing = True
             return None
         file.append(frame(Event(wall_time=self._clock(), file_version="brain.Event:2").SerializeToString()))

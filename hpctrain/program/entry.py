@@ -51,6 +51,7 @@ from hpctrain.run.reason import Reason
 from hpctrain.run.start_record import StartRecord, address_of_rank_zero
 from hpctrain.run.times import Times
 from hpctrain.run.written_files import written_files, written_originals
+from hpctrain.streams import LogHandler
 from hpctrain.terminal import VisibleFormatter, visible
 
 DEADLINES = ("HPCTRAIN_DEADLINE", "SLURM_JOB_END_TIME")
@@ -259,6 +260,6 @@ def _log_to_output() -> None:
     logger.handlers.clear()
     logger.propagate = False
     logger.setLevel(logging.INFO)
-    handler = logging.StreamHandler(sys.stdout)
+    handler = LogHandler(sys.stdout)
     handler.setFormatter(VisibleFormatter("%(asctime)s hpctrain: %(message)s", DATE_TIME, stream=sys.stdout))
     logger.addHandler(handler)

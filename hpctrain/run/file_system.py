@@ -138,7 +138,8 @@ def explain(error: OSError, path: Path | None = None) -> str:
         path: what was to be written, if a message has named it already; None names what the error names.
     """
     text = describe_os_error(error) if path is None else error.strerror or str(error)
-    return "; ".join(filter(None, (text, limit_met(error, path or Path(str(error.filename or "."))))))
+    place = path or (None if error.filename is None else Path(str(error.filename)))
+    return "; ".join(filter(None, (text, "" if place is None else limit_met(error, place))))
 
 
 def nearest_existing(folder: Path) -> Path:

@@ -35,6 +35,7 @@ from hpctrain.run.directory import RunDirectory, umask_of
 from hpctrain.run.ledger import Ledger
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.search.record import sweep_is_over
+from hpctrain.streams import LogHandler, ignore_write_errors
 from hpctrain.supervise.allocation import allocation_overrides
 from hpctrain.supervise.requeuer import forbid_requeue
 from hpctrain.supervise.supervisor import STORAGE_ERRORS, STORAGE_S, Supervisor
@@ -161,7 +162,7 @@ def _patiently(act: Callable[[], RunPlan], environment: ClusterEnvironment, prob
 
 def log_to_stdout() -> None:
     """Log into the batch script's log."""
-    handler = logging.StreamHandler(sys.stdout)
+    handler = LogHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     logger = logging.getLogger("hpctrain")
     logger.handlers[:] = [handler]
@@ -171,6 +172,7 @@ def log_to_stdout() -> None:
 
 if __name__ == "__main__":
     guard_output()
+    ignore_write_errors()
     try:
         code = main(sys.argv[1:], os.environ)
     finally:

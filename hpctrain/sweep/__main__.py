@@ -19,6 +19,7 @@ from hpctrain.files import describe_os_error
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.run.directory import RunDirectory
 from hpctrain.scheduler.slurm import Slurm
+from hpctrain.streams import ignore_write_errors
 from hpctrain.supervise.__main__ import log_to_stdout
 from hpctrain.supervise.job_supervisor import JobSupervisor
 from hpctrain.supervise.requeuer import forbid_requeue
@@ -65,6 +66,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
 if __name__ == "__main__":
     guard_output()
+    ignore_write_errors()
     try:
         code = main(sys.argv[1:], os.environ)
     finally:

@@ -20,7 +20,7 @@ from hpctrain.metrics.json_lines import JsonLinesSink, kept_lines
 from hpctrain.metrics.media.files import MediaFiles
 from hpctrain.metrics.media.writer import MediaWriter
 from hpctrain.metrics.meter import Throughput
-from hpctrain.metrics.sink import Sink
+from hpctrain.metrics.sink import RecordFile, Sink
 from hpctrain.metrics.tensorboard import TensorBoardSink
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.times import Times
@@ -186,7 +186,8 @@ def log_samples(
     """Return the same micro-batches, and record the samples of each step as it consumes them.
 
     A line is ``{"step": 20, "samples": [5, 811]}``: one rank's samples, in the order in which it took them, of the step
-    as metrics.jsonl counts it. If an attempt repeats a step, the last line counts.
+    as metrics.jsonl counts it. If an attempt repeats a step, the last line counts. While the file system fails, lines
+    wait in memory (see `RecordFile`).
 
     Args:
         micro_batches: of one rank, from the step after ``start_step`` on.
@@ -194,10 +195,11 @@ def log_samples(
         start_step: completed steps.
     """
     step, samples = start_step + 1, list[int]()
-    with closing(micro_batches), file.open("a", buffering=1) as lines:
+    file.touch()
+    with closing(micro_batches), closing(RecordFile(file)) as lines:
         for micro_batch in micro_batches:
             samples += micro_batch.indices[: micro_batch.num_samples].tolist()
             if micro_batch.is_last:
-                lines.write(json.dumps({"step": step, "samples": samples}) + "\n")
+                lines.append(json.dumps({"step": step, "samples": samples}).encode() + b"\n")
                 step, samples = step + 1, []
             yield micro_batch

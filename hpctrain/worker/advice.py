@@ -52,7 +52,7 @@ def advice(error: BaseException, config: Config, world_size: int, local_world_si
         local_world_size: ranks of a node; None for all.
     """
     text = f"{type(error).__name__}: {error_text(error)}"
-    if isinstance(error, OSError) and (limit := limit_met(error, Path(str(error.filename or ".")))):
+    if isinstance(error, OSError) and error.filename and (limit := limit_met(error, Path(str(error.filename)))):
         return limit
     if UNUSED_PARAMETERS in text and not config.parallel.find_unused_parameters:
         return (

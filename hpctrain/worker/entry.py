@@ -23,7 +23,7 @@ from hpctrain.run.process import end_with_parent, handlers_restored, process_age
 from hpctrain.run.reason import Reason
 from hpctrain.run.start_record import StartRecord
 from hpctrain.run.times import Times
-from hpctrain.streams import flush_output
+from hpctrain.streams import LogHandler, flush_output
 from hpctrain.terminal import VisibleFormatter, can_redraw, output_unguarded, unguarded, visible
 from hpctrain.worker.advice import advice
 from hpctrain.worker.classification import classify
@@ -206,7 +206,7 @@ def log_to_console(rank: int, *, stamped: bool = False) -> None:
     logger.handlers.clear()
     logger.propagate = False
     logger.setLevel(logging.INFO if rank == 0 else logging.WARNING)
-    handler = logging.StreamHandler(unguarded(sys.stdout if rank == 0 else sys.stderr))
+    handler = LogHandler(unguarded(sys.stdout if rank == 0 else sys.stderr))
     text = "%(message)s" if rank == 0 else f"rank {rank}: %(message)s"
     if stamped:
         text = f"%(asctime)s {text}"

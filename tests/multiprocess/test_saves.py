@@ -6,9 +6,12 @@ import os
 import re
 
 import pytest
+from full_disk import small_disk
 
 from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.exit_record import read_exit_records
+from hpctrain.run.ledger import Ledger
+from hpctrain.run.reason import Reason
 
 PREEMPTED = """#!/bin/sh
 test "$1" = show || exit 1
@@ -79,6 +82,25 @@ def test_the_end_of_a_run_needs_its_checkpoint(refusing):
     code, _, output = refusing("trainer.max_steps=5", "checkpoint.on_error=warn", world_size=2, begin=3)
     assert code == 1
     assert "can't be written to" in output
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("files", [18, 22, 26, 30, 40])
+def test_an_attempt_without_files_has_an_end(train, tmp_path, world_size, files):
+    """Wherever its file system runs out of them: before the ranks begin, in a log, in a save."""
+    (tmp_path / "disk").mkdir()
+    words = ("trainer.max_steps=60", "checkpoint.every_steps=1", "checkpoint.keep=60")
+    with small_disk(tmp_path / "disk", f"size=64m,nr_inodes={files}"):
+        code, run, output = train("disk/run", *WORDS, *words, world_size=world_size)
+        ledger = Ledger(run.directory)
+        assert "disk is out of files: " in output
+        assert code == (1 if ledger.last_claim() else 2)
+        attempts = ledger.attempts()
+        assert [one.attempt for one in attempts] == list(range(1, ledger.last_claim() + 1))
+        assert all(one.reason is Reason.FAILED for one in attempts)
+        assert all("out of files" in one.detail or "No space left" in one.detail for one in attempts)
+        assert not any(path.name.startswith("room") for path in run.directory.claims.glob("*/*"))
 
 
 def test_an_error_without_a_message_counts_as_well(train):

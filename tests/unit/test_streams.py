@@ -1,12 +1,23 @@
 from __future__ import annotations
 
+import contextlib
 import io
+import logging
+import subprocess
 import sys
 
 import pytest
-from full_disk import full_disk
+from full_disk import full_disk, small_disk
 
-from hpctrain.streams import LogFile, LostOutput, flush_output, lost_output, missing_output_discarded, open_log
+from hpctrain.streams import (
+    LogFile,
+    LogHandler,
+    LostOutput,
+    flush_output,
+    lost_output,
+    missing_output_discarded,
+    open_log,
+)
 
 
 def closed():
@@ -69,6 +80,45 @@ def test_a_log_that_was_removed_lacks_all_of_its_lines(tmp_path):
     log.write(b"second\n")
     log.close()
     assert log.lost == LostOutput(2, 13)
+
+
+@pytest.mark.parametrize("why", ["File too large", "it was closed"])
+def test_a_log_that_cannot_be_written_costs_one_line(tmp_path, capsys, why):
+    path = tmp_path / "log"
+    with path.open("w", buffering=1) as stream:
+        handler = LogHandler(stream)
+        handler.handle(logging.makeLogRecord({"msg": "first"}))
+        if why == "it was closed":
+            stream.close()
+        with full_disk(0) if why == "File too large" else contextlib.nullcontext():
+            for number in range(3):
+                handler.handle(logging.makeLogRecord({"msg": f"lost {number}"}))
+        assert capsys.readouterr().err.count("\n") == 1
+        if why == "File too large":
+            handler.handle(logging.makeLogRecord({"msg": "last"}))
+    assert path.read_text().startswith("first\n")
+    assert path.read_text().endswith("last\n") is (why == "File too large")
+
+
+def test_a_record_that_is_wrong_is_reported_as_ever(tmp_path, capsys):
+    with (tmp_path / "log").open("w") as stream:
+        LogHandler(stream).handle(logging.makeLogRecord({"msg": "%d", "args": ("x",)}))
+    assert "--- Logging error ---" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("errors", "lines"), [(subprocess.PIPE, 1), (subprocess.STDOUT, 0)])
+def test_a_program_learns_once_that_its_output_is_lost(tmp_path, errors, lines):
+    script = """
+from hpctrain.streams import ignore_write_errors
+ignore_write_errors()
+for number in range(3):
+    print(number, flush=True)
+"""
+    with small_disk(tmp_path, "size=8k"), (tmp_path / "out").open("w") as out:
+        (tmp_path / "filler").write_bytes(bytes(8192))
+        done = subprocess.run([sys.executable, "-c", script], stdout=out, stderr=errors, text=True, check=True)
+    warning = f"hpctrain: warning: {tmp_path}/out can't be written (No space left on device): lines are lost "
+    assert (done.stderr or "").count(warning) == (done.stderr or "").count("\n") == lines
 
 
 def test_text_that_a_log_lacks_is_counted(tmp_path, capsys):

@@ -33,6 +33,7 @@ from hpctrain.errors import ExitCode, HpctrainError, error_text
 from hpctrain.files import write_json
 from hpctrain.run.directory import umask_of
 from hpctrain.run.secret import read_secret
+from hpctrain.streams import LogHandler
 
 MEETING_S = 90.0
 MEETING_S_EACH = 0.1
@@ -149,7 +150,7 @@ def _checkpoint(config: Config) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(message)s")
+    logging.basicConfig(handlers=[LogHandler(sys.stdout)], level=logging.INFO, format="%(asctime)s %(message)s")
     code = main(Path(sys.argv[1]), os.environ)
     sys.stdout.flush()
     os._exit(code)  # a thread of gloo or NCCL may keep a rank that failed

@@ -17,6 +17,7 @@ from hpctrain.files import TEMPORARY_PREFIX, write_atomic
 from hpctrain.metrics.json_lines import kept_lines
 from hpctrain.metrics.media.captured import SUFFIXES
 from hpctrain.metrics.sink import RecordFile
+from hpctrain.run.file_system import explain
 from hpctrain.tasks.log import Kind
 
 logger = logging.getLogger(__name__)
@@ -118,7 +119,8 @@ class MediaFiles:
                 self._waiting.popleft()
         except OSError as error:
             if not self._failing:
-                logger.warning("%s can't be written (%s): media wait in memory", self._folder, error.strerror)
+                why = explain(error, self._folder)
+                logger.warning("%s can't be written (%s): media wait in memory", self._folder, why)
             self._failing = True
             return
         if self._failing:

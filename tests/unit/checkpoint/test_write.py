@@ -201,7 +201,9 @@ def test_a_disk_without_files_is_not_called_full_of_bytes(directory, writer, sna
         with pytest.raises(CheckpointError) as raised:
             list(map(writer.write, map(snapshot, range(1, 9))))
         assert f"{folder} is out of files: " in str(raised.value)
-        assert re.search(r"MB are free, but (no|only \d) more files? \(inodes\) can be created; `df -i ", str(raised.value))
+        assert re.search(
+            r"MB are free, but (no|only \d) more files? \(inodes\) can be created; `df -i ", str(raised.value)
+        )
         assert "without the new checkpoint, " in str(raised.value)
         assert "is out of space" not in str(raised.value)
         assert len(steps(directory)) == 3

@@ -15,9 +15,11 @@ def test_records_wait_for_a_full_disk_and_keep_their_order(tmp_path, caplog):
         file.append(b"second\n")
         file.append(b"third\n")
         assert path.read_bytes() == b"first\nseco"
-    assert [record.message for record in caplog.records] == [
-        f"{path} can't be written (File too large): records wait in memory"
-    ]
+    (line,) = caplog.messages
+    assert line.startswith(
+        f"{path} can't be written (File too large; a file reached the largest size that is allowed: "
+    )
+    assert line.endswith(", which allows 10 B here): records wait in memory")
     file.append(b"fourth\n")
     file.close()
     assert path.read_bytes() == b"first\nsecond\nthird\nfourth\n"
@@ -32,6 +34,16 @@ def test_closing_writes_what_is_pending(tmp_path):
         file.append(b"record\n")
     file.close()
     assert path.read_bytes() == b"record\n"
+
+
+def test_records_that_are_lost_at_the_end_are_counted(tmp_path, caplog):
+    path = tmp_path / "records"
+    path.touch()
+    file = RecordFile(path)
+    with full_disk(3):
+        file.append(b"record\n")
+        file.close()
+    assert caplog.messages[-1] == f"{path} lacks its last 4 bytes: they couldn't be written"
 
 
 def test_memory_stays_bounded(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from full_disk import full_disk
 
 from hpctrain.data.loader import TrainLoader
 from hpctrain.data.order import sequential
@@ -52,7 +53,10 @@ def test_a_later_attempt_goes_on_where_it_begins(tmp_path):
                 break
         micro_batches.close()
 
-    attempt(0, 3)
+    attempt(0, 2)
+    with full_disk((tmp_path / "log").stat().st_size):
+        attempt(2, 1)  # the training continues; that the line is lost is a warning
+    attempt(2, 1)
     attempt(1, 1)
     assert [line["step"] for line in lines(tmp_path / "log")] == [1, 2, 3, 2]
     assert lines(tmp_path / "log")[-1] == lines(tmp_path / "log")[1]
