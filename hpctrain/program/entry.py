@@ -30,7 +30,6 @@ from hpctrain.errors import (
     RendezvousError,
     SupersededError,
 )
-from hpctrain.files import describe_os_error
 from hpctrain.phrases import DATE_TIME, listed, on_one_line
 from hpctrain.program.child import Child
 from hpctrain.program.ending import ProgramEnd, ProgramOutcome, outcome_of
@@ -45,6 +44,7 @@ from hpctrain.program.signals import Signals
 from hpctrain.run.code import current_code
 from hpctrain.run.directory import RunDirectory, umask_of
 from hpctrain.run.disk_reserve import reserve_for_rank
+from hpctrain.run.file_system import explain
 from hpctrain.run.handover import Handover
 from hpctrain.run.process import end_with_parent, process_age_s
 from hpctrain.run.reason import Reason
@@ -76,7 +76,7 @@ def run_program(directory: RunDirectory) -> int:
         print(f"{ERROR_PREFIX}{visible(str(error))}", file=sys.stderr)  # noqa: T201 - before there is a log
         return ExitCode.FAILED
     except OSError as error:
-        message = f"hpctrain's own process of this rank can't begin: {describe_os_error(error)}"
+        message = f"hpctrain's own process of this rank can't begin: {explain(error)}"
         print(f"{ERROR_PREFIX}{visible(message)}", file=sys.stderr)  # noqa: T201
         record_early_end(directory, Reason.INFRASTRUCTURE, message, os.environ)
         return ExitCode.FAILED
@@ -100,7 +100,8 @@ def run_program(directory: RunDirectory) -> int:
         trace = traceback.format_exc()
         log.exception("hpctrain's own process of this rank failed")
         reason = Reason.INFRASTRUCTURE if isinstance(error, OSError) else Reason.FAILED
-        rank.write_exit_record(reason, message=f"{type(error).__name__}: {error}", traceback=trace)
+        text = explain(error) if isinstance(error, OSError) else str(error)
+        rank.write_exit_record(reason, message=f"{type(error).__name__}: {text}", traceback=trace)
     finally:
         shutil.rmtree(rank.session, ignore_errors=True)
     return ExitCode.FAILED

@@ -5,21 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from hpctrain.run.file_system import FULL
 
 FILE_NAME = "room"
 BYTES = 256 * 2**10
-FILES = 4
-"""Of the launcher: its marker of the end, a record that doesn't exist yet, a temporary file, and one to spare."""
-RANK_BYTES = 16 * 2**10
-"""Of a rank's exit record; with a long traceback, it takes those of the launcher as well."""
+"""For whoever needs them first: a traceback may be long."""
+SMALL_BYTES = 16 * 2**10
+"""Of each other file."""
+OF_LAUNCHER = tuple(f"{FILE_NAME}_{number}" for number in (1, 2, 3))
+"""For the marker of the end, a record that doesn't exist yet, and a temporary file."""
 
 
 def reserve(claim: Path) -> None:
-    """Reserve the space, and the files that the launcher needs at the end.
+    """Reserve the space and the files that the launcher needs at the end.
 
     Raises:
         OSError: the disk is full already; nothing is reserved.
@@ -27,8 +27,8 @@ def reserve(claim: Path) -> None:
     try:
         # random, since some file systems store no zeros
         (claim / FILE_NAME).write_bytes(os.urandom(BYTES))
-        for number in range(1, FILES):
-            (claim / f"{FILE_NAME}_{number}").touch()
+        for name in OF_LAUNCHER:
+            (claim / name).write_bytes(os.urandom(SMALL_BYTES))
     except OSError as error:
         if error.errno in FULL:
             release(claim)
@@ -38,11 +38,11 @@ def reserve(claim: Path) -> None:
 def reserve_for_rank(claim: Path, rank: int) -> None:
     """Reserve the file of a rank's exit record, if the disk isn't full."""
     with contextlib.suppress(OSError):
-        _of_rank(claim, rank).write_bytes(os.urandom(RANK_BYTES))
+        _of_rank(claim, rank).write_bytes(os.urandom(SMALL_BYTES))
 
 
 def release(claim: Path) -> None:
-    """Release the space and the files."""
+    """Release what is left, once the end is recorded."""
     with contextlib.suppress(OSError):
         for path in claim.glob(f"{FILE_NAME}*"):
             path.unlink(missing_ok=True)
@@ -55,24 +55,29 @@ def release_of_rank(claim: Path, rank: int) -> None:
 
 
 def write_with_reserve(claim: Path, write: Callable[[], None], *, rank: int | None = None) -> None:
-    """Write; on a full disk, release what is reserved and write again.
+    """Write; while the disk is full, release one reserved file after the other and write again.
 
     Args:
         claim: of the attempt.
         write: may be called several times.
-        rank: whose own reserve is released first.
+        rank: that writes, which leaves the launcher's files to it; None for the launcher.
 
     Raises:
         OSError: it still can't be written.
     """
-    releases = [] if rank is None else [partial(release_of_rank, claim, rank)]
-    for release_more in (*releases, partial(release, claim)):
+    files = [claim / name for name in (FILE_NAME, *OF_LAUNCHER)]
+    if rank is not None:
+        files = [_of_rank(claim, rank), claim / FILE_NAME]
+    for file in files:
+        if not file.exists():
+            continue
         try:
             return write()
         except OSError as error:
             if error.errno not in FULL:
                 raise
-        release_more()
+        with contextlib.suppress(OSError):
+            file.unlink(missing_ok=True)
     return write()
 
 

@@ -15,6 +15,8 @@ from hpctrain.phrases import counted, scaled
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """Errors of a file system, or a quota, that has no room: for bytes or for files."""
+MUCH_BYTES = 2**28
+"""Free bytes from which a refused write means something else than a full file system."""
 FEW_FILES = 32
 """Files from which a file system counts as out of files: a checkpoint and the end of an attempt need several."""
 QUOTA_COMMANDS = {
@@ -127,7 +129,11 @@ def _limit_of(system: FileSystem, number: int, folder: Path) -> str:
         return f"your quota of bytes or of files on {place} is used up: `{system.quota_command(folder)}` shows both"
     if system.lacks_files:
         return f"{place} is out of files: {system.describe_free()}; `df -i {folder}` shows them"
-    return f"{place} is out of space: {system.describe_free()}; `df -h {folder}` shows it"
+    if system.free_bytes < MUCH_BYTES:
+        return f"{place} is out of space: {system.describe_free()}; `df -h {folder}` shows it"
+    # XFS reports the quota of a project so
+    quota = f"perhaps the quota of a project or folder is used up; `{system.quota_command(folder)}` shows yours"
+    return f"{place} takes no more, although {system.describe_free()}: {quota}"
 
 
 def explain(error: OSError, path: Path | None = None) -> str:

@@ -22,6 +22,10 @@ def test_which_limit_was_met(tmp_path):
         assert limit_met(error(errno.EDQUOT), tmp_path) == (
             f"your quota of bytes or of files on {tmp_path} is used up: `quota -s` shows both"
         )
+    with small_disk(tmp_path, "size=1g,nr_inodes=100"):
+        found = limit_met(error(errno.ENOSPC), tmp_path)
+        assert found.startswith(f"{tmp_path} takes no more, although 1.07 GB are free: perhaps the quota of a project ")
+    with small_disk(tmp_path, "size=1m,nr_inodes=100"):
         use_up_files(tmp_path)
         expected = f"{tmp_path} is out of files: 1.05 MB are free, but no more files (inodes) can be created; "
         assert limit_met(CheckpointError("rank 1: No space left on device"), tmp_path).startswith(expected)

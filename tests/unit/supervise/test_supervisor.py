@@ -463,7 +463,7 @@ def test_a_retry_of_a_claim_is_not_a_further_attempt(slurm, supervisor):
 def test_a_new_run_without_space_for_its_claim_has_failed(supervisor, capfd):
     one = supervisor()
     assert one.run() == ExitCode.FAILED
-    assert "can't be claimed (No space left on device)" in capfd.readouterr().err
+    assert "can't be claimed (No space left on device; " in capfd.readouterr().err
     assert one.directory.claimed_attempts() == []
 
 
