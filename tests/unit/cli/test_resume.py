@@ -212,7 +212,10 @@ def test_a_resume_whose_job_cannot_be_recorded_is_cancelled_and_leaves_the_run_a
     slurm.script("sbatch", f"ln -s /dev/full {run.jobs}; echo Submitted batch job 8")
     before = all_of(run)
     assert main(["resume", str(run.path), "cluster=slurm", "trainer.max_steps=9"]) == 1
-    assert "job 8 could not be recorded (No space left on device), and had to be cancelled" in capsys.readouterr().err
+    found = capsys.readouterr().err
+    assert "job 8 could not be recorded (" in found
+    assert "jobs.jsonl: No space left on device; " in found
+    assert "and had to be cancelled" in found
     assert (slurm.cancelled, all_of(run)) == (["8"], before)
 
 
