@@ -1,9 +1,10 @@
-"""Processes of this machine: their age and cgroups, and the signals and environment that a new one inherits."""
+"""Processes of this machine: their age and cgroups, and the signals, limits and environment that new ones inherit."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import threading
 import time
@@ -17,6 +18,8 @@ from hpctrain.startup import PYTHON_STARTED_S
 PR_SET_PDEATHSIG = 1
 KILL_ROUNDS = 10
 """Rounds in which processes of a session are killed: one may fork while the others are."""
+MAX_OPEN_FILES = 1 << 20
+"""Most open files for which a rank asks: a hard limit can be a billion, and some programs try each descriptor."""
 
 
 def process_start(pid: int) -> float | None:
@@ -141,6 +144,27 @@ def environ_replaced(variables: Mapping[str, str]) -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+@contextmanager
+def open_files_raised() -> Iterator[None]:
+    """Inside the context, this process and those that it starts may have as many files open as the hard limit allows.
+
+    The usual soft limit of 1024 is for programs that call select(2). Each tensor that a DataLoader worker hands over is
+    an open file.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft == resource.RLIM_INFINITY or soft >= most:
+        yield
+        return
+    with suppress(OSError, ValueError):  # as where a sandbox forbids the call
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    try:
+        yield
+    finally:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def end_with_parent(parent: int | None) -> None:

@@ -44,6 +44,7 @@ from hpctrain.distributed.local_part import local_part
 from hpctrain.distributed.world import World
 from hpctrain.errors import ExitCode, HpctrainError
 from hpctrain.metrics.memory import Memory
+from hpctrain.run.process import open_files_raised
 from hpctrain.search_path import with_working_directory
 from hpctrain.streams import flush_output
 from hpctrain.train.parts import Parts
@@ -65,7 +66,10 @@ def main(arguments: list[str]) -> int:
     os.environ.update(config.cluster.env)
     spare_compiler()
     sys.path[:] = with_working_directory()
-    with contextlib.redirect_stdout(sys.stderr):  # the task's own output must not mix with the result
+    with (
+        open_files_raised(),
+        contextlib.redirect_stdout(sys.stderr),
+    ):  # the task's own output must not mix with the result
         try:
             found = _trial(config, int(size))
         except HpctrainError as error:

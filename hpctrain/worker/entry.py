@@ -19,7 +19,7 @@ from hpctrain.errors import ExitCode, HpctrainError, RendezvousError, Superseded
 from hpctrain.phrases import DATE_TIME
 from hpctrain.run.directory import RunDirectory, umask_of
 from hpctrain.run.handover import Handover
-from hpctrain.run.process import end_with_parent, handlers_restored, process_age_s
+from hpctrain.run.process import end_with_parent, handlers_restored, open_files_raised, process_age_s
 from hpctrain.run.reason import Reason
 from hpctrain.run.start_record import StartRecord
 from hpctrain.run.times import Times
@@ -57,7 +57,7 @@ def run_rank(
     os.environ.update(config.cluster.env)
     umask = os.umask(umask_of(config.mode))
     stop = StopRequest() if program is None else program.stop
-    with handlers_restored(HANDLED):
+    with handlers_restored(HANDLED), open_files_raised():
         try:
             stop.install()
             handover = Handover.read(os.environ)

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
 
-from hpctrain.run.process import environ_replaced, process_age_s, process_start, signals_blocked
+from hpctrain.run.process import environ_replaced, open_files_raised, process_age_s, process_start, signals_blocked
 
 
 def test_a_command_s_name_may_hold_anything(tmp_path):
@@ -51,3 +52,16 @@ def test_the_environment_is_replaced_and_comes_back(monkeypatch):
         assert dict(os.environ) == {"MINE": "2", "OTHER": "3"}
         os.environ["LATER"] = "4"
     assert dict(os.environ) == before
+
+
+def test_as_many_files_as_the_hard_limit_allows_may_be_open_inside():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = (200, before[1])
+    resource.setrlimit(resource.RLIMIT_NOFILE, few)
+    try:
+        with open_files_raised():
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            assert 200 < soft <= hard == before[1]
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == few
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
