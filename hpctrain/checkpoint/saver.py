@@ -174,12 +174,17 @@ class CheckpointSaver:
         if error is not None:
             raise error
 
+    def wait(self, seconds: float) -> None:
+        """Wait for the write in flight, but no longer than ``seconds``; `finish` raises its error."""
+        if self._thread is not None:
+            self._thread.join(seconds)
+
     def finish_within(self, seconds: float) -> None:
         """Wait for the write in flight, but no longer than ``seconds``; `finish` raises its error."""
         self._page_locked.stop()
-        if self._thread is not None and self.busy:
+        if self.busy:
             log.warning("a checkpoint is being written: waiting up to %.0f s for it", seconds)
-            self._thread.join(seconds)
+            self.wait(seconds)
 
     def retain_in_background(self, intact: int) -> None:
         """Remove the checkpoints that an earlier attempt had no time to remove.

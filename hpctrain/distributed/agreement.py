@@ -82,11 +82,9 @@ class Agreement:
 
     def start(self) -> Stop | None:
         """Agree on stops requested before the first step, and measure the cost of an agreement; collective."""
-        stop = self._stop.pending
+        stop = self.stop()
         if self._control is None:
             return stop
-        flags = torch.tensor(_flags(stop))
-        self._combine(flags)
         # the ranks are synchronised now, so the next ones measure the collective, not the wait for the slowest rank
         costs_s = []
         for _ in range(3):
@@ -97,6 +95,15 @@ class Agreement:
         # of the slowest rank: a different interval on each rank would mismatch the collectives
         self._combine(cost_s)
         self._interval_s = min(cost_s.item() / COST_SHARE, self._max_interval_s)
+        return stop
+
+    def stop(self) -> Stop | None:
+        """Agree on a stop now, at the cost of a collective that waits for the slowest rank."""
+        stop = self._stop.pending
+        if self._control is None:
+            return stop
+        flags = torch.tensor(_flags(stop))
+        self._combine(flags)
         return _stop(*flags.tolist())
 
     def restarted(self) -> Agreement:

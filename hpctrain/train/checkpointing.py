@@ -16,8 +16,10 @@ from hpctrain.checkpoint.rng import restore_rng, rng_state
 from hpctrain.checkpoint.saver import CheckpointSaver
 from hpctrain.checkpoint.state import Head, LiveState
 from hpctrain.config.identity import config_digest
+from hpctrain.distributed.agreement import Agreement
 from hpctrain.distributed.determinism import rank_seed, seed_everything
 from hpctrain.distributed.replica import inner
+from hpctrain.distributed.stop_request import Stop
 from hpctrain.errors import CheckpointError, SupersededError
 from hpctrain.phrases import counted
 from hpctrain.run.checkpoints import ShowRead
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 
 FIRST_AUTO_SAVE_S = 60.0
 """Seconds until the first save with checkpoint.auto: early, because the cost of a save has to be measured."""
+
+WAIT_S = 0.2
+"""Seconds between two looks for a stop, while a save waits for an earlier one."""
 
 log = logging.getLogger("hpctrain.train")
 
@@ -60,6 +65,7 @@ class Checkpointing:
         parts: what is saved.
         directory: of the run.
         saver: writes, on rank zero.
+        agreement: of the ranks, on a stop while a save waits for another one.
         claim: of this attempt.
         clock: monotonic seconds.
 
@@ -73,6 +79,7 @@ class Checkpointing:
         directory: RunDirectory,
         saver: CheckpointSaver,
         *,
+        agreement: Agreement,
         claim: Claim,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -85,6 +92,7 @@ class Checkpointing:
         self._claim = claim
         self._clock = clock
         self._saver = saver
+        self._agreement = agreement
         self._keeps_best = bool(parts.checkpoint_policy.keep_best)
         self._best = Best.configured(parts.config.checkpoint, parts.task.metric, parts.task.metric_mode)
         self._saved_at_s = clock()
@@ -217,28 +225,34 @@ class Checkpointing:
         interval_s = self._interval_s
         return interval_s is not None and self._clock() - self._saved_at_s >= interval_s
 
-    def save(self, step: int, *, evaluation_due: bool, wait: bool) -> None:
+    def save(self, step: int, *, evaluation_due: bool, wait: bool) -> Stop | None:
         """Save the state after ``step`` steps; collective.
 
         Args:
             step: completed steps.
             evaluation_due: whether the evaluation after these steps isn't done yet.
             wait: return when the checkpoint is durable. Otherwise the save is skipped while an earlier one is being
-                written, unless either is a save of one of the best evaluations.
+                written. If either is a save of one of the best evaluations, it waits for the earlier one instead.
+
+        Returns:
+            The stop upon which the ranks agreed while the save waited for an earlier one; then nothing is saved.
 
         Raises:
             CheckpointError: the checkpoint can't be written, and checkpoint.on_error is "fail".
             SupersededError: a later attempt owns the run.
             TaskError: the task's state can't be saved.
         """
-        if wait or not self._is_left_out(step):
+        left_out, stop = (False, None) if wait else self._wait_for_earlier(step)
+        if not left_out:
             self._save(step, evaluation_due=evaluation_due, wait=wait)
             self._saving_step = step
         self._restart_interval()
+        return stop
 
-    def _is_left_out(self, step: int) -> bool:
+    def _wait_for_earlier(self, step: int) -> tuple[bool, Stop | None]:
+        """Wait for an earlier save, if one of both is of the best; return whether to leave this one out, and a stop."""
         if not self._world.broadcast(self._saver.busy):
-            return False
+            return False, None
         # saves of the best evaluations are extra: no other save is left out for one
         waits = self.best_step is not None and self.best_step in (step, self._saving_step)
         if self._world.is_rank_zero and waits:
@@ -246,7 +260,11 @@ class Checkpointing:
             log.info("the checkpoint of step %d waits for the one before: %s is one of the best", step, which)
         elif self._world.is_rank_zero:
             log.warning("no checkpoint of step %d: the one before is still being written", step)
-        return not waits
+        while waits and self._world.broadcast(self._saver.busy):
+            if stop := self._agreement.stop():
+                return True, stop
+            self._saver.wait(WAIT_S)
+        return not waits, None
 
     def _save(self, step: int, *, evaluation_due: bool, wait: bool) -> None:
         world = self._world

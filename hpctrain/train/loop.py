@@ -153,8 +153,9 @@ class Loop:
             if not is_last and (decision.stop or decision.end or self._ends or pauses):
                 return self._stop_here(decision)
             every = save_every is not None and step % save_every == 0
-            if is_last or every or decision.save or step == checkpointing.best_step:
-                self._save(wait=is_last)
+            due = is_last or every or decision.save or step == checkpointing.best_step
+            if due and (stop := self._save(wait=is_last)):
+                return self._leave(stop)
         return True
 
     @property
@@ -236,15 +237,18 @@ class Loop:
             self._save(wait=True)
         return False
 
-    def _save(self, *, wait: bool) -> None:
+    def _save(self, *, wait: bool) -> Stop | None:
+        """Save; return the stop that came while the save waited for an earlier one, which it then gave up."""
         with self._times.during("save_s"):
             self._profiler.before_save(self.step)
             # before the checkpoint is published: a resume from it must find every record up to its step
             self._log.flush()
             self._divergence.check_before_save(self.step, ends_run=self._is_at_end)
-            self._checkpointing.save(self.step, evaluation_due=self._evaluation_due, wait=wait)
-            self._callbacks.run_between_steps(self._callbacks.after_save)
+            stop = self._checkpointing.save(self.step, evaluation_due=self._evaluation_due, wait=wait)
+            if stop is None:
+                self._callbacks.run_between_steps(self._callbacks.after_save)
         self._times.record(self.step, due=True)
+        return stop
 
     def _evaluate(self) -> Stop | None:
         """Evaluate and log; return the stop for which the evaluation was abandoned, if any: then it stays due."""

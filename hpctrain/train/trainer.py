@@ -84,7 +84,8 @@ class Trainer:
         if self._parts.evaluation is None:
             self._refuse_without_evaluation()
         self._saver = self._new_saver()
-        self._checkpointing = Checkpointing(self._parts, directory, self._saver, claim=claim)
+        agreement = stopping.agreement
+        self._checkpointing = Checkpointing(self._parts, directory, self._saver, agreement=agreement, claim=claim)
         # the parts were built from the same numbers on all ranks; from here on each rank draws its own
         seed_everything(rank_seed(config.seed, world.random_stream))
         times.enter("load_s")

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
+import threading
 
 import pytest
 import torch
@@ -9,7 +12,8 @@ from small_task import Small
 from hpctrain.checkpoint.page_locked import PageLockedMemory
 from hpctrain.checkpoint.read import load
 from hpctrain.checkpoint.saver import CheckpointSaver
-from hpctrain.distributed.stop_request import StopRequest
+from hpctrain.distributed.agreement import Agreement
+from hpctrain.distributed.stop_request import Stop, StopKind, StopRequest
 from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.ledger import Claim, Ledger
@@ -25,7 +29,8 @@ def checkpointing_of(compose_small, directory, lone_world, clock):
         parts = Parts(compose_small("checkpoint.asynchronous=false", *words), lone_world)
         claim = Claim(Ledger(directory), Ledger(directory).claim())
         saver = CheckpointSaver(directory, claim, parts.config.checkpoint, StopRequest())
-        return Checkpointing(parts, directory, saver, claim=claim, clock=clock), parts
+        agreement = Agreement(lone_world, StopRequest())
+        return Checkpointing(parts, directory, saver, agreement=agreement, claim=claim, clock=clock), parts
 
     return build
 
@@ -45,7 +50,9 @@ def locking(compose_small, directory, lone_world):
         parts = Parts(compose_small(*words), lone_world)
         claim = Claim(Ledger(directory), Ledger(directory).claim())
         saver = CheckpointSaver(directory, claim, parts.config.checkpoint, StopRequest(), page_locked=memory)
-        return Checkpointing(parts, directory, saver, claim=claim), parts, memory, sizes
+        agreement = Agreement(lone_world, StopRequest())
+        checkpointing = Checkpointing(parts, directory, saver, agreement=agreement, claim=claim)
+        return checkpointing, parts, memory, sizes
 
     return build
 
@@ -153,20 +160,47 @@ def test_a_save_is_due_by_the_clock(checkpointing_of, clock, words, due_after_s)
 
 
 def test_a_save_is_left_out_while_another_is_written_unless_it_is_one_of_the_best(
-    checkpointing_of, directory, monkeypatch, caplog
+    compose_small, directory, lone_world, monkeypatch, caplog
 ):
-    checkpointing, _ = checkpointing_of("checkpoint.keep_best=1")
-    monkeypatch.setattr(CheckpointSaver, "busy", True)
+    """Then it waits for the other one, until a stop is requested."""
+    request, disk, fsync = StopRequest(), threading.Event(), os.fsync
+    parts = Parts(compose_small("checkpoint.keep_best=1", "checkpoint.keep=9"), lone_world)
+    claim = Claim(Ledger(directory), Ledger(directory).claim())
+    saver = CheckpointSaver(directory, claim, parts.config.checkpoint, request)
+    agreement = Agreement(lone_world, request)
+    checkpointing = Checkpointing(parts, directory, saver, agreement=agreement, claim=claim)
+
+    def save(step, *, frees_disk=False):
+        if frees_disk:
+            threading.Timer(0.3, disk.set).start()
+        return checkpointing.save(step, evaluation_due=False, wait=False)
+
+    checkpointing.resume()
+    monkeypatch.setattr(os, "fsync", lambda descriptor: disk.wait(20) and fsync(descriptor))
     with caplog.at_level(logging.INFO, "hpctrain.train"):
-        checkpointing.save(2, evaluation_due=False, wait=False)
-        assert saved(directory) == []
-        checkpointing.record_evaluation(4, {"eval/loss": 1.0})
-        checkpointing.save(4, evaluation_due=False, wait=False)
+        assert save(2) is save(3) is None
+        disk.set()
+        saver.finish()
+        disk.clear()
+        save(4)
+        monkeypatch.setattr(checkpointing, "best_step", 5)
+        assert save(5, frees_disk=True) is None
+        saver.finish()
         # one that is due isn't left out for the extra one
-        checkpointing.save(5, evaluation_due=False, wait=False)
-        checkpointing.save(6, evaluation_due=False, wait=False)
-    assert saved(directory) == [4, 5]
-    assert caplog.messages[0] == "no checkpoint of step 2: the one before is still being written"
+        disk.clear()
+        save(5)
+        assert save(6, frees_disk=True) is None
+        saver.finish()
+        disk.clear()
+        save(7)
+        monkeypatch.setattr(checkpointing, "best_step", 8)
+        threading.Timer(0.3, request.ask, [signal.SIGTERM]).start()
+        assert save(8) == Stop(StopKind.SIGNAL, signal.SIGTERM)
+        disk.set()
+        saver.finish()
+    assert saved(directory) == [2, 4, 5, 6, 7]
+    assert "no checkpoint of step 3: the one before is still being written" in caplog.messages
+    assert "the checkpoint of step 6 waits for the one before: the one before is one of the best" in caplog.messages
 
 
 def test_only_evaluations_among_the_best_are_saved_for_their_sake(checkpointing_of):
