@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 from hpctrain.data.fetch import BatchFetcher, Collate, EpochFetcher, Request, UpToEnd
 from hpctrain.data.stream import is_stream
 from hpctrain.data.workers import IN_PROCESS, Workers, fetch_batches
+from hpctrain.distributed.agreement import LoadingStop
 
 
 class EvalLoader:
@@ -62,6 +63,7 @@ class EvalLoader:
         self.num_samples = self._fetcher.num_samples
         self.end: int | None = None
         self.num_taken = 0
+        self._loading: LoadingStop | None = None
 
     @property
     def is_interleaved(self) -> bool:
@@ -76,14 +78,19 @@ class EvalLoader:
             return None
         return math.ceil(math.ceil(num_samples / self._world_size) / self._micro_batch_size)
 
-    def rounds(self, at_most: int | None = None) -> Generator[Any, None, None]:
+    def rounds(self, at_most: int | None = None, loading: LoadingStop | None = None) -> Generator[Any, None, None]:
         """One pass over this rank's share, with the same number of rounds on every rank.
 
         Yields a batch, or None in a round in which only other ranks have one.
 
         Args:
             at_most: number of rounds after which to end the pass; None for a whole pass.
+            loading: stops the ranks while they wait for the batch of a round; None: nothing stops them.
+
+        Raises:
+            StopWhileLoading: the ranks stop.
         """
+        self._loading = loading
         most = min((bound for bound in (self.num_rounds, at_most) if bound is not None), default=None)
         if isinstance(self._fetcher, EpochFetcher):
             return self._rounds_of_stream(most)
@@ -131,4 +138,4 @@ class EvalLoader:
     def _fetch(self, requests: Iterator[Request], most: int | None) -> Iterator[Any]:
         num_workers = self._workers.num_workers
         workers = replace(self._workers, num_workers=num_workers if most is None else min(num_workers, most))
-        return fetch_batches(self._fetcher, requests, workers)
+        return fetch_batches(self._fetcher, requests, workers, self._loading)

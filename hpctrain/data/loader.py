@@ -21,6 +21,7 @@ from hpctrain.data.order import Order
 from hpctrain.data.plan import BatchPlan
 from hpctrain.data.transfer import BatchTransfer, transfer_batches
 from hpctrain.data.workers import IN_PROCESS, Workers, fetch_batches
+from hpctrain.distributed.agreement import LoadingStop
 from hpctrain.errors import TaskError
 
 _CHUNK_STEPS = 256
@@ -92,14 +93,20 @@ class TrainLoader:
         """Start at `start_step`, with batches on the CPU."""
         return self.micro_batches()
 
-    def micro_batches(self, transfer: BatchTransfer | None = None) -> Generator[MicroBatch, None, None]:
+    def micro_batches(
+        self, transfer: BatchTransfer | None = None, loading: LoadingStop | None = None
+    ) -> Generator[MicroBatch, None, None]:
         """Start at `start_step`.
 
         Args:
             transfer: brings the batches to the rank's device; None leaves them on the CPU.
+            loading: stops the ranks while they wait for the first micro-batch of a step; None: nothing stops them.
+
+        Raises:
+            StopWhileLoading: the ranks stop.
         """
         assignments, fetching = tee(assign(self._plan, self._order, self._rank, self._start_step))
-        batches = fetch_batches(self._fetcher, map(attrgetter("request"), fetching), self._workers)
+        batches = fetch_batches(self._fetcher, map(attrgetter("request"), fetching), self._workers, loading)
         marked = self._fetcher.has_bookmarks
         on_device = transfer is not None
         weights = deque[tuple[float, int]]()
@@ -119,6 +126,10 @@ class TrainLoader:
                 # only now: what is fetched or copied in advance isn't trained on yet
                 self._bookmarks.add(marks)
             micro_batch = MicroBatch(batch, num_samples, divisor, is_last, request[1], on_device)
+            if loading is not None:
+                if loading.is_counted:
+                    loading.arrived()
+                loading.at_boundary = is_last
             if weights:
                 weight, num_delivered = weights.popleft()
                 micro_batch = micro_batch._replace(weight=weight, num_delivered=num_delivered)

@@ -3,30 +3,43 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import logging
 import mmap
 import multiprocessing
 import multiprocessing.context
+import multiprocessing.queues
+import multiprocessing.util
 import os
+import resource
+import shutil
 import signal
 import sys
+import tempfile
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.popen_fork import Popen
 from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Semaphore
-from typing import Any
+from pickle import PicklingError
+from types import MappingProxyType
+from typing import Any, NoReturn
 
 import torch
+from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
+from torch.utils.data import _utils as torch_data
 from torch.utils.data._utils import pin_memory as torch_pinning
 from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from hpctrain.data.dataset import BatchDataset
 from hpctrain.data.fetch import BatchFetcher, Request, without_subsets
 from hpctrain.data.micro_batch import iterate_tensors, map_tensors
 from hpctrain.data.stream import is_stream
+from hpctrain.distributed.agreement import LoadingStop
+from hpctrain.errors import HpctrainError, TaskError, error_text
 from hpctrain.run.process import signals_blocked
 
 log = logging.getLogger("hpctrain.data")
@@ -37,6 +50,15 @@ CPU_SHARE = 4
 """Cores per worker on a CPU: the other cores compute."""
 FORK_TIMEOUT_S = 10.0
 """Seconds within which a forked worker must run; it takes milliseconds."""
+POLL_S = 0.5
+"""Seconds between two looks for a stop, while a rank waits for its workers."""
+END_S = 5.0
+"""Seconds that busy workers get to end; PyTorch gives as many to one after the other."""
+MAX_SOCKET_FOLDER_BYTES = 103 - len("/pymp-12345678/listener-12345678")
+"""Longest TMPDIR in which a worker can make the socket by which it hands over batches: macOS allows 103 bytes for the
+path, Linux 107 (unix(7))."""
+SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
+SHARED_MEMORY = "/dev/shm"
 
 _IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _ALL = (*_IGNORED, signal.SIGTERM)
@@ -85,7 +107,9 @@ def workers_can_help(dataset: Dataset[Any]) -> bool:
     return not in_batches and not is_stream(inner)
 
 
-def fetch_batches(fetcher: BatchFetcher, requests: Iterable[Request], workers: Workers) -> Iterator[Any]:
+def fetch_batches(
+    fetcher: BatchFetcher, requests: Iterable[Request], workers: Workers, loading: LoadingStop | None = None
+) -> Iterator[Any]:
     """Yield batches in the order of the requests; the workers end when the iterator is dropped.
 
     Draws nothing from this process's random generators.
@@ -94,11 +118,18 @@ def fetch_batches(fetcher: BatchFetcher, requests: Iterable[Request], workers: W
         fetcher: turns a request (epoch, indices) into a batch.
         requests: may be endless.
         workers: how batches are fetched.
+        loading: stops the ranks while they wait for a batch; None: nothing stops them.
+
+    Raises:
+        StopWhileLoading: the ranks stop.
+        HpctrainError: a worker can't send its batches to this process.
+        TaskError: a batch can't be sent, because Python can't pickle it.
     """
     pin_memory = workers.pin_memory and torch.cuda.is_available()
     if not workers.num_workers:
-        return _fetch_here(fetcher, requests, pin_memory=pin_memory)
-    loader = DataLoader(
+        alone = loading if loading is not None and loading.is_alone else None
+        return _fetch_here(fetcher, requests, alone, pin_memory=pin_memory)
+    loader = _Loader(
         fetcher,
         batch_size=None,
         sampler=requests,
@@ -108,15 +139,21 @@ def fetch_batches(fetcher: BatchFetcher, requests: Iterable[Request], workers: W
         collate_fn=_BatchToPin if pin_memory else _unchanged,
         worker_init_fn=init_worker,
         generator=torch.Generator(),
-        multiprocessing_context=_Fork() if multiprocessing.get_start_method() == "fork" else None,
+        multiprocessing_context=_CONTEXTS[multiprocessing.get_start_method()](),
     )
+    loader.loading = loading
     with signals_blocked(_ALL):  # in the workers, until `init_worker` has run there
         return iter(loader)
 
 
-def _fetch_here(fetcher: BatchFetcher, requests: Iterable[Request], *, pin_memory: bool) -> Iterator[Any]:
+def _fetch_here(
+    fetcher: BatchFetcher, requests: Iterable[Request], loading: LoadingStop | None, *, pin_memory: bool
+) -> Iterator[Any]:
     for request in requests:
-        batch = fetcher[request]
+        batch = fetcher[request] if loading is None else loading.fetch(fetcher.__getitem__, request)
+        if not fetcher.restores_generators:
+            # what an interrupted fetch has drawn can't be undone: before the first step, nothing is saved for it
+            loading = None
         yield _BatchToPin(batch).pin_memory() if pin_memory else batch
 
 
@@ -166,6 +203,97 @@ class _Worker(multiprocessing.context.ForkProcess):
             child.close()
 
 
+class _Loader(DataLoader[Any]):
+    """Loads as PyTorch's class does; a stop ends the wait for a batch."""
+
+    loading: LoadingStop | None
+
+    def _get_iterator(self) -> _MultiProcessingDataLoaderIter:
+        self.check_worker_number_rationality()
+        return _Batches(self)
+
+
+class _Batches(_MultiProcessingDataLoaderIter):
+    """The batches of a `_Loader`."""
+
+    def __init__(self, loader: _Loader) -> None:
+        self._loading = loader.loading
+        super().__init__(loader)
+
+    def _try_get_data(self, timeout: float = POLL_S) -> tuple[bool, Any]:
+        try:
+            success, batch = super()._try_get_data(timeout)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        except Exception as error:
+            if shortage := _shortage(error):
+                raise HpctrainError(shortage) from error
+            raise
+        if not success and self._loading is not None:
+            self._loading.poll()
+        return success, batch
+
+    def _shutdown_workers(self) -> None:
+        # python_exit_status: during Python's own end PyTorch does nothing here, and no thread can be started
+        if self._shutdown or torch_data.python_exit_status is not False:
+            return super()._shutdown_workers()
+        # or PyTorch would report the kills as errors of the workers
+        torch._C._remove_worker_pids(id(self))
+        self._worker_pids_set = False
+        killer = threading.Timer(END_S, self._kill_workers)
+        killer.daemon = True
+        killer.start()
+        try:
+            super()._shutdown_workers()
+        finally:
+            killer.cancel()
+
+    def _kill_workers(self) -> None:
+        for worker in self._workers:
+            worker.kill()
+
+
+class _BatchQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # not generic when it runs
+    """A queue that sends an error in place of a batch that it can't send.
+
+    multiprocessing drops such a batch, and the rank would wait for it forever.
+    """
+
+    def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
+        """Put a batch, or an error; one line in place of the traceback if collating lacked shared memory."""
+        if isinstance(obj, tuple) and isinstance(obj[1], ExceptionWrapper) and "shared memory" in obj[1].exc_msg:
+            shortage = _shortage(RuntimeError(obj[1].exc_msg))
+            obj = (obj[0], _Undelivered(HpctrainError, shortage)) if shortage else obj
+        super().put(obj, block, timeout)
+
+    def _on_queue_feeder_error(self, error: Exception, item: Any) -> None:
+        if not isinstance(item, tuple):  # a batch that is pickled already: its rank has gone
+            return
+        unpickled = isinstance(error, PicklingError) or "pickle" in error_text(error)
+        text = f"{type(error).__name__}: {error_text(error)}"
+        if unpickled:
+            message = (
+                f"expected batches that Python can pickle, to send them from a DataLoader worker, got {text}; return "
+                "tensors, arrays, numbers and texts from dataset and collate_fn, or set data.num_workers=0"
+            )
+        else:
+            message = _shortage(error) or (
+                f"a DataLoader worker can't send a batch to its rank: {text}; with data.num_workers=0 the rank fetches "
+                "batches itself"
+            )
+        self.put((item[0], _Undelivered(TaskError if unpickled else HpctrainError, message)))
+
+
+class _Undelivered(ExceptionWrapper):
+    """An error in place of a batch, without the traceback of the worker's feeding thread."""
+
+    def __init__(self, kind: type[HpctrainError], message: str) -> None:
+        self._kind = kind
+        self.exc_msg = message
+
+    def reraise(self) -> NoReturn:
+        """Raise the error in the rank."""
+        raise self._kind(self.exc_msg)
+
+
 class _Fork(multiprocessing.context.ForkContext):
     """Forks like Linux's default context, but neither a worker's start nor its death can block its rank.
 
@@ -175,8 +303,30 @@ class _Fork(multiprocessing.context.ForkContext):
 
     Process = _Worker
 
+    def Queue(self, maxsize: int = 0) -> _BatchQueue:  # noqa: N802  # multiprocessing's name
+        return _BatchQueue(maxsize, ctx=self)
+
     def Event(self) -> _Flag:  # type: ignore[override]  # noqa: N802  # PyTorch only sets and reads it
         return _Flag()
+
+
+class _Spawn(multiprocessing.context.SpawnContext):
+    """Spawns as Python's own context, with a `_BatchQueue`."""
+
+    def Queue(self, maxsize: int = 0) -> _BatchQueue:  # noqa: N802  # multiprocessing's name
+        return _BatchQueue(maxsize, ctx=self)
+
+
+class _ForkServer(multiprocessing.context.ForkServerContext):
+    """Asks a server to fork as Python's own context, with a `_BatchQueue`."""
+
+    def Queue(self, maxsize: int = 0) -> _BatchQueue:  # noqa: N802  # multiprocessing's name
+        return _BatchQueue(maxsize, ctx=self)
+
+
+_CONTEXTS: Mapping[str, type[multiprocessing.context.BaseContext]] = MappingProxyType(
+    {"fork": _Fork, "spawn": _Spawn, "forkserver": _ForkServer}
+)
 
 
 class _Flag:
@@ -194,6 +344,33 @@ class _Flag:
 
 def _unchanged(batch: Any) -> Any:
     return batch
+
+
+def _shortage(error: Exception) -> str:
+    """Describe what the system lacks to hand over a batch, and the remedy; empty if the error is another one."""
+    number, text = getattr(error, "errno", None), error_text(error)
+    if "AF_UNIX path too long" in text:
+        folder = tempfile.gettempdir()
+        return (
+            f"a DataLoader worker can't make a socket in {folder}: its path has {len(os.fsencode(folder))} bytes, and "
+            f"{MAX_SOCKET_FOLDER_BYTES} fit; set TMPDIR to a shorter path, such as /tmp"
+        )
+    # "received 0 items of ancdata": the kernel has dropped a descriptor for which there was no room
+    if number in (errno.EMFILE, errno.ENFILE) or "Too many open files" in text or "items of ancdata" in text:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return (
+            f"the batches of the DataLoader workers need more than {limit} open files, the limit of a process: raise "
+            "the hard limit (ulimit -Hn), lower data.num_workers or data.prefetch_factor, or have collate_fn return "
+            "fewer tensors"
+        )
+    if number == errno.ENOSPC or "No space left on device" in text:
+        disk = shutil.disk_usage(SHARED_MEMORY)
+        return (
+            f"a batch of a DataLoader worker doesn't fit into shared memory: {SHARED_MEMORY} has "
+            f"{disk.total / 1e6:.0f} MB, of which {disk.free / 1e6:.0f} MB are free now; enlarge it (in a container, "
+            "--shm-size), or lower data.num_workers or data.prefetch_factor"
+        )
+    return ""
 
 
 def init_worker(_worker_id: int) -> None:
@@ -214,6 +391,7 @@ def init_worker(_worker_id: int) -> None:
     if info is not None and isinstance(info.dataset, BatchFetcher) and info.dataset.streams:
         # a stream that finds other workers splits itself, but each of them has to read all of it
         torch_worker._worker_info = None
+    _shorten_socket_folder()
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
@@ -223,6 +401,21 @@ def init_worker(_worker_id: int) -> None:
     else:  # macOS
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+
+
+def _shorten_socket_folder() -> None:
+    """Make multiprocessing's folder for sockets elsewhere, if TMPDIR is too long for it. Python 3.14 does so itself."""
+    usual = tempfile.gettempdir()
+    if len(os.fsencode(usual)) <= MAX_SOCKET_FOLDER_BYTES:
+        return
+    for folder in SHORT_FOLDERS:
+        if os.access(folder, os.W_OK | os.X_OK):
+            tempfile.tempdir = folder
+            try:
+                multiprocessing.util.get_temp_dir()
+            finally:
+                tempfile.tempdir = usual
+            return
 
 
 def _obey_rank() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from hpctrain.distributed.stop_request import Stop, StopKind, StopRequest
 from hpctrain.distributed.world import World
@@ -106,6 +108,10 @@ class Agreement:
         self._combine(flags)
         return _stop(*flags.tolist())
 
+    def loading_stop(self, position: Callable[[], str]) -> LoadingStop:
+        """Make what lets the ranks stop while they wait for batches; `LoadingStop` explains the argument."""
+        return LoadingStop(self._stop, self._world, position)
+
     def restarted(self) -> Agreement:
         """Make an agreement for steps counted from zero, such as an evaluation's batches, with this one's interval."""
         other = Agreement(self._world, self._stop, self._max_interval_s, self._clock)
@@ -149,6 +155,112 @@ class Agreement:
 
     def _combine(self, tensor: torch.Tensor) -> None:
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._control)
+
+
+class StopWhileLoading(BaseException):
+    """The ranks stop while they wait for a batch. No `Exception`: a dataset may catch those, and try again."""
+
+
+class LoadingStop:
+    """Lets the ranks stop while they wait for a batch, which can take longer than the grace time.
+
+    A rank can't leave alone: others may have their batch, and wait for its gradients. So ranks that wait while a stop
+    is requested count themselves in the store. If all of them wait for the batch of the same step, they stop before it.
+    If one gets its batch first, they don't: the stop follows that step, or SLURM ends the job before. The first one to
+    take a ticket decides between the two.
+
+    A rank alone stops at once, also while it fetches a batch itself (`fetch`): then the signal's handler raises. Among
+    several, a rank that fetches batches itself notices nothing until it has its batch.
+
+    Args:
+        stop: this rank's request to stop.
+        world: the ranks; None if this rank may leave the others.
+        position: returns a name of the step, the same on every rank.
+
+    Attributes:
+        at_boundary: whether the rank is between two steps, so that its state can be saved.
+        is_alone: whether this rank may stop at once.
+        is_counted: whether this rank has counted itself for the batch that it waits for.
+    """
+
+    def __init__(self, stop: StopRequest, world: World | None = None, position: Callable[[], str] = str) -> None:
+        self.at_boundary = True
+        self.is_alone = world is None or world.store is None
+        self.is_counted = False
+        self._store = None if world is None else world.store
+        self._size = 1 if world is None else world.size
+        self._stop = stop
+        self._position = position
+        self._continues_at = ""
+
+    def poll(self) -> None:
+        """Stop if all ranks wait; called repeatedly while this rank waits for loading processes.
+
+        Raises:
+            StopWhileLoading: the ranks stop before the step.
+        """
+        store = self._store
+        if not self.at_boundary:
+            return
+        if store is None:
+            if self._stop.pending:
+                raise StopWhileLoading
+            return
+        key = self._key()
+        if key == self._continues_at:
+            return
+        if self.is_counted:
+            if store.check([f"{key}/stops"]):
+                self._decide(store, key, stops=True)
+        elif self._stop.pending or store.check([f"{key}/waiting"]):
+            self.is_counted = True
+            if store.add(f"{key}/waiting", 1) == self._size:
+                self._decide(store, key, stops=True)
+
+    def arrived(self) -> None:
+        """Continue with the batch, after this rank has counted itself.
+
+        Raises:
+            StopWhileLoading: too late, all ranks have decided to stop.
+        """
+        assert self._store is not None
+        self._decide(self._store, self._key(), stops=False)
+
+    def fetch(self, fetch: Callable[[Any], Any], request: Any) -> Any:
+        """Return what ``fetch`` makes of a request in this process, which a signal interrupts; for a rank alone.
+
+        Raises:
+            StopWhileLoading: a stop is requested.
+        """
+        if not self.at_boundary:
+            return fetch(request)
+        stop = self._stop
+        try:
+            # once: a second signal must not interrupt what restores the random generators after the first one
+            stop.on_signal = self._interrupt
+            if stop.last_signal is not None:
+                self._interrupt()
+            return fetch(request)
+        finally:
+            stop.on_signal = None
+
+    def _interrupt(self) -> None:
+        self._stop.on_signal = None
+        raise StopWhileLoading
+
+    def _key(self) -> str:
+        return f"hpctrain/loading/{self._position()}"
+
+    def _decide(self, store: Store, key: str, *, stops: bool) -> None:
+        """Raise if the ranks stop; ``stops`` counts if nothing is decided yet."""
+        if store.add(f"{key}/ticket", 1) == 1:
+            store.set(f"{key}/stops", str(int(stops)))
+        else:
+            stops = store.get(f"{key}/stops") == b"1"
+        self.is_counted = False
+        self._continues_at = key
+        if stops:
+            raise StopWhileLoading
 
 
 def _flags(stop: Stop | None) -> tuple[int, int]:

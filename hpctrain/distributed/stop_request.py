@@ -61,6 +61,7 @@ class StopRequest:
     Attributes:
         error: the error that stops all ranks; None without one.
         last_signal: the signal that arrived last; None before the first one.
+        on_signal: called by the handler after each signal, and may raise; None for nothing.
     """
 
     __slots__ = (
@@ -74,11 +75,13 @@ class StopRequest:
         "_warned",
         "error",
         "last_signal",
+        "on_signal",
     )
 
     def __init__(self) -> None:
         self.error: Exception | None = None
         self.last_signal: signal.Signals | None = None
+        self.on_signal: Callable[[], None] | None = None
         self._largest_signal = 0
         self._interrupts = 0
         self._has_news = False
@@ -142,6 +145,8 @@ class StopRequest:
         self.ask(signal.Signals(number))
         if number in self._chained and self._interrupts < 2:
             self._call_chained(number, frame)
+        if self.on_signal is not None:
+            self.on_signal()
 
     def _call_chained(self, number: int, frame: FrameType | None) -> None:
         self._chained_frame = frame

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,7 @@ from hpctrain.checkpoint.rng import restore_rng, rng_state
 from hpctrain.data.eval_loader import EvalLoader
 from hpctrain.data.micro_batch import samples_in
 from hpctrain.data.workers import Workers
-from hpctrain.distributed.agreement import Agreement
+from hpctrain.distributed.agreement import Agreement, LoadingStop, StopWhileLoading
 from hpctrain.distributed.compiler import uncompiled
 from hpctrain.distributed.replica import broadcast_tensors, buffers_and_rng_restored, inner
 from hpctrain.distributed.stop_request import Stop
@@ -114,6 +115,9 @@ class Evaluation:
         self._ema = ema
         self._max_gathered_mb = max_gathered_mb
         self._loss_weights = loss_weights
+        self._loading: LoadingStop | None = None
+        self._pass_number = 0
+        self._round = 0
         # only once: later, a run of days would end for it
         self._compares_names = True
         self._metrics = TaskMetrics(task, world)
@@ -158,7 +162,7 @@ class Evaluation:
         task_state = self._task_state.snapshot()
         results = self._new_results()
         with self._task_log.evaluation_mode(), self._evaluating():
-            stop = self._evaluate(results, agreement.restarted())
+            stop = self._stoppable(partial(self._evaluate, results), agreement.restarted())
         if stop is not None:
             self._metrics.reset()
             restore_rng(before, self._world.gpus)
@@ -197,7 +201,7 @@ class Evaluation:
             buffers_and_rng_restored(self._model, self._world),
         ):
             with uncompiled(), self._evaluating():
-                stop = self._try_out(results, agreement, num_batches)
+                stop = self._stoppable(partial(self._try_out, results, num_batches), agreement)
             if stop is not None:
                 return Evaluated(stop=stop)
             self._require_same_samples(self._loader.end)
@@ -254,9 +258,18 @@ class Evaluation:
         with evaluation_mode(self._model), weights, torch.no_grad(), self._autocast:
             yield
 
-    def _try_out(self, results: EvaluationResults, agreement: Agreement, num_batches: int) -> Stop | None:
+    def _stoppable(self, evaluate: Callable[[Agreement], Stop | None], agreement: Agreement) -> Stop | None:
+        """Evaluate, and return the stop of the ranks, also one while all of them wait for a batch; collective."""
+        self._pass_number += 1
+        self._loading = agreement.loading_stop(lambda: f"evaluation/{self._pass_number}/{self._round}")
+        try:
+            return evaluate(agreement)
+        except StopWhileLoading:
+            return agreement.stop()
+
+    def _try_out(self, results: EvaluationResults, num_batches: int, agreement: Agreement) -> Stop | None:
         num_rounds = self._loader.num_rounds
-        with closing_unless_lost(self._loader.rounds(num_batches)) as rounds:
+        with closing_unless_lost(self._loader.rounds(num_batches, self._loading)) as rounds:
             # as many agreements on every rank, wherever it finds the end of a stream
             for round_index in range(num_batches if num_rounds is None else min(num_batches, num_rounds)):
                 self._take_round(results, rounds, round_index)
@@ -267,7 +280,7 @@ class Evaluation:
 
     def _evaluate(self, results: EvaluationResults, agreement: Agreement) -> Stop | None:
         num_rounds = self._loader.num_rounds
-        with closing_unless_lost(self._loader.rounds()) as rounds:
+        with closing_unless_lost(self._loader.rounds(loading=self._loading)) as rounds:
             # a rank without a batch in a round still has to join the collective agreement
             for round_index in itertools.count() if num_rounds is None else range(num_rounds):
                 is_over = not self._take_round(results, rounds, round_index) and num_rounds is None
@@ -287,8 +300,11 @@ class Evaluation:
 
     def _take_round(self, results: EvaluationResults, rounds: Iterator[Any], round_index: int) -> bool:
         """Evaluate this rank's batch of the next round, if it has one; return False after the last round."""
+        self._round = round_index
         with self._pass.loading(round_index):
             batch = next(rounds, _OVER)
+        if self._loading is not None and self._loading.is_counted:
+            self._loading.arrived()
         if batch is None or batch is _OVER:
             self._pass.join(self._loader)
         else:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 
 from hpctrain.data.micro_batch import MicroBatch
-from hpctrain.distributed.agreement import Decision
+from hpctrain.distributed.agreement import Decision, StopWhileLoading
 from hpctrain.distributed.stop_request import Stop
 from hpctrain.run.times import Times
 from hpctrain.train.checkpointing import Checkpointing, Start
@@ -51,6 +51,7 @@ class Loop:
         times: Times,
     ) -> None:
         self.step = start.step
+        self._start_step = start.step
         self.why_ended = ""
         self._parts = parts
         self._profiler = profiler
@@ -110,7 +111,11 @@ class Loop:
             # it is saved: a stop kept the attempt before from pausing here
             return self._pause()
         self._ending.concluded = False
-        return self._run_steps(micro_batches, first_step_done)
+        try:
+            return self._run_steps(micro_batches, first_step_done)
+        except StopWhileLoading:
+            # inside the handler: the error holds the loading processes, whose end must not delay the save
+            return self._leave_before_step()
 
     def _run_steps(self, micro_batches: Iterator[MicroBatch], first_step_done: Callable[[], None]) -> bool:
         # look names up once, not in each step: a small model's step takes a fraction of a millisecond
@@ -229,6 +234,16 @@ class Loop:
     def _pause(self) -> bool:
         """Pause the run, which is saved, and return that it isn't complete."""
         self._stopping.pause(self.step)
+        return False
+
+    def _leave_before_step(self) -> bool:
+        """Leave because the ranks stop while they wait for the step's first micro-batch; collective."""
+        stop = self._stopping.agreement.stop()
+        assert stop is not None
+        if self.step > self._start_step:
+            return self._leave(stop)
+        # nothing is new
+        self._stopping.begin(stop, self._checkpointing.save_takes_s)
         return False
 
     def _leave(self, stop: Stop) -> bool:

@@ -30,6 +30,7 @@ from hpctrain.data.transfer import BatchTransfer, CopyInBackground, MoveOnDemand
 from hpctrain.data.workers import Workers, default_num_workers
 from hpctrain.distributed.determinism import random_states_restored, seed_everything
 from hpctrain.distributed.replica import inner, settle_buckets
+from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.distributed.world import World
 from hpctrain.errors import TaskError
 from hpctrain.metrics.meter import Meter
@@ -73,6 +74,7 @@ class Parts:
         fresh: whether the run is new, and starts from the weights of `config.init_from` if that is set.
         resumes: whether a checkpoint is there. Then a mesh leaves out initial values that it contains, until
             `settle_values`; the same on every rank.
+        stop: ends the wait for the samples that the ranks compare; None for nothing.
 
     Attributes:
         task: what is trained.
@@ -96,9 +98,18 @@ class Parts:
         callbacks: what watches the training; none until the trainer sets them.
     """
 
-    def __init__(self, config: Config, world: World, *, fresh: bool = False, resumes: bool = False) -> None:
+    def __init__(
+        self,
+        config: Config,
+        world: World,
+        *,
+        fresh: bool = False,
+        resumes: bool = False,
+        stop: StopRequest | None = None,
+    ) -> None:
         self.config = config
         self.world = world
+        self._stop = stop
         # the same seed on every rank: what the task draws while it builds its data and model has to be the same, too
         seed_everything(config.seed)
         self.task = self._prepared_task()
@@ -354,7 +365,8 @@ class Parts:
 
     def _check_samples(self, kind: str, dataset: Dataset[Any], seed: int) -> None:
         workers = self._workers(dataset)
-        check = SampleCheck(dataset, self.world, seed=seed, collate_fn=self.task.collate_fn, workers=workers)
+        collate, stop = self.task.collate_fn, self._stop
+        check = SampleCheck(dataset, self.world, seed=seed, collate_fn=collate, workers=workers, stop=stop)
         # a loading process doesn't change the task's state in this process
         with nullcontext() if workers.num_workers else self.task_state.restored():
             check(kind)

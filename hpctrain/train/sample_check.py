@@ -22,7 +22,9 @@ from hpctrain.data.sharded_stream import streams_of
 from hpctrain.data.shuffled_stream import ShuffledStream
 from hpctrain.data.stream import is_stream
 from hpctrain.data.workers import Workers, fetch_batches
+from hpctrain.distributed.agreement import LoadingStop, StopWhileLoading
 from hpctrain.distributed.determinism import random_states_restored
+from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.distributed.world import World
 from hpctrain.errors import TaskError
 from hpctrain.phrases import numbered
@@ -63,11 +65,20 @@ class SampleCheck:
         collate_fn: as the loader gets it.
         workers: as the loader gets them. If there are any, one of them reads the samples: what a dataset opens when it
             is first read, such as a file, must not be open already when workers are forked.
+        stop: upon which this rank compares only what it has read so far; None for nothing.
     """
 
     def __init__(
-        self, dataset: Dataset[Any], world: World, *, seed: int, collate_fn: Collate | None, workers: Workers
+        self,
+        dataset: Dataset[Any],
+        world: World,
+        *,
+        seed: int,
+        collate_fn: Collate | None,
+        workers: Workers,
+        stop: StopRequest | None = None,
     ) -> None:
+        self._loading = None if stop is None else LoadingStop(stop)
         self._dataset = dataset
         self._world = world
         self._seed = seed
@@ -125,9 +136,9 @@ class SampleCheck:
         samples: list[Tensor] = []
         begin = time.monotonic()
         # an error of the dataset is raised where training reads the sample, if it does
-        with random_states_restored(self._world.gpus), suppress(Exception):
-            fetcher = self._fetcher()
-            for batch in fetch_batches(fetcher, [(0, np.array([index])) for index in indices], self._workers):
+        with random_states_restored(self._world.gpus), suppress(Exception, StopWhileLoading):
+            requests = [(0, np.array([index])) for index in indices]
+            for batch in fetch_batches(self._fetcher(), requests, self._workers, self._loading):
                 samples.append(_numbers_of(batch))
                 if time.monotonic() - begin > MAX_S:
                     break

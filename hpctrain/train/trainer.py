@@ -77,7 +77,7 @@ class Trainer:
         if world.is_rank_zero:
             self._bar = open_bar(config.trainer.progress, terminal or sys.stdout, is_log=log_stream is None)
         resumes = prepare_resume(directory, claim, world)
-        self._parts = Parts(config, world, fresh=not resumes, resumes=resumes)
+        self._parts = Parts(config, world, fresh=not resumes, resumes=resumes, stop=stopping.request)
         # built before the random state is restored: the task's draws for its held-out samples must not advance it
         self._parts.callbacks = Callbacks(config.callbacks, RunningTraining(self._parts, directory))
         self._parts.require_same_evaluation()
@@ -261,7 +261,11 @@ class Trainer:
         )
 
     def _micro_batches(self) -> Generator[MicroBatch, None, None]:
-        micro_batches = self._loader.micro_batches(self._parts.transfer)
+        position, loading = self._parts.position, None
+        # a hook that runs before each step may change what a checkpoint holds
+        if not self._parts.callbacks.before_step:
+            loading = self._stopping.agreement.loading_stop(lambda: f"step/{position.step}")
+        micro_batches = self._loader.micro_batches(self._parts.transfer, loading)
         if self._parts.loss_weights.vary:
             micro_batches = self._parts.loss_weights.of_steps(micro_batches)
         if not self._config.logger.samples or not self._world.counts_samples:

@@ -221,19 +221,21 @@ def test_a_second_ctrl_c_ends_ranks_that_wait_for_each_other_at_once(launch, rec
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("keep_best", [0, 1])
-def test_a_second_ctrl_c_does_not_wait_for_a_checkpoint_that_is_being_written(start, record, tmp_path, keep_best):
+@pytest.mark.parametrize(("keep_best", "world_size"), [(0, 1), (1, 1), (1, 2)])
+def test_a_second_ctrl_c_does_not_wait_for_a_checkpoint_that_is_being_written(
+    start, record, tmp_path, keep_best, world_size
+):
     """One rank trains in the launching process, whose exit would wait for the thread that writes."""
     disk = {"DISK_GATE": str(tmp_path / "never"), "DISK_WRITES": str(tmp_path / "writes")}
     words = [f"run_dir={tmp_path / 'run'}", *TRIAL, "task._target_=slow_disk.SlowDisk", "checkpoint.every_steps=9"]
     words += ["trainer.max_steps=1000000", f"checkpoint.keep_best={keep_best}"]
+    words += [f"cluster.processes_per_node={world_size}"]
     command = start(*words, TRIAL_SLEEP="0.02", **disk)
     wait_for((tmp_path / "writes").exists, "a checkpoint to be written")
-    if keep_best:  # the second one stands still until the first one is written
+    if keep_best:  # the second one waits for the first one, or for a stop
         command.wait_for_log("waits for the one before")
     command.signal(signal.SIGINT)
-    if not keep_best:
-        command.wait_for_log("stopping: Ctrl-C")
+    command.wait_for_log("stopping: Ctrl-C")
     time.sleep(0.5)  # two signals at once are one
     command.signal(signal.SIGINT)
     code, _, err = command.wait()
@@ -241,6 +243,46 @@ def test_a_second_ctrl_c_does_not_wait_for_a_checkpoint_that_is_being_written(st
     assert [entry[1] for entry in record.attempts] == ["interrupted"]
     assert record.steps == []
     assert "Traceback" not in err
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", ["train", "eval"])
+@pytest.mark.parametrize(("world_size", "workers"), [(1, 0), (1, 2), (2, 1)])
+def test_a_stop_is_noticed_while_the_ranks_wait_for_samples(start, record, train, tmp_path, world_size, workers, kind):
+    """In the first step, of which nothing is saved, and in a later one, before which they save."""
+    held = tmp_path / "held"
+    more = {"HELD": str(held), "HELD_KIND": kind, "TRIAL_SLEEP": "0.1"}
+    words = [*TRIAL, "task._target_=held.Held", "trainer.max_steps=40", "trainer.eval_every_steps=10"]
+    words += [f"cluster.processes_per_node={world_size}", f"data.num_workers={workers}"]
+
+    def stop_while_waiting(command, number):
+        wait_for(lambda: len([*tmp_path.glob("held.*")]) >= world_size or command.process.poll(), "every rank to wait")
+        time.sleep(1)  # for the rank, where its loading processes are ahead
+        began = time.monotonic()
+        command.signal(number)
+        code, _, err = command.wait()
+        assert code == 4, err
+        assert time.monotonic() - began < 20, "workers that are busy get 5 s"
+        assert "Traceback" not in err
+        held.unlink()
+        for path in tmp_path.glob("held.*"):
+            path.unlink()
+
+    held.touch()
+    stop_while_waiting(start(f"run_dir={tmp_path / 'run'}", *words, **more), signal.SIGTERM)
+    assert record.steps == []
+    command = start("resume", str(tmp_path / "run"), **more)
+    command.wait_for_log("step 1/40")
+    held.touch()
+    stop_while_waiting(command, signal.SIGINT)
+    stopped = record.attempts[1][2]
+    assert record.steps[-1] == stopped
+    assert 0 < stopped < 40
+    code, _, err = start("resume", str(tmp_path / "run"), **more).wait()
+    assert (code, err) == (0, "")
+    code, straight, output = train("straight", *words, world_size=world_size, **more)
+    assert code == 0, output
+    assert (record.digest, record.metrics) == (straight.digest, straight.metrics)
 
 
 def stopped(path):

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
+import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from multiprocessing.synchronize import Event
@@ -17,7 +20,14 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from hpctrain.data.fetch import BatchFetcher
 from hpctrain.data.tensors import TensorBatches
-from hpctrain.data.workers import Workers, default_num_workers, fetch_batches, init_worker
+from hpctrain.data.workers import (
+    MAX_SOCKET_FOLDER_BYTES,
+    Workers,
+    default_num_workers,
+    fetch_batches,
+    init_worker,
+)
+from hpctrain.errors import HpctrainError, TaskError
 
 
 def be_stuck(ready: Event) -> None:
@@ -240,3 +250,96 @@ def test_data_in_memory_and_streams_get_no_workers_by_default(dataset):
 )
 def test_the_default_number_of_workers_follows_the_cores_of_the_rank(dataset, cores, on_gpu, workers):
     assert default_num_workers(dataset, cores, on_gpu=on_gpu) == workers
+
+
+class Unsent:
+    """Can't be pickled, for this reason."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __reduce__(self):
+        raise self.error
+
+
+class Odd(Dataset):
+    """Whose second sample is this."""
+
+    def __init__(self, sample):
+        self.sample = sample
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        if index == 1 and isinstance(self.sample, type):
+            raise self.sample
+        return self.sample if index == 1 else torch.tensor(index)
+
+
+class LocalError:
+    class Error(ValueError):
+        pass
+
+
+LocalError.Error.__qualname__ = "elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("sample", "kind", "problem"),
+    [
+        (lambda: 0, TaskError, r"^expected batches that Python can pickle, .*lambda.*set data\.num_workers=0$"),
+        (LocalError.Error, TaskError, "^expected batches that Python can pickle"),
+        (
+            Unsent(OSError("AF_UNIX path too long")),
+            HpctrainError,
+            r"has \d+ bytes, and 71 fit; set TMPDIR to",
+        ),
+        (Unsent(OSError(errno.EMFILE, "")), HpctrainError, r"need more than \d+ open files.*ulimit -Hn"),
+        (Unsent(RuntimeError("No space left on device (28)")), HpctrainError, "MB are free now; enlarge it"),
+        (Unsent(RuntimeError("error executing torch_shm_manager")), HpctrainError, "torch_shm_manager; with data.num_"),
+    ],
+)
+def test_a_batch_that_a_worker_cannot_send_is_an_error_in_one_line(sample, kind, problem):
+    """multiprocessing drops such a batch, for which the rank would wait forever."""
+    batches = fetch_batches(BatchFetcher(Odd(sample), 0, tuple), [(0, numpy.array([n])) for n in range(3)], Workers(1))
+    assert next(batches) == (0,)
+    with pytest.raises(kind, match=problem) as raised:
+        next(batches)
+    assert "\n" not in str(raised.value)
+
+
+def test_workers_hand_over_their_batches_though_tmpdir_is_too_long_for_a_socket(tmp_path, monkeypatch):
+    folder = tmp_path / ("long" * (MAX_SOCKET_FOLDER_BYTES // 4))
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    fetcher, requests = BatchFetcher(Drawing(torch.arange(8)), 0), [(0, numpy.array([index])) for index in range(3)]
+    assert [batch[0].item() for batch in fetch_batches(fetcher, requests, Workers(1))] == [0, 1, 2]
+    monkeypatch.setattr("hpctrain.data.workers.SHORT_FOLDERS", ())
+    with pytest.raises(HpctrainError, match=f"its path has {len(str(folder))} bytes"):
+        next(fetch_batches(fetcher, requests, Workers(1)))
+
+
+class Wide(Plain):
+    """With samples of many tensors."""
+
+    def __getitem__(self, index):
+        return [torch.tensor(index) for _ in range(60)]
+
+
+def fetch_with_few_files(place: Path, in_workers: bool) -> None:
+    used = len([*Path("/proc/self/fd").iterdir()])
+    limit = used + (40 if in_workers else 90)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    try:
+        list(fetch_batches(BatchFetcher(Wide(), 0), [(0, numpy.array([n])) for n in range(8)], Workers(2)))
+    except HpctrainError as error:
+        (place / "error").write_text(str(error))
+
+
+@pytest.mark.parametrize("in_workers", [True, False])
+def test_workers_that_run_out_of_open_files_are_an_error(tmp_path: Path, in_workers: bool) -> None:
+    rank = multiprocessing.get_context("fork").Process(target=fetch_with_few_files, args=(tmp_path, in_workers))
+    rank.start()
+    rank.join(20)
+    assert "open files, the limit of a process" in (tmp_path / "error").read_text()

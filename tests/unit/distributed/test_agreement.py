@@ -1,12 +1,21 @@
 from __future__ import annotations
 
 import itertools
+import signal
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from hpctrain.distributed.agreement import COST_SHARE, MAX_STEPS, NOTHING, Agreement, Decision
+from hpctrain.distributed.agreement import (
+    COST_SHARE,
+    MAX_STEPS,
+    NOTHING,
+    Agreement,
+    Decision,
+    LoadingStop,
+    StopWhileLoading,
+)
 from hpctrain.distributed.stop_request import Stop, StopKind, StopRequest
 from hpctrain.distributed.world import World
 
@@ -82,3 +91,72 @@ def test_a_rank_alone_decides_for_itself():
     request.fail(OSError("no space left"))
     assert agreement.decide(3, save=False) == Decision(Stop(StopKind.ERROR))
     assert agreement.start() == Stop(StopKind.ERROR)
+
+
+@pytest.fixture
+def waiting():
+    """Three ranks that wait for the batch of a step, of which the second one has got a signal."""
+    store, at = dist.HashStore(), [7]
+    world = World(rank=0, size=3, local_rank=0, devices=(CPU,), store=store)
+    ranks = [LoadingStop(StopRequest(), world, lambda: f"step/{at[0]}") for _ in range(3)]
+    ranks[1]._stop.ask(signal.SIGTERM)
+    return ranks, at
+
+
+def stops(call):
+    try:
+        call()
+    except StopWhileLoading:
+        return True
+    return False
+
+
+def test_ranks_stop_while_they_wait_once_all_of_them_do(waiting):
+    (first, second, third), _ = waiting
+    first.poll()
+    assert not first.is_counted, "no rank has a request that it knows of"
+    for rank in (second, first):
+        rank.poll()
+        assert rank.is_counted
+    third.at_boundary = False
+    third.poll()
+    assert not third.is_counted, "in the middle of a step it can't leave"
+    third.at_boundary = True
+    assert stops(third.poll)
+    assert stops(first.poll)
+    assert stops(second.arrived), "too late to continue, though its batch is there"
+
+
+def test_no_rank_leaves_before_a_step_that_another_one_has_begun(waiting):
+    (first, second, third), at = waiting
+    second.poll()
+    first.poll()
+    first.arrived()
+    assert not any(map(stops, (third.poll, second.poll, second.poll)))
+    assert not second.is_counted
+    at[0] += 1
+    assert not any(map(stops, (first.poll, second.poll, first.poll))), "the first one has heard of it only now"
+    assert stops(third.poll)
+    assert stops(first.poll)
+
+
+def test_a_rank_alone_stops_at_once_also_by_its_handler():
+    request = StopRequest()
+    loading = LoadingStop(request)
+
+    def fetch(sends_signal):
+        if sends_signal:
+            request._handle(signal.SIGTERM, None)
+        return "batch"
+
+    loading.poll()
+    assert loading.fetch(fetch, False) == "batch"
+    loading.at_boundary = False
+    assert loading.fetch(fetch, True) == "batch"
+    loading.poll()
+    loading.at_boundary = True
+    assert stops(loading.poll)
+    assert stops(lambda: loading.fetch(fetch, False))
+    request.last_signal = None
+    assert stops(lambda: loading.fetch(fetch, True))
+    assert request.on_signal is None

@@ -3,11 +3,14 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import shutil
+import signal
 
 import pytest
 import small_task
 import torch
+from torch.utils.data import Dataset
 
 from hpctrain.checkpoint.read import load
 from hpctrain.errors import CheckpointError, ConfigError, SupersededError, TaskError
@@ -105,6 +108,46 @@ def test_damaged_checkpoints_are_set_aside_when_a_run_starts_over(attempt, direc
     assert attempt().step == 0
     assert len(directory.set_aside()) == 2
     assert directory.checkpoint_steps() == []
+
+
+class Interrupting(Dataset):
+    """Samples that draw; while the one of this number is read, a signal arrives."""
+
+    def __init__(self, tensors):
+        self.tensors, self.number = tensors, 0
+
+    def __len__(self):
+        return len(self.tensors[0])
+
+    def __getitem__(self, index):
+        features = self.tensors[0][index] + torch.rand(4)
+        self.number -= 1
+        if self.number == 0:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            pytest.fail("the signal's handler doesn't interrupt it")
+        return features, self.tensors[1][index]
+
+
+def test_a_stop_while_samples_are_read_is_saved_before_the_step_and_ends_with_the_same_weights(
+    attempt, tmp_path, directory, monkeypatch
+):
+    data = Interrupting(small_task.Small()._samples(24, 1).tensors)
+    monkeypatch.setattr(small_task.Small, "train_dataset", lambda task: data)
+    data.number = 1
+    assert not attempt().run()
+    assert list_checkpoints(directory) == [], "nothing is new"
+    per_step = 24 // attempt()._parts.plan.steps_per_epoch
+    data.number = 6 * per_step + 1
+    assert not attempt().run()
+    assert [info.step for info in list_checkpoints(directory)][-1] == 6
+    again = attempt()
+    assert again.step == 6
+    assert again.run()
+    mixed = weights(directory, 10)
+    directory.path.rename(tmp_path / "first")
+    directory.create(0o750)
+    assert attempt().run()
+    assert all(torch.equal(value, mixed[name]) for name, value in weights(directory, 10).items())
 
 
 @pytest.mark.parametrize("draws", [False, True])
