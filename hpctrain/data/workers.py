@@ -220,13 +220,19 @@ class _Batches(_MultiProcessingDataLoaderIter):
         self._loading = loader.loading
         super().__init__(loader)
 
-    def _try_get_data(self, timeout: float = POLL_S) -> tuple[bool, Any]:
+    def _get_data(self) -> Any:
         try:
-            success, batch = super()._try_get_data(timeout)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            return super()._get_data()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         except Exception as error:
-            if shortage := _shortage(error):
+            # the pinning thread prints its own error, and PyTorch only reports that the thread has ended
+            batches = self._worker_result_queue
+            assert isinstance(batches, _BatchQueue)
+            if shortage := _shortage(error) or batches.shortage:
                 raise HpctrainError(shortage) from error
             raise
+
+    def _try_get_data(self, timeout: float = POLL_S) -> tuple[bool, Any]:
+        success, batch = super()._try_get_data(timeout)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         if not success and self._loading is not None:
             self._loading.poll()
         return success, batch
@@ -255,7 +261,20 @@ class _BatchQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # no
     """A queue that sends an error in place of a batch that it can't send.
 
     multiprocessing drops such a batch, and the rank would wait for it forever.
+
+    Attributes:
+        shortage: why this process couldn't receive a batch; empty if it could.
     """
+
+    shortage = ""
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """Get a batch, or note why this process can't receive it."""
+        try:
+            return super().get(block, timeout)
+        except Exception as error:
+            self.shortage = _shortage(error)
+            raise
 
     def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
         """Put a batch, or an error; one line in place of the traceback if collating lacked shared memory."""

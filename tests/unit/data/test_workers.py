@@ -327,19 +327,20 @@ class Wide(Plain):
         return [torch.tensor(index) for _ in range(60)]
 
 
-def fetch_with_few_files(place: Path, in_workers: bool) -> None:
+def fetch_with_few_files(place: Path, in_workers: bool, pin: bool) -> None:
     used = len([*Path("/proc/self/fd").iterdir()])
     limit = used + (40 if in_workers else 90)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     try:
-        list(fetch_batches(BatchFetcher(Wide(), 0), [(0, numpy.array([n])) for n in range(8)], Workers(2)))
+        requests = [(0, numpy.array([n])) for n in range(8)]
+        list(fetch_batches(BatchFetcher(Wide(), 0), requests, Workers(2, pin_memory=pin)))
     except HpctrainError as error:
         (place / "error").write_text(str(error))
 
 
-@pytest.mark.parametrize("in_workers", [True, False])
-def test_workers_that_run_out_of_open_files_are_an_error(tmp_path: Path, in_workers: bool) -> None:
-    rank = multiprocessing.get_context("fork").Process(target=fetch_with_few_files, args=(tmp_path, in_workers))
+@pytest.mark.parametrize(("in_workers", "pin"), [(True, False), (False, False), (False, True)])
+def test_workers_that_run_out_of_open_files_are_an_error(tmp_path: Path, pinned, in_workers: bool, pin: bool) -> None:
+    rank = multiprocessing.get_context("fork").Process(target=fetch_with_few_files, args=(tmp_path, in_workers, pin))
     rank.start()
     rank.join(20)
     assert "open files, the limit of a process" in (tmp_path / "error").read_text()
