@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from multiprocessing.popen_fork import Popen
 from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Semaphore
-from pickle import PicklingError
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -286,8 +285,9 @@ class _BatchQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # no
     def _on_queue_feeder_error(self, error: Exception, item: Any) -> None:
         if not isinstance(item, tuple):  # a batch that is pickled already: its rank has gone
             return
-        unpickled = isinstance(error, PicklingError) or "pickle" in error_text(error)
         text = f"{type(error).__name__}: {error_text(error)}"
+        # pickle raises a PicklingError, a TypeError or an AttributeError, which all say so
+        unpickled = "pickl" in text.lower()
         if unpickled:
             message = (
                 f"expected batches that Python can pickle, to send them from a DataLoader worker, got {text}; return "
