@@ -271,7 +271,9 @@ def test_a_stop_is_noticed_while_the_ranks_wait_for_samples(start, record, train
     held.touch()
     stop_while_waiting(start(f"run_dir={tmp_path / 'run'}", *words, **more), signal.SIGTERM)
     assert record.steps == []
-    command = start("resume", str(tmp_path / "run"), **more)
+    if kind == "train":  # all ranks in the same step
+        held.touch()
+    command = start("resume", str(tmp_path / "run"), **more, HELD_FROM="24" if kind == "train" else "0")
     command.wait_for_log("step 1/40")
     held.touch()
     stop_while_waiting(command, signal.SIGINT)

@@ -1,4 +1,7 @@
-"""A task whose samples take as long as the file exists that HELD names; who waits leaves a file beside it."""
+"""A task whose samples take as long as the file exists that HELD names; who waits leaves a file beside it.
+
+HELD_FROM is the number of samples that each process reads before that; 0 if it isn't set.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,14 @@ from trial import Noisy, Trial, table
 class HeldSamples(Noisy):
     """Samples that can't be read while the file exists."""
 
+    num_read = 0
+
     def __getitem__(self, index):
-        held = Path(os.environ["HELD"])
-        while held.exists():
+        held, free = Path(os.environ["HELD"]), int(os.environ.get("HELD_FROM", "0"))
+        while held.exists() and self.num_read >= free:
             held.with_suffix(f".{os.getpid()}").touch()
             time.sleep(0.01)
+        self.num_read += 1
         return super().__getitem__(index)
 
 
