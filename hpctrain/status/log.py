@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import re
 import sys
@@ -16,6 +15,8 @@ from hpctrain.run.job_records import JobRecords
 from hpctrain.terminal import LogOutput
 
 CHUNK_BYTES = 2**20
+LAST_CHUNKS = 64
+"""Chunks at the end of a log in which its last lines are looked for."""
 SETUP_ERROR = f"{ERROR_PREFIX}a line of cluster.setup failed: "
 """Beginning of a line with which the batch script names a line of cluster.setup that failed, before the job ends."""
 SUPERVISED = re.compile(r"\S+ \S+ attempt \d+ on ")
@@ -93,14 +94,22 @@ def ended_in_setup(directory: RunDirectory) -> bool:
 def start_of_last_lines(path: Path, lines: int) -> int:
     """The offset, in bytes, at which the last ``lines`` lines of a file begin."""
     with open_file(path) as file:
-        if file.seek(0, os.SEEK_END) == 0:
-            return 0  # an empty file can't be mapped
-        # mapped, since a log may be huge, and have no line break if progress bars wrote it
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as log:
-            start = len(log)
-            for _ in range(lines):
-                start = log.rfind(b"\n", 0, max(0, start - 1)) + 1
+        start = file.seek(0, os.SEEK_END)
+        if not lines:
             return start
+        unread = max(0, start - 1)  # without the line break of the last line
+        # in chunks, since a log may be huge; and not all of it, which may have no line break
+        for _ in range(LAST_CHUNKS):
+            begin = max(0, unread - CHUNK_BYTES)
+            file.seek(begin)
+            data = file.read(unread - begin)
+            place = len(data)
+            while (place := data.rfind(b"\n", 0, place)) >= 0:
+                lines -= 1
+                if not lines:
+                    return begin + place + 1
+            unread = begin
+        return unread
 
 
 class RunLog:

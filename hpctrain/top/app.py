@@ -14,6 +14,7 @@ from textual.message import Message
 
 from hpctrain.run.directory import RunDirectory
 from hpctrain.status.state import RunState
+from hpctrain.terminal import visible
 from hpctrain.top.messages import Question, Text
 from hpctrain.top.open_run import OpenRun
 from hpctrain.top.run_actions import cancel_run, resume_command, resume_run, trains_here
@@ -181,7 +182,7 @@ class TopApp(App[None]):
     def _ask_and(self, text: str, directory: RunDirectory, title: str, act: Callable[[RunDirectory], str]) -> None:
         def begin(answer: bool | None) -> None:
             if answer:
-                self.notify(f"{title} ...", markup=False)
+                self.notify(visible(f"{title} ..."), markup=False)
                 threading.Thread(target=work, name="hpctrain-top-acts", daemon=True).start()
 
         def work() -> None:

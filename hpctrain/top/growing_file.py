@@ -15,6 +15,8 @@ FIRST_BYTES = 32 * 2**10
 OPEN_EVERY_S = 15.0
 """Seconds after which the file is opened although its size is the same: over NFS, only an open is sure to show what
 another machine has appended."""
+MOST_BYTES = 64 * 2**20
+"""Bytes that one read returns at most."""
 _KEPT = 64
 
 
@@ -88,8 +90,10 @@ class GrowingFile:
                 skip = self._position > 0
             else:
                 skip = False
-            data = os.pread(file.fileno(), max(0, found.st_size - self._position), self._position)
-        end = data.rfind(b"\n") + 1
+            left = max(0, found.st_size - self._position)
+            data = os.pread(file.fileno(), min(left, MOST_BYTES), self._position)
+        # what follows is read at the next look; a line that is longer is skipped
+        end = data.rfind(b"\n") + 1 or (len(data) if left > MOST_BYTES else 0)
         if skip:  # it begins within a line
             start = data.find(b"\n") + 1
             lines = data[start:end].splitlines()

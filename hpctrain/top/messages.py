@@ -1,4 +1,4 @@
-"""Screens above the others: a question before something is done, and a text."""
+"""Text of runs as textual shows it; and modal screens: a question before something is done, and a text."""
 
 from __future__ import annotations
 
@@ -7,10 +7,20 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
+from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from hpctrain.terminal import visible
+
+
+LONGEST = 20_000
+"""Characters of a text that are shown: a metric's name may have millions."""
+
+
+def plain(text: str) -> Content:
+    """Text that others wrote, for any widget: a plain string would be parsed as markup, which may hold actions."""
+    return Content(visible(text[:LONGEST]))
 
 
 class Question(ModalScreen[bool]):
@@ -32,7 +42,7 @@ class Question(ModalScreen[bool]):
     def compose(self) -> ComposeResult:
         """Make the box."""
         with Vertical(classes="box"):
-            yield Static(visible(self._text), markup=False)
+            yield Static(plain(self._text))
             yield Static("y  yes        n  no", classes="keys")
 
     def action_answer(self, answer: bool) -> None:
@@ -58,6 +68,6 @@ class Text(ModalScreen[None]):
     def compose(self) -> ComposeResult:
         """Make the box."""
         with VerticalScroll(classes="box"):
-            yield Static(visible(self._title), markup=False, classes="title")
-            yield Static(visible(self._text), markup=False)
+            yield Static(plain(self._title), classes="title")
+            yield Static(plain(self._text))
             yield Static("Esc  close", classes="keys")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import deque
 from pathlib import Path
@@ -21,6 +22,10 @@ CURVE_BYTES = 16 * 2**20
 """Bytes at the end of metrics.jsonl from which the curves are drawn."""
 LOG_LINES = 500
 """Lines of the log that are kept."""
+LONGEST_LINE_BYTES = 2**16
+"""Bytes of the end of a longer line that are shown: a file of zeros is one line."""
+CHUNKS = 64
+"""Reads of a log in one look."""
 _COLOURS = re.compile(r"\x1b\[[0-9;:?]*[A-Za-z]")
 
 
@@ -62,7 +67,7 @@ class OpenRun:
             self._read_log()
         except OSError as error:
             self._tail = None
-            note = f"the log can't be read: {describe_os_error(error)}"
+            note = visible(f"the log can't be read: {describe_os_error(error)}")
             if not self.log or self.log[-1] != note:
                 self.log.append(note)
                 self.log_version += 1
@@ -86,9 +91,11 @@ class OpenRun:
             self.log_version += 1
             self._torn = b""
             self._tail = Tail(path, start_of_last_lines(path, LOG_LINES))
-        while data := self._tail.read():
-            *lines, self._torn = (self._torn + data).split(b"\n")
-            self.log.extend(map(_plain, lines))
+        # a log that grows faster than it is read is read on at the next look
+        for data in itertools.islice(iter(self._tail.read, b""), CHUNKS):
+            *lines, torn = (self._torn + data).split(b"\n")
+            self._torn = torn[-LONGEST_LINE_BYTES:]
+            self.log.extend(map(_plain, lines[-LOG_LINES:]))
             self.log_version += 1
 
     def _path(self) -> Path | None:
@@ -123,5 +130,5 @@ def _end(attempt: Attempt) -> str:
 
 def _plain(line: bytes) -> str:
     """A line of a log without its colours, and with only the last state of a progress bar."""
-    text = _COLOURS.sub("", line.decode(errors="replace").rstrip("\r"))
+    text = _COLOURS.sub("", line[-LONGEST_LINE_BYTES:].decode(errors="replace").rstrip("\r"))
     return visible(text.rpartition("\r")[2].expandtabs())

@@ -14,11 +14,12 @@ from textual.widgets import Footer, RichLog, Static
 
 from hpctrain.phrases import duration, listed
 from hpctrain.run.manifest import varied_text
-from hpctrain.terminal import visible
 from hpctrain.top.columns import PROGRESS, Shown, best_text, number_text
 from hpctrain.top.curve import LiveCurve
+from hpctrain.top.messages import plain
 from hpctrain.top.open_run import OpenRun, attempt_lines
 from hpctrain.top.plot import plot
+from hpctrain.top.run_table import fitted
 
 WIDE = 140
 """Columns from which the log and the attempts are shown next to each other."""
@@ -52,12 +53,12 @@ class RunScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         """Make the screen."""
-        yield Static(id="about", markup=False)
-        yield Static(id="curve", markup=False)
+        yield Static(id="about")
+        yield Static(id="curve")
         with Horizontal(id="below"):
             yield RichLog(id="log", max_lines=500, min_width=1)
             with VerticalScroll(id="attempts"):
-                yield Static(id="attempt_lines", markup=False)
+                yield Static(id="attempt_lines")
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
@@ -78,8 +79,8 @@ class RunScreen(Screen[None]):
     def show_run(self) -> None:
         """Show the run as it was at the last look."""
         status = self.opened.run.status
-        self.query_one("#about", Static).update("\n".join(map(visible, self._about())))
-        self.query_one("#attempt_lines", Static).update("\n".join(map(visible, attempt_lines(status.attempts))))
+        self.query_one("#about", Static).update(plain("\n".join(self._about())))
+        self.query_one("#attempt_lines", Static).update(plain("\n".join(attempt_lines(status.attempts))))
         self._draw_curve()
         self._show_log()
 
@@ -113,9 +114,11 @@ class RunScreen(Screen[None]):
         if self._metric not in names:
             self._metric = names[0]
         value = number_text(self.opened.run.status.metrics.get(self._metric))
-        title = f"{visible(self._metric)} {value}   ({names.index(self._metric) + 1} of {len(names)}: m)"
-        lines = plot(self._curves()[self._metric].points(), max(20, widget.size.width), max(4, widget.size.height - 1))
-        widget.update("\n".join([title, *lines]))
+        rest = f" {value}   ({names.index(self._metric) + 1} of {len(names)}: m)"
+        width = max(20, widget.size.width)
+        title = fitted(self._metric, max(1, width - len(rest)), keep_end=True).rstrip()
+        lines = plot(self._curves()[self._metric].points(), width, max(4, widget.size.height - 1))
+        widget.update(plain("\n".join([title + rest, *lines])))
 
     def _show_log(self) -> None:
         if self.opened.log_version == self._log_version:
@@ -125,7 +128,7 @@ class RunScreen(Screen[None]):
         follow = widget.is_vertical_scroll_end
         widget.clear()
         widget.write("\n".join(list(self.opened.log)), scroll_end=follow)
-        widget.border_title = "log" if self.opened.log_path is None else self.opened.log_path.name
+        widget.border_title = plain("log" if self.opened.log_path is None else self.opened.log_path.name)
 
     def action_metric(self, places: int) -> None:
         """Show another metric."""

@@ -179,6 +179,8 @@ def fitted(text: str, cells: int, *, right: bool = False, keep_end: bool = False
         right: whether it is aligned to the right.
         keep_end: whether the beginning is cut, and not the end.
     """
+    # few characters take no cell: of a text of millions, only these can be in sight
+    text = text[-(4 * cells + 100) :] if keep_end else text[: 4 * cells + 100]
     text = visible(" ".join(text.split("\n")))
     length = cell_len(text)
     if length <= cells:

@@ -13,8 +13,8 @@ from textual.widgets import Footer, Input, Static
 
 from hpctrain.phrases import counted, duration
 from hpctrain.run.manifest import varied_text
-from hpctrain.terminal import visible
 from hpctrain.top.columns import BEST, COLUMNS, TREND_COLUMN, Shown, matches, sort_by
+from hpctrain.top.messages import plain
 from hpctrain.top.run_table import RunTable, fitted
 from hpctrain.top.watch import Watch
 from hpctrain.top.watched_run import WatchedRun
@@ -54,9 +54,9 @@ class RunsScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         """Make the screen: a line on all runs, the table, three lines on the chosen run, the filter and the keys."""
-        yield Static(id="summary", markup=False)
+        yield Static(id="summary")
         yield RunTable()
-        yield Static(id="chosen", markup=False)
+        yield Static(id="chosen")
         yield Input(id="filter", placeholder="words of a name, state, value, job, node or reason", compact=True)
         yield Footer(show_command_palette=False)
 
@@ -97,7 +97,7 @@ class RunsScreen(Screen[None]):
                 if problem
                 else f"no runs under {self._watch.root}/ yet; they appear here"
             )
-            self.query_one("#summary", Static).update(text)
+            self.query_one("#summary", Static).update(plain(text))
             return
         states = Counter(str(run.status.state) for run in runs)
         root = str(self._watch.root)
@@ -115,7 +115,7 @@ class RunsScreen(Screen[None]):
             parts.append("SLURM doesn't answer")
         elif query.answered_at is not None:
             parts.append(f"SLURM {duration(time.monotonic() - query.answered_at)} ago")
-        self.query_one("#summary", Static).update(fitted("  ·  ".join(parts), max(1, self.size.width - 1)))
+        self.query_one("#summary", Static).update(plain(fitted("  ·  ".join(parts), max(1, self.size.width - 1))))
 
     def on_run_table_chosen(self) -> None:
         """Describe the chosen run in full: a narrow table has no room for its reason."""
@@ -129,7 +129,7 @@ class RunsScreen(Screen[None]):
             lines = [f"{run.name}{varied}{jobs}{where}", run.status.described]
         width = max(1, self.size.width - 1)
         # the reason may take two lines
-        self.query_one("#chosen", Static).update("\n".join([fitted(lines[0], width).rstrip(), visible(lines[1])]))
+        self.query_one("#chosen", Static).update(plain("\n".join([fitted(lines[0], width).rstrip(), lines[1]])))
 
     def on_run_table_opened(self) -> None:
         """Open the chosen run."""

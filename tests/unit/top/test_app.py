@@ -21,8 +21,9 @@ from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.status.state import RunState
+from hpctrain.terminal import visible
 from hpctrain.top.app import TopApp
-from hpctrain.top.messages import Question, Text
+from hpctrain.top.messages import Question, Text, plain
 from hpctrain.top.run_screen import RunScreen
 from hpctrain.top.run_table import RunTable, fitted
 from hpctrain.top.watch import Watch
@@ -124,6 +125,70 @@ def test_it_shows_sorts_filters_and_opens(make_run, tmp_path):
             await pilot.press("q")
 
     asyncio.run(use())
+
+
+HOSTILE = "[red]x[/][x='][@click=app.quit]y\x1b]0;owned\x07\x1b[2J\u202e\u009b1m"
+
+
+def foreign_markup(app):
+    """What a screen shows that isn't text: control characters, and actions and styles of markup."""
+    for widget in app.screen.walk_children():
+        assert widget.border_title is None or visible(widget.border_title) == widget.border_title
+    strips = app.screen._compositor.render_strips(app.size)
+    for segment in (segment for strip in strips for segment in strip):
+        if visible(segment.text) != segment.text:
+            yield segment.text
+        if segment.style is not None and ("@click" in segment.style.meta or segment.style.link):
+            yield segment.style
+
+
+def test_the_text_of_a_run_is_neither_markup_nor_control_sequences(make_run, tmp_path):
+    name = HOSTILE.replace("/", "")
+    run = make_run(name, kind="slurm", reason=Reason.FAILED, detail=f"{HOSTILE}\n{HOSTILE}\n" + "x" * 3000)
+    config = run.config.read_text().replace("name: digits", f"name: {json.dumps(HOSTILE)}")
+    run.config.write_text(config)
+    record = {"command": "x", "varied": {HOSTILE: HOSTILE, "\udcff": "\ud800"}}
+    run.manifest.write_text(json.dumps(record, indent=2))
+    Ledger(run).claim()
+    Ledger(run).start(2, job_id=HOSTILE, nodes=[HOSTILE, "n" * 500], world_size=1, step=0)
+    Ledger(run).end(2, reason=Reason.FAILED, step=30, detail=f"{HOSTILE}\n{HOSTILE}\n" + "x" * 3000)
+    run.metrics.write_text(json.dumps({"step": 3, "time": 1.0, HOSTILE: 1.0, "y" * 10**5: 2.0, "\ud800": 3.0}) + "\n")
+    run.rank_log(0).unlink()
+    log = run.path / "[x=']\x1b[2J\udcff.log"
+    log.write_bytes(HOSTILE.encode() + b"\xff\n" + b"\0" * 1000 + b"\n")
+    JobRecords(run).add({"job_id": HOSTILE, "time": 1.0, "log": str(log)})
+    seen = []
+
+    async def use():
+        async with opened(tmp_path / "runs", (200, 40)) as (app, pilot):
+
+            async def look(*keys):
+                await pilot.press(*keys)
+                await pilot.pause()
+                assert list(foreign_markup(app)) == []
+                seen.append("\n".join(lines(app)))
+
+            await look()
+            for keys in (["m"], ["m"], ["slash", "[", "enter"], ["c"], ["escape", "r"]):
+                await look(*keys)
+            app.pop_screen()
+            app.post_message(TopApp.Done(HOSTILE, HOSTILE))
+            app.notify(plain(HOSTILE).plain, markup=False)
+            await until(pilot, lambda: isinstance(app.screen, Text))
+            await look()
+            await look("escape", "enter")
+            await until(pilot, lambda: isinstance(app.screen, RunScreen) and app.screen.opened.log)
+            await look("m")
+            await look("a")
+            app.screen.opened.log.append("")
+            log.unlink()
+            log.mkdir()
+            app.screen.opened.look()
+            app.on_top_app_looked()
+            await look()
+
+    asyncio.run(use())
+    assert all("[red]" in shown for shown in seen), [shown for shown in seen if "[red]" not in shown]
 
 
 def test_many_attempts_scroll_and_a_log_that_turns_unreadable_says_so(make_run, tmp_path):
