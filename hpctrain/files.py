@@ -1,4 +1,7 @@
-"""Files that are complete or absent: atomic writes, durable writes, JSON lines.
+"""Files that are complete or absent, and files that others can write: atomic and durable writes, JSON, JSON lines.
+
+Whoever may write into a run can put anything in place of a file. What is read here is a regular file of a bounded size,
+and JSON of a bounded depth in valid Unicode.
 
 The protocol of a durable publish: write under a temporary name in the same directory, fsync the file, rename it over
 the final name, fsync the directory (POSIX rename(2); "All File Systems Are Not Created Equal", OSDI 2014).
@@ -11,6 +14,7 @@ import errno
 import io
 import json
 import os
+import re
 import secrets
 import stat
 import time
@@ -22,6 +26,21 @@ from hpctrain.errors import RunDirectoryError
 
 TEMPORARY_PREFIX = ".tmp-"
 """Prefix of files that are still being written; those that a crash leaves may be removed."""
+
+LARGEST_BYTES = 64 * 2**20
+"""Size up to which a file of records is read: hpctrain writes none that is larger, except metrics and media."""
+LARGEST_LOG_BYTES = 4 * 2**30
+"""Size up to which such a file of metrics is read, record by record."""
+DEEPEST = 100
+"""Levels of nested lists and objects: much deeper ones overflow the stack of whoever writes or compares them."""
+_LONGEST_LINE = 2**24
+_BLOCK = 2**20
+_SURROGATES = re.compile(
+    # an escaped backslash, or a pair: one character
+    r"(?P<whole>\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+    # what stands for a byte of a path that isn't UTF-8 (PEP 383) stays
+    r"|\\u[dD](?![cC][89a-fA-F])[89a-fA-F][0-9a-fA-F]{2}"
+)
 
 THREADS = 16
 """Threads for many small files on a file system that answers slowly."""
@@ -105,16 +124,52 @@ def write_json(path: Path, record: Mapping[str, Any], *, durable: bool = True) -
     write_atomic(path, json.dumps(record, indent=2) + "\n", durable=durable)
 
 
+class IrregularFileError(OSError):
+    """In the place of a file is a directory, a pipe or a device, or a file that is too large to be the right one."""
+
+
+def parse_json(data: bytes) -> Any:
+    """Parse JSON that others can write.
+
+    Lone surrogates become U+FFFD: no encoder takes them. Those that stand for a byte of a path stay.
+
+    Raises:
+        ValueError: it isn't JSON in UTF-8, or is nested more than `DEEPEST` levels deep.
+    """
+    text = data.decode()
+    if "\\ud" in text or "\\uD" in text:
+        text = _SURROGATES.sub(lambda match: match["whole"] or "\ufffd", text)
+    try:
+        value = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    # most records have fewer brackets than levels are allowed
+    if text.count("[") + text.count("{") > DEEPEST and _is_deep(value):
+        raise ValueError(f"it is nested more than {DEEPEST} levels deep")
+    return value
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(DEEPEST):
+        inside = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        level = [inner for one in inside for inner in one if isinstance(inner, dict | list)]
+        if not level:
+            return False
+    return True
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read the JSON object in ``path``.
 
     Raises:
         FileNotFoundError: the file doesn't exist.
+        IrregularFileError: it isn't a regular file, or larger than `LARGEST_BYTES`.
         RunDirectoryError: it doesn't hold a JSON object.
     """
     try:
-        record = json.loads(read_bytes(path))
-    except (ValueError, RecursionError) as error:
+        record = parse_json(read_bytes(path))
+    except ValueError as error:
         raise RunDirectoryError(f"{path}: expected a JSON object, but can't parse it: {error}") from error
     if not isinstance(record, dict):
         raise RunDirectoryError(f"{path}: expected a JSON object, got a {type(record).__name__}")
@@ -125,105 +180,48 @@ def open_file(path: Path) -> BinaryIO:
     """Open a file for reading bytes, and no pipe or device, which could block its reader or never end.
 
     Raises:
-        OSError: the file system's error, or ``path`` isn't a regular file.
+        OSError: the file system's error; `IrregularFileError` if ``path`` isn't a regular file.
     """
     return os.fdopen(_opened(path), "rb")
 
 
-def read_bytes(path: Path, *, last_bytes: int | None = None) -> bytes:
+def read_bytes(path: Path, *, last_bytes: int | None = None, at_most: int = LARGEST_BYTES) -> bytes:
     """Read a file, or only its last bytes.
 
+    Args:
+        path: the file.
+        last_bytes: None reads the whole file.
+        at_most: the largest size, in bytes, of a file that is read as a whole.
+
     Raises:
-        OSError: as `open_file`.
+        OSError: as `open_file`; `IrregularFileError` also if the file is larger.
     """
     # without a buffer: `status` reads thousands of small files, each at once
-    with io.FileIO(_opened(path)) as file:
-        if last_bytes is not None:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - last_bytes))
-        return file.readall()
+    with io.FileIO(_opened(path, at_most if last_bytes is None else None)) as file:
+        if last_bytes is None:
+            return file.readall()
+        file.seek(max(0, file.seek(0, os.SEEK_END) - last_bytes))
+        return file.read(last_bytes) or b""
 
 
-def _opened(path: Path) -> int:
+def _opened(path: Path, at_most: int | None = None) -> int:
     """A descriptor for reading a regular file."""
     # O_NONBLOCK: a named pipe is opened without waiting for a writer
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    _require_regular(descriptor, path, at_most)
     return descriptor
 
 
-def open_below(folder: Path, name: str) -> BinaryIO:
-    """Open a file of a folder in which other users may write, so that it is no other file of this user.
-
-    Args:
-        folder: as the user named it; links in its path are followed.
-        name: the file's path below the folder, in which they aren't.
-
-    Raises:
-        OSError: the file system's error; a part of the name is a link, or leads out of the folder; the file isn't
-            regular; or it has another name as well, and other users could have given it this one.
-    """
-    *above, last = name.split("/")
-    with open_folder_below(folder, "/".join(above)) as (parent, private):
-        descriptor = _open_part(last, parent, folder / name, os.O_NONBLOCK)
-    state = os.fstat(descriptor)
-    problem = "" if stat.S_ISREG(state.st_mode) else "not a regular file"
-    if state.st_nlink > 1 and not private:
-        problem = "has another name (a hard link), in a folder that other users can write to"
-    if problem:
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, problem, str(folder / name))
-    return os.fdopen(descriptor, "rb")
-
-
-@contextlib.contextmanager
-def open_folder_below(folder: Path, name: str, *, create: bool = False) -> Iterator[tuple[int, bool]]:
-    """Inside the context, a folder below another one is open, of whose name no part is a link.
-
-    Args:
-        folder: as for `open_below`.
-        name: the inner folder's path below it; empty for the folder itself.
-        create: make the folders that are missing.
-
-    Yields:
-        A descriptor of the inner folder, and whether no other user can write to any of the folders.
-
-    Raises:
-        OSError: as from `open_below`.
-    """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        private = is_private(os.fstat(descriptor))
-        for part in filter(None, name.split("/")):
-            if create:
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(part, dir_fd=descriptor)
-            inner = _open_part(part, descriptor, folder / name, os.O_DIRECTORY)
-            os.close(descriptor)
-            descriptor = inner
-            private = private and is_private(os.fstat(descriptor))
-        yield descriptor, private
-    finally:
-        os.close(descriptor)
-
-
-def is_private(state: os.stat_result) -> bool:
-    """Return whether a file or folder belongs to this user, and no other one can write to it."""
-    return state.st_uid == os.geteuid() and not state.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
-def _open_part(part: str, folder: int, path: Path, flags: int) -> int:
-    if part in ("", ".."):
-        raise OSError(errno.EINVAL, "leads out of its folder", str(path))
-    try:
-        return os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | flags, dir_fd=folder)
-    except OSError as error:
-        # ENOTDIR: of a link in the place of a folder
-        if error.errno in (errno.ELOOP, errno.ENOTDIR) and stat.S_ISLNK(os.lstat(part, dir_fd=folder).st_mode):
-            text = f"{part} is a symbolic link, which isn't followed here"
-            raise OSError(errno.ELOOP, text, str(path)) from None
-        raise OSError(error.errno, error.strerror, str(path)) from None
+def _require_regular(descriptor: int, path: Path, at_most: int | None) -> os.stat_result:
+    """The status of a regular file that isn't too large; any other one is closed and refused."""
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and (at_most is None or status.st_size <= at_most):
+        return status
+    os.close(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise IrregularFileError(errno.EINVAL, "not a regular file", str(path))
+    problem = f"it has {status.st_size} bytes, expected at most {at_most}; move it away"
+    raise IrregularFileError(errno.EFBIG, problem, str(path))
 
 
 def read_json_or_empty(path: Path) -> dict[str, Any]:
@@ -270,7 +268,9 @@ def _write_all(descriptor: int, data: bytes) -> None:
         raise
 
 
-def read_json_lines(path: Path, *, last_bytes: int | None = None) -> Iterator[dict[str, Any]]:
+def read_json_lines(
+    path: Path, *, last_bytes: int | None = None, at_most: int = LARGEST_BYTES
+) -> Iterator[dict[str, Any]]:
     """Read the records of a file of JSON lines, oldest first; lines that a crash left incomplete are skipped.
 
     Yields nothing if the file doesn't exist.
@@ -278,21 +278,40 @@ def read_json_lines(path: Path, *, last_bytes: int | None = None) -> Iterator[di
     Args:
         path: the file.
         last_bytes: read only this many bytes at the end; None reads the whole file.
+        at_most: the largest size, in bytes, of a file that is read as a whole.
+
+    Raises:
+        OSError: as `read_bytes`.
     """
     try:
-        # the last bytes are likely to begin within a line; the rest of that line isn't valid JSON
-        data = read_bytes(path, last_bytes=last_bytes)
+        descriptor = _opened(path, None if last_bytes is not None else at_most)
     except FileNotFoundError:
         return
-    yield from json_lines(data.splitlines())
+    with io.FileIO(descriptor) as file:
+        if last_bytes is not None:
+            # they are likely to begin within a line; the rest of that line isn't valid JSON
+            file.seek(max(0, file.seek(0, os.SEEK_END) - last_bytes))
+        yield from json_lines(_lines(file))
+
+
+def _lines(file: io.FileIO) -> Iterator[bytes]:
+    """The lines of a file, without those that are too long for a record."""
+    rest = b""
+    while block := file.read(_BLOCK):
+        *lines, rest = (rest + block).split(b"\n")
+        yield from lines
+        if len(rest) > _LONGEST_LINE:
+            # the rest of such a line is skipped as it comes: its beginning makes it invalid
+            rest = b"\0"
+    yield rest
 
 
 def json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """Parse lines of JSON; those that are incomplete, or no object, are skipped."""
     for line in lines:
         try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
+            record = parse_json(line)
+        except ValueError:
             continue
         if isinstance(record, dict):
             yield record

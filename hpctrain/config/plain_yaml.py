@@ -10,12 +10,14 @@ from typing import Any
 
 import yaml
 
-from hpctrain.files import open_below, read_bytes
+from hpctrain.files import LARGEST_BYTES, open_below, read_bytes
 
 UNCHECKED_BYTES = 8192
 """YAML up to this size can't be nested too deeply for libyaml."""
 MAX_DEPTH = 100
 """Levels that longer YAML may have."""
+MAX_VALUES = 1_000_000
+"""Values that YAML may have once each alias is replaced by what it stands for."""
 _BLOCK = re.compile(r"(?P<key>\w+):(?:| [^\n]*)\n(?:(?:[ #]|- )[^\n]*\n|\n)*")
 """A key of the top level and its value, in block style, as hpctrain writes it."""
 _SIMPLE = re.compile(
@@ -25,31 +27,52 @@ _SIMPLE = re.compile(
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def refuse_deep(path: Path) -> None:
-    """Raise if YAML is nested so deeply that loading it would overflow the stack, which ends the process in libyaml.
+def read_yaml(path: Path) -> str:
+    """Read YAML that others can write, and refuse what would not fit into the stack or the memory of whoever loads it.
 
     Raises:
-        OSError: it can't be read.
-        ValueError: it is nested too deeply, or isn't UTF-8.
+        OSError: as `read_bytes`.
+        ValueError: it isn't UTF-8, is nested too deeply, or refers to its own parts too often.
         YAMLError: it isn't YAML.
     """
-    if path.stat().st_size > UNCHECKED_BYTES:
-        _refuse_deep(path.read_bytes())
+    return _checked(read_bytes(path))
 
 
-def _refuse_deep(data: bytes) -> None:
-    depth = 0
-    for event in yaml.parse(data.decode(), Loader=_LOADER):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_DEPTH:
+def _checked(data: bytes) -> str:
+    text = data.decode()
+    if len(text) > UNCHECKED_BYTES or "&" in text:
+        _refuse_deep(text)
+    return text
+
+
+def _refuse_deep(text: str) -> None:
+    """Raise if YAML is nested too deeply for libyaml, which would end the process, or too large without its aliases."""
+    count = 0
+    started: list[tuple[str | None, int]] = []
+    sizes: dict[str, int] = {}
+    for event in yaml.parse(text, Loader=_LOADER):
+        if isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = started.pop()
+            if anchor is not None:
+                sizes[anchor] = count - before
+        elif isinstance(event, yaml.CollectionStartEvent):
+            started.append((event.anchor, count))
+        elif isinstance(event, yaml.AliasEvent):
+            if any(anchor == event.anchor for anchor, _ in started):
+                raise ValueError(f"*{event.anchor} contains itself")
+            count += sizes.get(event.anchor, 0)
+        count += 1
+        if len(started) > MAX_DEPTH:
             raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
+        if count > MAX_VALUES:
+            raise ValueError(f"it has more than {MAX_VALUES} values")
 
 
 def read_plain_config(path: Path) -> Mapping[str, Any]:
     """Read the configuration as plain values; empty if it can't be read, or is a link."""
     try:
         # what is read goes to services, and into a report beside it: it must be no other file of this user
-        with open_below(path.parent, path.name) as file:
+        with open_below(path.parent, path.name, at_most=LARGEST_BYTES) as file:
             return parse_plain_config(file.read())
     except OSError:
         return {}
@@ -58,9 +81,7 @@ def read_plain_config(path: Path) -> Mapping[str, Any]:
 def parse_plain_config(data: bytes) -> Mapping[str, Any]:
     """Parse a configuration; empty if that isn't possible."""
     try:
-        if len(data) > UNCHECKED_BYTES:
-            _refuse_deep(data)
-        config = yaml.load(data, Loader=_LOADER)
+        config = yaml.load(_checked(data), Loader=_LOADER)
     except (yaml.YAMLError, ValueError, RecursionError):
         return {}
     return config if isinstance(config, dict) else {}
@@ -95,7 +116,7 @@ def read_plain_values(path: Path, keys: Collection[str]) -> dict[str, Any]:
 def _from_blocks(text: str, keys: Collection[str]) -> dict[str, Any] | None:
     """Read keys of a text that is in hpctrain's own style; None if it isn't, and has to be parsed as a whole."""
     blocks = list(_BLOCK.finditer(text))
-    if "".join(map(re.Match.group, blocks)) != text:
+    if "".join(map(re.Match.group, blocks)) != text or "&" in text:
         return None
     by_key = {block["key"]: block[0] for block in blocks}
     if len(by_key) < len(blocks):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +15,7 @@ from omegaconf._utils import get_omega_conf_dumper
 from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain.config.explain import Explainer, unreadable
-from hpctrain.config.plain_yaml import refuse_deep
+from hpctrain.config.plain_yaml import read_yaml
 from hpctrain.config.program import USAGE, ProgramConfig, default_texts
 from hpctrain.config.root import Config
 from hpctrain.config.run_config import RunConfig
@@ -176,8 +177,7 @@ def load(path: Path, overrides: list[str] | None = None, *, only: Sequence[str] 
 def load_run(path: Path, overrides: list[str] | None = None, *, only: Sequence[str] = ()) -> Config | ProgramConfig:
     """Read the configuration of a run, a training or a program, as `load`."""
     try:
-        refuse_deep(path)
-        stored = OmegaConf.load(path)
+        stored = _parse(path)
         is_program = "run" in stored
         if only and not is_program:
             stored = _part(stored, only)
@@ -209,6 +209,12 @@ def load_run(path: Path, overrides: list[str] | None = None, *, only: Sequence[s
     if config.name is None:
         raise ConfigError("name", None, f"is missing in {path}", "correct the file")
     return config
+
+
+def _parse(path: Path) -> Any:
+    stream = io.StringIO(read_yaml(path))
+    stream.name = str(path)  # type: ignore[attr-defined]  # errors in the YAML name it
+    return OmegaConf.load(stream)
 
 
 def to_program(node: DictConfig, command: Sequence[str]) -> ProgramConfig:

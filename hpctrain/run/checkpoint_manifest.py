@@ -14,7 +14,7 @@ from typing import Any
 import xxhash
 
 from hpctrain.errors import CheckpointDamagedError
-from hpctrain.files import read_bytes
+from hpctrain.files import parse_json, read_bytes
 from hpctrain.run.record_fields import COUNT, TEXT, TIME, describe_wrong_field
 from hpctrain.run.tensor_index import INDEX
 
@@ -74,8 +74,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ManifestUnreadableError(f"{MANIFEST} can't be read: {error.strerror}") from error
     try:
-        record = json.loads(data)
-    except (ValueError, RecursionError):
+        record = parse_json(data)
+    except ValueError:
         raise CheckpointDamagedError(f"{MANIFEST} is not JSON: damaged or cut off") from None
     checksum = record.pop("checksum", None) if isinstance(record, dict) else None
     # the second comparison finds a flipped bit in the white space, which parses as the same record
@@ -88,7 +88,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
             f"its format is version {version} with {record.get('algorithm')} checksums; "
             f"this hpctrain reads versions {FORMAT_VERSION} and {SHARDED_VERSION} with {ALGORITHM}"
         )
-    if describe_wrong_field(record, _FIELD_TYPES, required=tuple(_FIELD_TYPES)) or not _are_files(record["files"]):
+    if describe_wrong_field(record, _FIELD_TYPES, required=tuple(_FIELD_TYPES)) or not _are_files(record.get("files")):
         raise CheckpointDamagedError(f"{MANIFEST} lacks fields of the format")
     return dict(record)
 

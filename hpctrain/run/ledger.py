@@ -14,7 +14,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.disk_reserve import release, reserve, write_with_reserve
 from hpctrain.run.file_system import explain
 from hpctrain.run.reason import Reason
-from hpctrain.run.record_fields import COUNT, NUMBER, TEXT, TEXTS, TIME, require_fields
+from hpctrain.run.record_fields import COUNT, NUMBER, RANKS, TEXT, TEXTS, TIME, require_fields
 from hpctrain.run.secret import discard_secret, write_secret
 from hpctrain.run.times import SPENT, read_times
 
@@ -24,14 +24,14 @@ BETWEEN_MARK_AND_RECORD_S = 5.0
 _FIELD_TYPES = {
     "job_id": TEXT,
     "nodes": TEXTS,
-    "world_size": COUNT,
+    "world_size": RANKS,
     "step": COUNT,
     "time": TIME,
     "reason": TEXT,
     "detail": TEXT,
     "restart_count": COUNT,
     "total_steps": COUNT,
-    "resumed_world_size": COUNT,
+    "resumed_world_size": RANKS,
     "launched": TIME,
     "code": TEXT,
     "gpu": TEXT,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -43,13 +44,30 @@ def _are_texts(value: object) -> bool:
     return isinstance(value, list) and all(map(TEXT.accepts, value))
 
 
+def _is_path(value: object) -> bool:
+    try:
+        return isinstance(value, str) and b"\0" not in os.fsencode(value)
+    except UnicodeEncodeError:
+        return False
+
+
+def up_to(largest: int) -> FieldType:
+    """The type of whole numbers from 0 to a largest one, for what is counted through or allocated."""
+    return FieldType(f"a whole number from 0 to {largest}", lambda value: COUNT.accepts(value) and value <= largest)
+
+
 TEXT = FieldType("a string", lambda value: isinstance(value, str))
-PATH = FieldType("a path", lambda value: isinstance(value, str) and "\0" not in value)
+PATH = FieldType("a path", _is_path)
 NAME = FieldType("a name", lambda value: TEXT.accepts(value) and len(value.split()) == 1)
 TEXTS = FieldType("a list of strings", _are_texts)
+TEXT_BY_NAME = FieldType(
+    "an object of strings", lambda value: isinstance(value, dict) and _are_texts([*value.values()])
+)
 NUMBER = FieldType("a number", _is_number)
 WHOLE = FieldType("a whole number", _is_whole)
 COUNT = FieldType("a whole number, 0 or more", lambda value: _is_whole(value) and value >= 0)
+RANKS = up_to(2**20)
+"""A number of ranks: some messages list them."""
 TIME = FieldType("epoch seconds", lambda value: _is_number(value) and 0 <= value < _LAST_TIME)
 FLAG = FieldType("true or false", lambda value: isinstance(value, bool))
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from hpctrain.files import read_json_or_empty, write_json
 from hpctrain.phrases import numbered
-from hpctrain.run.record_fields import COUNT, TEXT, describe_wrong_field
+from hpctrain.run.record_fields import RANKS, TEXT, describe_wrong_field
 
 FILE_NAME = "unconnected_ranks.json"
-_FIELD_TYPES = {"count": COUNT, "unit": TEXT, "framework": TEXT}
+_FIELD_TYPES = {"count": RANKS, "unit": TEXT, "framework": TEXT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import Any
 from hpctrain.config.identity import flat_values
 from hpctrain.config.plain_yaml import parse_plain_config
 from hpctrain.config.secret_keys import MAY_BE_SECRET
-from hpctrain.files import is_private, open_below, read_json_or_empty
+from hpctrain.files import LARGEST_BYTES, is_private, open_below, read_json_or_empty
 from hpctrain.run.config_change import trained_varied
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import last_evaluation
@@ -114,7 +114,7 @@ def describe(directory: RunDirectory, digest: str) -> Description:
 def _read_config(directory: RunDirectory) -> tuple[Mapping[str, Any], bool]:
     """Return the configuration, and whether this user alone could have written it."""
     try:
-        with open_below(directory.path, directory.config.name) as file:
+        with open_below(directory.path, directory.config.name, at_most=LARGEST_BYTES) as file:
             private = is_private(os.fstat(file.fileno())) and is_private(directory.path.stat())
             return parse_plain_config(file.read()), private
     except OSError:
