@@ -5,22 +5,37 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from hpctrain.errors import RunDirectoryError
-from hpctrain.files import errors_naming, fsync_directory, on_each_file, read_json, temporary_name
+from hpctrain.files import (
+    IrregularFileError,
+    errors_naming,
+    fsync_directory,
+    on_each_file,
+    read_json,
+    temporary_name,
+)
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.record_fields import COUNT, NUMBER, TEXT, TIME
+from hpctrain.run.record_fields import COUNT, NUMBER, TEXT, TIME, up_to
 from hpctrain.run.score import MODES
 
 FOLDER = "search"
 """Name of the journal's folder in the folder of the sweep."""
 DIGITS = 6
+MAX_GAP = 1000
+"""Numbers in a row that may be missing: a file with a higher number isn't the journal's."""
+MAX_RUNG = 64
+"""The steps of a rung grow by a factor: those of a higher one are more than a whole number in JSON holds."""
+_RUN = up_to(10**9)
+_RUNG = up_to(MAX_RUNG)
+_FILE = re.compile(rf"[0-9]{{{DIGITS},9}}\.json")
 
 
 class Event(StrEnum):
@@ -32,6 +47,9 @@ class Event(StrEnum):
     """It has passed a rung, or has ended."""
     RELEASE = "release"
     """Its task is gone: the next task that asks may continue it."""
+
+
+_EVENTS = tuple(Event)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,10 +120,10 @@ class Journal:
         known = len(self.decisions)
         # the listing is for speed alone: an NFS client may see an old one
         with contextlib.suppress(FileNotFoundError):
-            names = (entry.name.removesuffix(".json") for entry in os.scandir(self.folder))
-            last = max((int(name) for name in names if name.isdecimal()), default=0)
+            last = _last_number((entry.name for entry in os.scandir(self.folder)), known)
             self.decisions += on_each_file(_read, [self._path(number) for number in range(known + 1, last + 1)])
-        while (path := self._path(len(self.decisions) + 1)).exists():
+        # whatever has the next name, a link to nothing too, keeps `publish` from it
+        while os.path.lexists(path := self._path(len(self.decisions) + 1)):
             self.decisions.append(_read(path))
 
     def publish(self, decision: Decision) -> bool:
@@ -149,14 +167,24 @@ def read_journal(home: RunDirectory) -> list[Decision]:
     return [decision for decision in journal.decisions if decision is not None]
 
 
+def _last_number(names: Iterable[str], known: int) -> int:
+    """The number of the last decision among files, at least the known one."""
+    last = known
+    for number in sorted(int(name[:-5]) for name in names if _FILE.fullmatch(name)):
+        if number > last + MAX_GAP:
+            break
+        last = max(last, number)
+    return last
+
+
 def _read(path: Path) -> Decision | None:
     try:
         record = read_json(path)
-    except (FileNotFoundError, RunDirectoryError):
+    except (FileNotFoundError, IrregularFileError, RunDirectoryError):
         # removed by hand, or on a damaged disk: a begin is decided again, and an end is found in the run's ledger
         return None
     event, run, rung, when = (record.get(name) for name in ("event", "run", "rung", "time"))
-    if event not in set(Event) or not COUNT.accepts(run) or not COUNT.accepts(rung) or not TIME.accepts(when):
+    if event not in _EVENTS or not _RUN.accepts(run) or not _RUNG.accepts(rung) or not TIME.accepts(when):
         return None
     assert isinstance(run, int)
     assert isinstance(rung, int)

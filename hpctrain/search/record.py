@@ -8,30 +8,57 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpctrain.config.sweep import MAX_RUNS, SAMPLERS
 from hpctrain.errors import RunDirectoryError
-from hpctrain.files import read_json, write_json
+from hpctrain.files import IrregularFileError, read_json, write_json
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.record_fields import (
+    COUNT,
+    NUMBER,
+    PATH,
+    TEXT,
+    TEXT_BY_NAME,
+    TEXTS,
+    TIME,
+    FieldType,
+    describe_wrong_field,
+    up_to,
+)
 
-FIELDS: Mapping[str, tuple[type, ...]] = {
-    "kind": (str,),
-    "space": (dict,),
-    "fixed": (list,),
-    "folder": (str,),
-    "submitted": (int, float),
-    "command": (list,),
-    "config_dir": (str, type(None)),
-    "seed": (int, type(None)),
-    "num_runs": (int, type(None)),
-    "time_limit_min": (int, float, type(None)),
-    "deadline": (int, float, type(None)),
-    "min_steps": (int, type(None)),
-    "reduction_factor": (int, type(None)),
-    "sampler": (str, type(None)),
-    "startup_runs": (int, type(None)),
-    "program": (list, type(None)),
-    "earlier": (list,),
+_RUNS = up_to(MAX_RUNS)
+_EARLIER = FieldType("a list of objects with space and num_runs", lambda value: _are_spaces(value))
+_FIELD_TYPES = {
+    "kind": TEXT,
+    "space": TEXT_BY_NAME,
+    "fixed": TEXTS,
+    "folder": PATH,
+    "submitted": TIME,
+    "command": TEXTS,
+    "config_dir": PATH,
+    "seed": COUNT,
+    "num_runs": _RUNS,
+    "time_limit_min": NUMBER,
+    "deadline": NUMBER,
+    "min_steps": FieldType("a whole number, 1 or more", lambda value: COUNT.accepts(value) and value >= 1),
+    "reduction_factor": FieldType("a whole number, 2 or more", lambda value: COUNT.accepts(value) and value >= 2),
+    "sampler": FieldType(f"one of {', '.join(SAMPLERS)}", lambda value: value in SAMPLERS),
+    "startup_runs": _RUNS,
+    "program": TEXTS,
+    "earlier": _EARLIER,
 }
-"""Types of the fields in the file."""
+_REQUIRED = ("kind", "space", "fixed", "folder", "submitted", "command")
+_REQUIRED_OF_KIND = {
+    "random": ("num_runs",),
+    "asha": ("num_runs", "min_steps", "reduction_factor"),
+    "optuna": ("num_runs", "sampler"),
+}
+
+
+def _are_spaces(value: object) -> bool:
+    types = {"space": TEXT_BY_NAME, "num_runs": _RUNS}
+    return isinstance(value, list) and all(
+        isinstance(one, dict) and not describe_wrong_field(one, types, required=tuple(types)) for one in value
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,19 +122,19 @@ class SweepRecord:
             found = read_json(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except IrregularFileError as error:
+            raise RunDirectoryError(f"{path}: {error.strerror}; {remedy}") from error
         except OSError as error:
             raise RunDirectoryError(f"{path}: can't be read ({error.strerror}); ask its owner") from error
         except RunDirectoryError as error:
             raise RunDirectoryError(f"{error}; {remedy}") from error
-        given = {name: value for name, value in found.items() if name in FIELDS}  # a later version may add some
-        try:
-            record = cls(**given)
-        except TypeError as error:
-            missing = [one.name for one in dataclasses.fields(cls) if one.name not in found]
-            raise RunDirectoryError(f"{path}: {missing[0]} is missing; {remedy}") from error
-        for name, value in given.items():
-            if not isinstance(value, FIELDS[name]) or isinstance(value, bool):
-                raise RunDirectoryError(f"{path}: {name}={value!r} has the wrong type; {remedy}")
+        required = (*_REQUIRED, *_REQUIRED_OF_KIND.get(str(found.get("kind")), ()))
+        if missing := [name for name in required if found.get(name) is None]:
+            raise RunDirectoryError(f"{path}: {missing[0]} is missing; {remedy}")
+        if mistake := describe_wrong_field(found, _FIELD_TYPES):
+            raise RunDirectoryError(f"{path}: {mistake}; {remedy}")
+        # a later version may add fields, and null stands for one that isn't there
+        record = cls(**{name: found[name] for name in _FIELD_TYPES if found.get(name) is not None})
         return record
 
     def write(self, home: RunDirectory, mode: int) -> None:

@@ -51,13 +51,19 @@ def test_a_folder_without_a_record_has_none(home):
         ("[]", "expected a JSON object"),
         ("{}", "kind is missing"),
         ({"kind": "random"}, "space is missing"),
-        ({"num_runs": "many"}, "num_runs='many' has the wrong type"),
-        ({"deadline": True}, "deadline=True has the wrong type"),
+        ({"num_runs": "many"}, "expected num_runs to be a whole number from 0 to 10000, found 'many'"),
+        ({"num_runs": 2**62}, "expected num_runs to be a whole number from 0 to 10000"),
+        ({"num_runs": None}, "num_runs is missing"),
+        ({"deadline": True}, "expected deadline to be a number, found True"),
+        ({"space": {"seed": 1}}, "expected space to be an object of strings"),
+        ({"folder": "a\0b"}, "expected folder to be a path"),
+        ({"earlier": [{"space": {}}]}, "expected earlier to be a list of objects with space and num_runs"),
+        ({"kind": "asha", "seed": 1}, "min_steps is missing"),
     ],
 )
 def test_a_damaged_record_is_named_with_what_to_do(home, content, message):
     if isinstance(content, dict):
-        whole = {} if "kind" in content else {name: getattr(record(), name) for name in record().__slots__}
+        whole = {} if content == {"kind": "random"} else {name: getattr(record(), name) for name in record().__slots__}
         content = json.dumps(whole | content)
     home.sweep.write_text(content)
     with pytest.raises(RunDirectoryError, match=f"sweep.json: .*{message}"):
