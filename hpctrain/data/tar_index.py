@@ -18,7 +18,7 @@ import xxhash
 
 from hpctrain.data.keyed_random import IntArray
 from hpctrain.errors import TaskError
-from hpctrain.files import write_atomic
+from hpctrain.files import open_file, write_atomic
 
 log = logging.getLogger("hpctrain.data")
 
@@ -72,6 +72,14 @@ class TarIndex:
             yield str(self.extensions[self.kinds[file]]), int(self.offsets[file]), int(self.sizes[file])
 
 
+_DTYPES = {
+    "extensions": np.dtype(np.str_),
+    "kinds": np.dtype(np.uint16),
+    **dict.fromkeys(("offsets", "sizes", "firsts", "key_ends", "state"), np.dtype(np.int64)),
+    "keys": np.dtype(np.uint8),
+}
+
+
 def index_of(path: Path, folder: Path | None = None) -> TarIndex:
     """Read the index of a tar file; make it if there is none, or if the file has changed since.
 
@@ -86,11 +94,11 @@ def index_of(path: Path, folder: Path | None = None) -> TarIndex:
     place = _place(path, folder)
     try:
         state = _state(path)
-        found = _read(place)
-        if found is not None and np.array_equal(found.state, state):
+        found = _read(place, state)
+        if found is not None:
             return found
         log.info("indexing %s", path)
-        with path.open("rb") as file:
+        with open_file(path) as file:
             made = _scan(path, file, state)
     except OSError as error:
         raise TaskError(f"{path} can't be read ({error.strerror}): check the name and its permissions") from error
@@ -111,16 +119,43 @@ def _state(path: Path) -> IntArray:
     return np.array([_FORMAT, status.st_size, status.st_mtime_ns])
 
 
-def _read(place: Path) -> TarIndex | None:
+def _read(place: Path, state: IntArray) -> TarIndex | None:
     try:
-        with np.load(place, allow_pickle=False) as arrays:
-            return TarIndex(**arrays)
+        with open_file(place) as file, np.load(file, allow_pickle=False) as arrays:
+            # compressed, a small file could fill the memory
+            if any(entry.compress_type for entry in arrays.zip.infolist()):
+                raise ValueError("it is compressed")
+            index = TarIndex(**arrays)
+        problem = _find_mistake(index)
     except FileNotFoundError:
         return None
     except Exception as error:  # zip raises many kinds for a damaged file
+        problem = f"{type(error).__name__}: {error}"
+    if problem:
         # if it can't be made anew, `_write` says so
-        log.info("the index %s can't be used: %s: %s", place, type(error).__name__, error)
+        log.info("the index %s can't be used: %s", place, problem)
         return None
+    return index if np.array_equal(index.state, state) else None
+
+
+def _find_mistake(index: TarIndex) -> str:
+    """What can't be in an index; empty if it is consistent: others may be able to write it."""
+    for name, dtype in _DTYPES.items():
+        array = getattr(index, name)
+        if array.dtype.kind != dtype.kind or array.ndim != 1 or (dtype.itemsize and array.dtype != dtype):
+            return f"{name} is an array of {array.dtype} with {array.ndim} dimensions"
+    files, samples = len(index.kinds), len(index.key_ends)
+    if len(index.state) != 3 or not samples or {len(index.offsets), len(index.sizes)} != {files}:
+        return "its arrays have other lengths"
+    if len(index.firsts) != samples + 1 or index.firsts[0] != 0 or index.firsts[-1] != files:
+        return "its samples aren't those of its files"
+    if np.any(index.firsts[1:] <= index.firsts[:-1]) or np.any(index.key_ends[1:] < index.key_ends[:-1]):
+        return "its samples aren't in order"
+    if index.key_ends[0] < 0 or index.key_ends[-1] != len(index.keys) or index.kinds.max() >= len(index.extensions):
+        return "it has names that aren't there"
+    if index.offsets.min() < 0 or index.sizes.min() < 0 or np.any(index.offsets > index.state[1] - index.sizes):
+        return "it has files beyond the end of the tar file"
+    return ""
 
 
 def _write(place: Path, index: TarIndex) -> None:
@@ -190,21 +225,26 @@ def _members(path: Path, file: BinaryIO) -> Iterator[tarfile.TarInfo]:
     Raises:
         TaskError: the tar file is damaged, compressed or sparse.
     """
-    offset = 0
+    offset, end = 0, os.fstat(file.fileno()).st_size
     try:
         with tarfile.open(fileobj=file, mode="r:") as tar:
             while (member := tar.next()) is not None:
+                # a size that was forged may be negative, and lead back
+                if not offset < tar.offset or not 0 <= member.size <= end - member.offset_data:
+                    raise tarfile.ReadError(f"{member.name} has the size {member.size}")
                 offset = tar.offset
                 tar.members.clear()  # type: ignore[attr-defined]  # they would fill the memory
                 if member.issparse():
                     raise TaskError(f"{path} has the sparse file {member.name} at byte {member.offset}: make it anew")
                 if member.isreg() or member.islnk() or member.issym():
                     yield member
-    except tarfile.TarError as error:
+    except (OSError, TaskError):
+        raise
+    except Exception as error:  # tarfile raises many kinds for a damaged header
         file.seek(0)
         if file.read(2) in (b"\x1f\x8b", b"BZ", b"\xfd7", b"(\xb5"):
             raise TaskError(f"{path} is compressed, so it can't be read by position: decompress it") from None
-        raise TaskError(_damaged(path, offset, str(error))) from None
+        raise TaskError(_damaged(path, offset, str(error) or type(error).__name__)) from None
     _check_end(path, file, offset)
 
 
