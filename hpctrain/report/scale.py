@@ -75,10 +75,11 @@ def scale_of(values: Iterable[float], *, log: bool | None = None, margin: float 
     low, high = min(finite), max(finite)
     if log is None:
         log = low > 0 and math.log10(high) - math.log10(low) >= DECADES
-    if low == high:
+    if low == high or high - low < _SMALLEST:  # of a smaller span, not even a tenth may be a number
         if log and low > 0:
             return Scale(max(low / 2, _SMALLEST), max(high, _SMALLEST) * 2, log=True)
-        around = abs(low) * 0.05 or 1.0
+        around = abs(low) * 0.05
+        around = around if around > _SMALLEST else 1.0
         return Scale(low - around, high + around)
     if log and low > 0:
         low, high = math.log10(max(low, _SMALLEST)), math.log10(high)
