@@ -18,6 +18,8 @@ CONTROL = re.compile(rf"[\x00-\x08\x0b-\x1f{_HIDDEN}]")
 """All but line breaks and tabs. A surrogate stands for a byte that isn't UTF-8."""
 IN_LOGS = re.compile(rf"(?P<kept>\x1b\[[0-9;:]{{0,32}}m|\x1b\[[0-2]?K|\r|\x08)|[\x00-\x07\x0b-\x1f{_HIDDEN}]")
 """As `CONTROL`; kept are colours, erasing a line, carriage returns and backspaces, by which progress bars are drawn."""
+COLOUR = re.compile(r"\x1b\[([0-9;:]*)m")
+RESET = "\x1b[0m"
 UNFINISHED = re.compile(r"\x1b(\[[0-9;:]{0,32})?\Z")
 
 
@@ -87,14 +89,27 @@ class LogOutput:
         self._stream = stream
         self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
         self._rest = ""
+        self._is_coloured = False
 
     def write(self, data: bytes) -> int:
         """Write a part of the log, which may end within a character or a control sequence."""
         text = self._rest + self._decoder.decode(data)
         end = found.start() if (found := UNFINISHED.search(text)) else len(text)
         self._rest = text[end:]
+        # before they are written: Ctrl-C may interrupt the write
+        colours = COLOUR.findall(text[:end])
+        self._is_coloured |= any(colour.strip("0;:") for colour in colours)
         self._stream.write(IN_LOGS.sub(_spelled, text[:end]).encode())
+        if colours:
+            self._is_coloured = bool(colours[-1].strip("0;:"))
         return len(data)
+
+    def reset(self) -> None:
+        """Reset the terminal's colours if the log ended, or was interrupted, before it did."""
+        if self._is_coloured:
+            self._stream.write(RESET.encode())
+            self._stream.flush()
+            self._is_coloured = False
 
     def flush(self) -> None:
         """Flush the stream."""

@@ -45,6 +45,8 @@ def main(arguments: list[str]) -> int:
             _explain_silence(directory, log)
     except KeyboardInterrupt:  # the usual way to stop following
         end_echoed_line()
+    finally:
+        log.end()
     return ExitCode.FINISHED
 
 

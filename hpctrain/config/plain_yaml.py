@@ -60,7 +60,7 @@ def _refuse_deep(text: str) -> None:
         elif isinstance(event, yaml.AliasEvent):
             if any(anchor == event.anchor for anchor, _ in started):
                 raise ValueError(f"*{event.anchor} contains itself")
-            count += sizes.get(event.anchor, 0)
+            count += sizes.get(event.anchor or "", 0)
         count += 1
         if len(started) > MAX_DEPTH:
             raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")

@@ -213,7 +213,7 @@ def load_run(path: Path, overrides: list[str] | None = None, *, only: Sequence[s
 
 def _parse(path: Path) -> Any:
     stream = io.StringIO(read_yaml(path))
-    stream.name = str(path)  # type: ignore[attr-defined]  # errors in the YAML name it
+    stream.name = str(path)  # errors in the YAML name it
     return OmegaConf.load(stream)
 
 

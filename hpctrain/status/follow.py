@@ -110,6 +110,12 @@ class Follower:
 
     def follow(self) -> RunStatus:
         """Follow the run; return its status at the end."""
+        try:
+            return self._follow()
+        finally:
+            self._log.end()
+
+    def _follow(self) -> RunStatus:
         while True:
             has_log = self._log.copy()
             status = self._watch.look()

@@ -157,6 +157,11 @@ class RunLog:
             self._copy_rest(self._tail)
         return self._tail is not None
 
+    def end(self) -> None:
+        """Reset the colours of the terminal, which the log may have changed."""
+        if isinstance(self._output, LogOutput):
+            self._output.reset()
+
     def ranks(self) -> list[int]:
         """The ranks that have a log."""
         return self.directory.ranks_with(self.directory.rank_log("*"))

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
 import pty
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +73,26 @@ def test_a_log_keeps_its_colours_and_bars_however_it_is_cut(size):
     assert stream.getvalue() == SHOWN
 
 
+@pytest.mark.parametrize(
+    ("log", "is_reset"),
+    [
+        ("\x1b[31mred", True),
+        ("\x1b[0;7m", True),
+        ("\x1b[31mred\x1b[m", False),
+        ("\x1b[1m\x1b[0;00m", False),
+        ("plain", False),
+    ],
+)
+def test_the_end_of_a_log_resets_colours_that_it_left(log, is_reset):
+    stream = io.BytesIO()
+    output = LogOutput(stream)
+    output.write(log[:4].encode())
+    output.write(log[4:].encode())
+    output.reset()
+    output.reset()
+    assert stream.getvalue().decode() == log + "\x1b[0m" * is_reset
+
+
 @pytest.fixture
 def hostile(directory):
     """A run whose author wants to control the terminal of those who look at it."""
@@ -80,12 +103,12 @@ def hostile(directory):
     ledger.start(attempt, job_id="7\x1b[2J", nodes=nodes, world_size=1, step=0)
     ledger.end(attempt, reason=Reason.FAILED, step=3, detail="rank 0: \x1b[2J\x9b\u202e no")
     directory.metrics.write_text('{"step": 3, "time": 1.0, "train/\\u001b[8mloss": 1.0}\n')
-    directory.rank_log(0).write_bytes(LOG)
+    directory.rank_log(0).write_bytes(LOG + b"\x1b[31m")
     return directory
 
 
-def on_a_terminal(*words: str, folder: Path) -> str:
-    """Type a command on a pseudo-terminal, and return what arrives there."""
+def on_a_terminal(*words: str, folder: Path, until: str | None = None) -> str:
+    """Type a command on a pseudo-terminal, and Ctrl-C once a text has arrived; return what arrives there."""
     leader, follower = pty.openpty()
     command = [sys.executable, "-m", "hpctrain", *words]
     with subprocess.Popen(command, stdout=follower, stderr=follower, stdin=follower, cwd=folder) as process:
@@ -94,6 +117,9 @@ def on_a_terminal(*words: str, folder: Path) -> str:
         try:
             while data := os.read(leader, 65536):
                 arrived += data
+                if until is not None and until.encode() in arrived:
+                    process.send_signal(signal.SIGINT)
+                    until = None
         except OSError:  # the process has ended
             pass
     os.close(leader)
@@ -116,5 +142,19 @@ def test_a_hostile_log_controls_nothing(hostile: RunDirectory):
     text = on_a_terminal("logs", str(hostile.path), folder=hostile.path.parent)
     assert SHOWN.decode().splitlines()[-1] in text
     assert "\x1b[31mred" in text
+    assert text.rstrip().endswith("\x1b[31m\x1b[0m")
     for sequence in ("\x1b]", "\x1b[2J", "\x1bc", "\u202e", "\x9b"):
         assert sequence not in text
+
+
+@pytest.mark.nightly
+def test_ctrl_c_on_a_log_that_is_followed_resets_its_colours(hostile: RunDirectory):
+    attempt = Ledger(hostile).claim()
+    Ledger(hostile).start(attempt, job_id=None, nodes=["n1"], world_size=1, step=0)
+    owner = {"host": socket.gethostname(), "pid": os.getpid()}
+    (hostile.claim(attempt) / "owner.json").write_text(json.dumps(owner))
+    text = on_a_terminal(
+        "logs", "--follow", str(hostile.path), folder=hostile.path.parent, until=SHOWN.decode().splitlines()[-1]
+    )
+    assert "\x1b[31m" in text
+    assert text.rstrip().endswith("\x1b[0m")
