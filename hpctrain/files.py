@@ -224,6 +224,79 @@ def _require_regular(descriptor: int, path: Path, at_most: int | None) -> os.sta
     raise IrregularFileError(errno.EFBIG, problem, str(path))
 
 
+def open_below(folder: Path, name: str, *, at_most: int | None = None) -> BinaryIO:
+    """Open a file of a folder in which other users may write, so that it is no other file of this user.
+
+    Args:
+        folder: as the user named it; links in its path are followed.
+        name: the file's path below the folder, in which they aren't.
+        at_most: the largest size of the file, in bytes; None for any.
+
+    Raises:
+        OSError: the file system's error; a part of the name is a link, or leads out of the folder; the file has another
+            name as well, and other users could have given it this one. `IrregularFileError` if the file isn't regular,
+            or is larger.
+    """
+    *above, last = name.split("/")
+    with open_folder_below(folder, "/".join(above)) as (parent, private):
+        descriptor = _open_part(last, parent, folder / name, os.O_NONBLOCK)
+    state = _require_regular(descriptor, folder / name, at_most)
+    if state.st_nlink > 1 and not private:
+        os.close(descriptor)
+        problem = "has another name (a hard link), in a folder that other users can write to"
+        raise OSError(errno.EINVAL, problem, str(folder / name))
+    return os.fdopen(descriptor, "rb")
+
+
+@contextlib.contextmanager
+def open_folder_below(folder: Path, name: str, *, create: bool = False) -> Iterator[tuple[int, bool]]:
+    """Inside the context, a folder below another one is open, of whose name no part is a link.
+
+    Args:
+        folder: as for `open_below`.
+        name: the inner folder's path below it; empty for the folder itself.
+        create: make the folders that are missing.
+
+    Yields:
+        A descriptor of the inner folder, and whether no other user can write to any of the folders.
+
+    Raises:
+        OSError: as from `open_below`.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        private = is_private(os.fstat(descriptor))
+        for part in filter(None, name.split("/")):
+            if create:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, dir_fd=descriptor)
+            inner = _open_part(part, descriptor, folder / name, os.O_DIRECTORY)
+            os.close(descriptor)
+            descriptor = inner
+            private = private and is_private(os.fstat(descriptor))
+        yield descriptor, private
+    finally:
+        os.close(descriptor)
+
+
+def is_private(state: os.stat_result) -> bool:
+    """Return whether a file or folder belongs to this user, and no other one can write to it."""
+    return state.st_uid == os.geteuid() and not state.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _open_part(part: str, folder: int, path: Path, flags: int) -> int:
+    if part in ("", ".."):
+        raise OSError(errno.EINVAL, "leads out of its folder", str(path))
+    try:
+        return os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | flags, dir_fd=folder)
+    except OSError as error:
+        # ENOTDIR: of a link in the place of a folder
+        if error.errno in (errno.ELOOP, errno.ENOTDIR) and stat.S_ISLNK(os.lstat(part, dir_fd=folder).st_mode):
+            text = f"{part} is a symbolic link, which isn't followed here"
+            raise OSError(errno.ELOOP, text, str(path)) from None
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
 def read_json_or_empty(path: Path) -> dict[str, Any]:
     """Read the JSON object in ``path``; empty if the file is missing or can't be read."""
     try:
@@ -283,27 +356,27 @@ def read_json_lines(
     Raises:
         OSError: as `read_bytes`.
     """
+    yield from json_lines(read_lines(path, last_bytes=last_bytes, at_most=at_most))
+
+
+def read_lines(path: Path, *, last_bytes: int | None = None, at_most: int = LARGEST_BYTES) -> Iterator[bytes]:
+    """Read the lines of a file, one after another, but those that are too long for a record; see `read_json_lines`."""
     try:
-        descriptor = _opened(path, None if last_bytes is not None else at_most)
+        descriptor = _opened(path, at_most if last_bytes is None else None)
     except FileNotFoundError:
         return
     with io.FileIO(descriptor) as file:
         if last_bytes is not None:
             # they are likely to begin within a line; the rest of that line isn't valid JSON
             file.seek(max(0, file.seek(0, os.SEEK_END) - last_bytes))
-        yield from json_lines(_lines(file))
-
-
-def _lines(file: io.FileIO) -> Iterator[bytes]:
-    """The lines of a file, without those that are too long for a record."""
-    rest = b""
-    while block := file.read(_BLOCK):
-        *lines, rest = (rest + block).split(b"\n")
-        yield from lines
-        if len(rest) > _LONGEST_LINE:
-            # the rest of such a line is skipped as it comes: its beginning makes it invalid
-            rest = b"\0"
-    yield rest
+        rest = b""
+        while block := file.read(_BLOCK):
+            *lines, rest = (rest + block).split(b"\n")
+            yield from lines
+            if len(rest) > _LONGEST_LINE:
+                # the rest of such a line is skipped as it comes: its beginning makes it invalid
+                rest = b"\0"
+        yield rest
 
 
 def json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:

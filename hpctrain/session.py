@@ -293,7 +293,7 @@ def should_stop() -> bool:
 def seconds_left() -> float | None:
     """Seconds until this process is killed; None if that isn't known."""
     deadline = _session.deadline
-    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         stop = json.loads(Path(_session.folder or os.devnull, "stop").read_text())
         deadline = float(stop.get("deadline") or deadline)
     return max(0.0, deadline - time.time()) if math.isfinite(deadline) else None
@@ -345,10 +345,11 @@ def last_save() -> Save | None:
     Raises OSError if the records of saves can't be read: with None, the program would begin from scratch.
     """
     folder = run_dir()
-    if folder is None or not (folder / "saves.jsonl").exists():
+    if folder is None or not (folder / "saves.jsonl").is_file():
         return None
     for line in reversed((folder / "saves.jsonl").read_text(errors="replace").splitlines()):
-        with contextlib.suppress(ValueError, TypeError, KeyError):  # a crash left it incomplete, or someone edited it
+        # a crash left it incomplete, or someone edited it
+        with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
             record = json.loads(line)
             found = Save(_whole_number(record["step"]), folder / record["path"])
             if os.path.exists(found.path):  # noqa: PTH110 - never raises

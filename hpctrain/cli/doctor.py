@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import re
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -20,13 +19,12 @@ from hpctrain.doctor.examination import Examination
 from hpctrain.doctor.examined import Examined, summary
 from hpctrain.doctor.finding import in_order
 from hpctrain.doctor.folder import DoctorFolder
-from hpctrain.doctor.site_file import TAKEN
+from hpctrain.doctor.site_file import is_name
 from hpctrain.errors import ConfigError, ExitCode
 from hpctrain.launch.sbatch import require_sbatch
 from hpctrain.phrases import all_of, counted
 
 WIDTH = 100
-NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 _EPILOG = """\
 examples:
@@ -56,7 +54,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--new-baseline", action="store_true", help="replace the baseline by today's figures")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
     options = parser.parse_intermixed_args(arguments)
-    if options.site is not None and (not NAME.fullmatch(options.site) or options.site in TAKEN):
+    if options.site is not None and not is_name(options.site):
         parser.error(f"--site {options.site}: expected a letter, then letters, digits and _; not slurm or local")
     earlier = [word for word in options.overrides if "=" not in word and not word.startswith("~")]
     progress = sys.stderr if options.json else sys.stdout

@@ -6,7 +6,17 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from hpctrain.doctor.folder import DoctorFolder
-from hpctrain.files import read_json_or_empty, write_json
+from hpctrain.doctor.site_file import is_name
+from hpctrain.files import write_json
+from hpctrain.run.record_fields import FLAG, TEXT, TEXTS, FieldType, read_fields
+
+_FIELD_TYPES = {
+    "typed": TEXTS,
+    "directory": TEXT,
+    # a file of this name is written into conf/cluster
+    "site": FieldType("the name of an option", lambda value: isinstance(value, str) and is_name(value)),
+    "renew": FLAG,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +51,15 @@ class Asked:
 
     @classmethod
     def read(cls, folder: DoctorFolder) -> Asked:
-        """What an earlier command asked for."""
-        found = read_json_or_empty(folder.asked)
+        """What an earlier command asked for.
+
+        Raises:
+            RunDirectoryError: a field of the record can't be.
+        """
+        found = read_fields(folder.asked, _FIELD_TYPES)
         return cls(
-            typed=list(found.get("typed", ())),
-            directory=str(found.get("directory", "")),
+            typed=list(found.get("typed") or ()),
+            directory=found.get("directory") or "",
             site=found.get("site"),
             renew=bool(found.get("renew")),
         )

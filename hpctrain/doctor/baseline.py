@@ -10,6 +10,7 @@ from typing import Any
 from hpctrain.doctor.finding import Finding, Severity
 from hpctrain.files import read_json_or_empty, write_json
 from hpctrain.phrases import brief_time, scaled
+from hpctrain.run.record_fields import POSITIVE, TIME, FieldType, describe_wrong_field
 
 WORSE = {"_s": 3.0, "disk_bandwidth": 3.0}
 USUALLY_WORSE = 2.0
@@ -20,6 +21,14 @@ OF_NETWORK = ("pair", "gloo", "nccl")
 """The beginnings of the names of figures of the network."""
 LOWER_IS_BETTER = "_s"
 """The end of the names of figures that are seconds."""
+
+
+_FIELD_TYPES = {
+    "time": TIME,
+    "figures": FieldType(
+        "positive numbers by name", lambda value: isinstance(value, dict) and all(map(POSITIVE.accepts, value.values()))
+    ),
+}
 
 
 def request_name(partition: str, nodes: int, processes_per_node: int, gpus_per_node: int) -> str:
@@ -44,7 +53,7 @@ def compare_with_baseline(
     """
     stored: dict[str, Any] = read_json_or_empty(path)
     before = stored.get(request)
-    if not isinstance(before, dict) or not isinstance(before.get("figures"), dict) or renew:
+    if not isinstance(before, dict) or describe_wrong_field(before, _FIELD_TYPES, tuple(_FIELD_TYPES)) or renew:
         write_json(path, {**stored, request: {"time": time.time(), "figures": dict(now)}})
         return []
     compared = {name: value for name, value in now.items() if not (explained and name.startswith(OF_NETWORK))}

@@ -23,7 +23,7 @@ from hpctrain.doctor.folder_check import FolderCheck, check_folder
 from hpctrain.doctor.job_record import JobRecord
 from hpctrain.doctor.measurements import figures, measured_lines
 from hpctrain.doctor.node_findings import batch_script_finding, job_finding, never_started_finding, node_findings
-from hpctrain.doctor.rank_answers import RankAnswers
+from hpctrain.doctor.rank_answers import RankAnswers, read_measured
 from hpctrain.doctor.rank_findings import rank_findings
 from hpctrain.doctor.room import room_findings
 from hpctrain.doctor.site_file import FOLDER, site_changes, site_keys, site_name, site_text
@@ -31,7 +31,7 @@ from hpctrain.doctor.submission import submit_examination
 from hpctrain.doctor.versions import versions
 from hpctrain.doctor.wait import JobNeverStartsError, wait_for_job, wait_for_records
 from hpctrain.errors import RunDirectoryError
-from hpctrain.files import read_json_or_empty, write_atomic, write_json
+from hpctrain.files import read_bytes, write_atomic, write_json
 from hpctrain.phrases import counted, scaled
 from hpctrain.run.job_records import JobRecords
 from hpctrain.scheduler.job import JobState
@@ -39,6 +39,8 @@ from hpctrain.scheduler.settings import Partition
 from hpctrain.scheduler.slurm import Slurm
 
 CHECKPOINTS = 2
+LAST_BYTES = 2**20
+"""Bytes at the end of a log in which its last lines are looked for."""
 """Checkpoints that a run always keeps."""
 
 Report = Callable[[str], None]
@@ -125,7 +127,7 @@ class Examination:
         config = load(folder.request)
         found.folder = folder.path
         if found.job_id is None:
-            jobs = JobRecords(folder.as_run).read()
+            jobs = [record for record in JobRecords(folder.as_run).read() if record.get("job_id")]
             if not jobs:
                 raise RunDirectoryError(
                     f"{folder.path}: no job was submitted for this examination; type its command again"
@@ -187,7 +189,7 @@ class Examination:
         return RankAnswers(
             job=record,
             records=records,
-            measured=read_json_or_empty(folder.measured),
+            measured=read_measured(folder),
             processes_per_node=resources.processes_per_node,
             gpus_per_node=config.cluster.gpus_per_node or 0,
             interface=config.cluster.network_interface,
@@ -260,4 +262,5 @@ def _last_line(folder: DoctorFolder, rank: int) -> str:
 
 
 def _lines(log: Path) -> list[str]:
-    return [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    text = read_bytes(log, last_bytes=LAST_BYTES).decode(errors="replace")
+    return [line for line in text.splitlines() if line.strip()]

@@ -7,8 +7,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpctrain.doctor.folder import DoctorFolder
+from hpctrain.doctor.nodes import FIELD_TYPES as OF_A_NODE
 from hpctrain.doctor.nodes import NodeAnswer
-from hpctrain.files import read_json_or_empty, write_json
+from hpctrain.files import write_json
+from hpctrain.run.record_fields import NAME, TEXT, TEXTS, TEXTS_BY_NAME, FieldType, by_name, read_fields
+
+_NAMES = FieldType("a list of names", lambda value: TEXTS.accepts(value) and all(map(NAME.accepts, value)))
+_FIELD_TYPES = {
+    "stage": TEXT,
+    "nodes": _NAMES,
+    "answers": by_name(OF_A_NODE, ("node",)),
+    "plugin_refused": TEXT,
+    "complaints": TEXTS_BY_NAME,
+    "rank_nodes": _NAMES,
+    "late": TEXTS,
+}
 
 
 @dataclass(slots=True)
@@ -45,13 +58,18 @@ class JobRecord:
 
     @classmethod
     def read(cls, folder: DoctorFolder) -> JobRecord | None:
-        """The stored record; None as long as there is none."""
-        found = read_json_or_empty(folder.job)
+        """The stored record; None as long as there is none.
+
+        Raises:
+            RunDirectoryError: a field of it can't be.
+        """
+        found = read_fields(folder.job, _FIELD_TYPES)
         return cls.from_record(found) if found else None
 
     @classmethod
     def from_record(cls, found: Mapping[str, Any]) -> JobRecord:
         """Make one from JSON."""
+        found = {name: value for name, value in found.items() if value is not None}
         answers = {node: NodeAnswer.from_record(record) for node, record in found.get("answers", {}).items()}
         return cls(
             stage=str(found.get("stage", "nodes")),

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hpctrain.run.record_fields import FLAG, NAME, NUMBER, TEXT, TEXT_BY_NAME, FieldType
+
 MARK = "hpctrain-doctor"
 """First word of the lines that the script prints, between whatever a node's login scripts print."""
 NO_PLUGIN = "--mpi=none"
@@ -37,6 +39,19 @@ fi
 say end
 """
 """Its arguments: the doctor's folder, the token in it, the ranks' Python, and where the command was typed."""
+
+
+_SPAN = FieldType(
+    "two numbers", lambda value: isinstance(value, list | tuple) and len(value) == 2 and all(map(NUMBER.accepts, value))
+)
+FIELD_TYPES = {
+    **dict.fromkeys(("folder", "folder_problem", "directory", "python", "python_problem", "begun"), TEXT),
+    "node": NAME,
+    "clock_ahead_s": _SPAN,
+    "versions": TEXT_BY_NAME,
+    "ended": FLAG,
+}
+"""Of a `NodeAnswer` in JSON."""
 
 
 @dataclass(slots=True)
@@ -116,7 +131,7 @@ class NodeAnswer:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> NodeAnswer:
         """The answer of a record."""
-        known = {name: record[name] for name in cls.__dataclass_fields__ if name in record}
+        known = {name: record[name] for name in cls.__dataclass_fields__ if record.get(name) is not None}
         clock = known.get("clock_ahead_s")
         return cls(**known | {"clock_ahead_s": None if clock is None else (float(clock[0]), float(clock[1]))})
 

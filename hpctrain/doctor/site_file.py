@@ -26,6 +26,11 @@ LEFT_OUT = frozenset({"kind", "wait", "dry_run", "master_port", "min_nodes", "sp
 """Keys that belong to a command, not to a site."""
 
 
+def is_name(text: str) -> bool:
+    """Whether an option of the user's own may have this name."""
+    return re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", text) is not None and text not in TAKEN
+
+
 def site_name(cluster: str) -> str:
     """A name for the option, from that of the cluster."""
     name = re.sub(r"[^a-z0-9_]+", "_", cluster.lower()).strip("_") or "site"
@@ -102,7 +107,7 @@ def site_text(keys: Mapping[str, Any], typed: str, changes: Sequence[Change]) ->
         changes: the keys that nobody typed, with their reasons.
     """
     lines = [f"# Written on {time.strftime('%Y-%m-%d')} by `{on_one_line(typed)}`; change it as you like."]
-    lines += [f"# {change.key}: {change.reason}" for change in changes]
+    lines += [on_one_line(f"# {change.key}: {change.reason}") for change in changes]
     lines += ["defaults:", "  - slurm", "  - _self_"]
     if keys:
         lines += ["", yaml.safe_dump(dict(keys), sort_keys=False, default_flow_style=False).rstrip("\n")]

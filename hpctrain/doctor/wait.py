@@ -12,8 +12,8 @@ from typing import Any
 
 from hpctrain.doctor.folder import DoctorFolder
 from hpctrain.doctor.job_record import JobRecord
+from hpctrain.doctor.rank_answers import read_rank
 from hpctrain.errors import SchedulerError, SchedulerMissingError
-from hpctrain.files import read_json_or_empty
 from hpctrain.phrases import listed
 from hpctrain.scheduler.explain import explain_held, explain_pending
 from hpctrain.scheduler.job import JobRecord as SlurmJob
@@ -92,12 +92,15 @@ def wait_for_records(folder: DoctorFolder, world_size: int, *, late_s: float = L
 
     Returns:
         The records by rank, without ranks that left none.
+
+    Raises:
+        RunDirectoryError: a field of a record can't be.
     """
     deadline = time.monotonic() + late_s
     while True:
         for place in (folder.path, folder.ranks):
             _look_anew(place)
-        found = {rank: one for rank in range(world_size) if (one := read_json_or_empty(folder.rank(rank)))}
+        found = {rank: one for rank in range(world_size) if (one := read_rank(folder, rank))}
         ended = sum(one.get("stage") == "done" or bool(one.get("error")) for one in found.values())
         if ended == world_size or time.monotonic() > deadline:
             return found

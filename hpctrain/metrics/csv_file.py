@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from hpctrain.files import write_atomic
+from hpctrain.files import LARGEST_LOG_BYTES, read_bytes, write_atomic
 from hpctrain.metrics.json_lines import WRITE_EVERY_S
 from hpctrain.metrics.sink import RecordFile
 from hpctrain.run.evaluation import is_evaluation
@@ -109,7 +109,7 @@ class CsvSink:
             self._next_columns_s = now_s + (now_s - begin_s) / TIME_SHARE
 
     def _rows_so_far(self) -> bytes:
-        content = self._path.read_bytes() if self._path.exists() else b""
+        content = read_bytes(self._path, at_most=LARGEST_LOG_BYTES) if self._path.exists() else b""
         header = _header(self._columns)
         if content.startswith(header):
             return content[len(header) :]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpctrain.files import write_atomic
+from hpctrain.files import LARGEST_LOG_BYTES, parse_json, read_bytes, write_atomic
 from hpctrain.metrics.sink import RecordFile
 from hpctrain.run.evaluation import is_evaluation
 
@@ -92,7 +92,11 @@ def _kept(path: Path, resume_step: int, evaluation_due: bool) -> bytes:
     """The complete lines of ``path`` up to the step from which an attempt resumes."""
     if not path.exists():
         return b""
-    return kept_lines(path.read_bytes(), resume_step, lambda record: evaluation_due and is_evaluation(record))
+    return kept_lines(
+        read_bytes(path, at_most=LARGEST_LOG_BYTES),
+        resume_step,
+        lambda record: evaluation_due and is_evaluation(record),
+    )
 
 
 def kept_lines(data: bytes, resume_step: int, is_repeated: Callable[[dict[str, Any]], bool]) -> bytes:
@@ -111,7 +115,7 @@ def kept_lines(data: bytes, resume_step: int, is_repeated: Callable[[dict[str, A
 def _record(line: bytes) -> dict[str, Any] | None:
     """Parse the record in a line; None if the line is incomplete, or isn't the record of a step."""
     try:
-        record = json.loads(line) if line.endswith(b"\n") else None
+        record = parse_json(line) if line.endswith(b"\n") else None
     except ValueError:
         return None
     return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None

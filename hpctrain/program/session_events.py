@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import logging
 import math
 import os
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpctrain.files import parse_json
 from hpctrain.run.record_fields import COUNT, FLAG, NUMBER, PATH, TEXT, FieldType, describe_wrong_field
 
 FILE_NAME = "events"
@@ -56,8 +56,8 @@ class Event:
     def parse(cls, line: bytes) -> Event | None:
         """The event in a line; None if the line is malformed."""
         try:
-            fields = json.loads(line)
-        except (ValueError, RecursionError):
+            fields = parse_json(line)
+        except ValueError:
             return None
         if not isinstance(fields, dict):
             return None

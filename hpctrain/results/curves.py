@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import itertools
 import json
 import math
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpctrain.files import read_bytes
+from hpctrain.files import LARGEST_LOG_BYTES, read_lines
 from hpctrain.run.ledger import Attempt
 from hpctrain.run.record_fields import COUNT, NUMBER, TIME
 
@@ -83,16 +84,11 @@ def read_curves(path: Path, *, attempts: Sequence[Attempt] = (), containing: str
         attempts: of the run, oldest first.
         containing: parse only lines that contain this text, such as a metric's name in quotes.
     """
-    try:
-        lines = read_bytes(path).split(b"\n")
-    except OSError:
-        return {}
-    if containing is not None:
-        wanted = containing.encode()
-        lines = [line for line in lines if wanted in line]
+    wanted = (containing or "").encode(errors="replace")
+    lines = (line for line in read_lines(path, at_most=LARGEST_LOG_BYTES) if wanted in line and line.strip())
     void = _Void(attempts)
     curves: dict[str, Curve] = {}
-    for record in _records([line for line in lines if line.strip()]):
+    for record in _records(lines):
         step, time = record.pop("step", None), record.pop("time", None)
         if not COUNT.accepts(step):
             continue
@@ -126,9 +122,8 @@ class _Void:
         return place < len(self._times) and step > self._steps[place] and not math.isnan(time)
 
 
-def _records(lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
-    for first in range(0, len(lines), CHUNK):
-        chunk = lines[first : first + CHUNK]
+def _records(lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
+    while chunk := _next_chunk(lines):
         try:
             found = json.loads(b"[" + b",".join(chunk) + b"]")
         except (ValueError, RecursionError):
@@ -137,6 +132,13 @@ def _records(lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
         for record in found if len(found) == len(chunk) else _one_by_one(chunk):
             if isinstance(record, dict):
                 yield record
+
+
+def _next_chunk(lines: Iterator[bytes]) -> list[bytes]:
+    # what can't be read ends the records
+    with contextlib.suppress(OSError):
+        return list(itertools.islice(lines, CHUNK))
+    return []
 
 
 def _one_by_one(lines: Iterable[bytes]) -> Iterator[Any]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.config.plain_yaml import read_plain_config
-from hpctrain.files import append_json_line, read_json_lines, write_atomic
+from hpctrain.files import append_json_line, read_bytes, read_json_lines, write_atomic
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.manifest import read_varied, value_text
 from hpctrain.run.record_fields import COUNT
@@ -29,7 +29,7 @@ def change_config(directory: RunDirectory, text: str) -> None:
     """
     # after a resume that was cancelled in the queue, the file is there already: keep it, the last one that worked
     if directory.config.exists() and not directory.config_before.exists():
-        found, before = directory.config.stat(), directory.config.read_bytes()
+        found, before = directory.config.stat(), read_bytes(directory.config)
         if before != text.encode():
             write_atomic(directory.config_before, before)
             # `status` sorts the runs by it
@@ -146,7 +146,7 @@ def revert_config(directory: RunDirectory) -> bool:
         OSError: the file system's error.
     """
     try:
-        changed = directory.config_before.read_bytes() != directory.config.read_bytes()
+        changed = read_bytes(directory.config_before) != read_bytes(directory.config)
         directory.config_before.replace(directory.config)
     except FileNotFoundError:
         return False

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.errors import RunDirectoryError
+from hpctrain.files import read_json_or_empty
 
 _LARGEST = 2**63
 """Bound on whole numbers: JSON allows hundreds of digits, which no float holds."""
@@ -63,7 +64,11 @@ TEXTS = FieldType("a list of strings", _are_texts)
 TEXT_BY_NAME = FieldType(
     "an object of strings", lambda value: isinstance(value, dict) and _are_texts([*value.values()])
 )
+TEXTS_BY_NAME = FieldType(
+    "an object of lists of strings", lambda value: isinstance(value, dict) and all(map(_are_texts, value.values()))
+)
 NUMBER = FieldType("a number", _is_number)
+POSITIVE = FieldType("a number above 0", lambda value: _is_number(value) and value > 0)
 WHOLE = FieldType("a whole number", _is_whole)
 COUNT = FieldType("a whole number, 0 or more", lambda value: _is_whole(value) and value >= 0)
 RANKS = up_to(2**20)
@@ -102,6 +107,40 @@ def require_fields(
     """
     if mistake := describe_wrong_field(record, types, required):
         raise RunDirectoryError(f"{path}: {mistake}; correct the file, or move it away")
+
+
+def read_fields(path: Path, types: Mapping[str, FieldType], required: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Read a record; empty if the file is missing or isn't a JSON object.
+
+    Raises:
+        RunDirectoryError: a field of it doesn't have its type.
+    """
+    record = read_json_or_empty(path)
+    if record:
+        require_fields(path, record, types, required)
+    return record
+
+
+def list_of(types: Mapping[str, FieldType], required: tuple[str, ...]) -> FieldType:
+    """The type of lists of records."""
+
+    def accepts(value: object) -> bool:
+        return isinstance(value, list) and all(_is_record(one, types, required) for one in value)
+
+    return FieldType(f"a list of objects with {', '.join(required)}", accepts)
+
+
+def by_name(types: Mapping[str, FieldType], required: tuple[str, ...]) -> FieldType:
+    """The type of records by name."""
+
+    def accepts(value: object) -> bool:
+        return isinstance(value, dict) and all(_is_record(one, types, required) for one in value.values())
+
+    return FieldType(f"an object of objects with {', '.join(required)}", accepts)
+
+
+def _is_record(value: object, types: Mapping[str, FieldType], required: tuple[str, ...]) -> bool:
+    return isinstance(value, dict) and not describe_wrong_field(value, types, required)
 
 
 def finite_numbers(record: Mapping[str, Any]) -> dict[str, float]:

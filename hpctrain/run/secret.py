@@ -7,10 +7,11 @@ import os
 import secrets
 import stat
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from hpctrain.errors import RendezvousError
-from hpctrain.files import temporary_name, write_atomic
+from hpctrain.files import read_bytes, temporary_name, write_atomic
 from hpctrain.retry import retry
 
 VARIABLE = "HPCTRAIN_SECRET"
@@ -38,7 +39,8 @@ def read_secret(claim: Path) -> bytes:
     """
     path = claim / FILE_NAME
     try:
-        return retry(path.read_bytes, on=FileNotFoundError, for_s=VISIBLE_S, problem="no secret of the attempt yet")
+        read = partial(read_bytes, path)
+        return retry(read, on=FileNotFoundError, for_s=VISIBLE_S, problem="no secret of the attempt yet")
     except OSError as error:
         raise RendezvousError(
             f"the secret of this attempt, {path}, can't be read ({error.strerror}); the ranks must see the run "

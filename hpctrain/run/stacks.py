@@ -9,7 +9,7 @@ import secrets
 from pathlib import Path
 
 from hpctrain.errors import RunDirectoryError
-from hpctrain.files import write_atomic
+from hpctrain.files import read_bytes, write_atomic
 
 
 def request_stacks(request: Path) -> str:
@@ -52,8 +52,8 @@ class StacksRequests:
             found = self._path.stat()
             if (found.st_ino, found.st_mtime_ns) == self._seen:
                 return None
-            token = self._path.read_text()
-        except OSError:
+            token = read_bytes(self._path).decode()
+        except (OSError, UnicodeDecodeError):
             return None
         # a request replaces the file, so its inode changes even if two requests have the same modification time
         self._seen = (found.st_ino, found.st_mtime_ns)
@@ -68,7 +68,7 @@ def framed(title: str, token: str) -> tuple[str, str]:
 def answer(path: Path, token: str) -> str | None:
     """A rank's answer to a request; None until it is complete."""
     try:
-        text = path.read_text(errors="replace")
+        text = read_bytes(path).decode(errors="replace")
     except OSError:
         return None
     begin = text.find(f" [{token}]\n")

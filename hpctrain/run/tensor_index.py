@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpctrain.errors import CheckpointDamagedError
+from hpctrain.files import parse_json
 from hpctrain.run.region import Region
 
 INDEX = "index.json"
@@ -91,8 +92,8 @@ def decode_index(data: bytes) -> dict[str, IndexedTensor]:
         CheckpointDamagedError: it isn't one.
     """
     try:
-        return {name: _tensor(one) for name, one in json.loads(data).items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {name: _tensor(one) for name, one in parse_json(data).items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise CheckpointDamagedError(f"{INDEX} isn't an index of tensors") from None
 
 

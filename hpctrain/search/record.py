@@ -22,11 +22,11 @@ from hpctrain.run.record_fields import (
     TIME,
     FieldType,
     describe_wrong_field,
+    list_of,
     up_to,
 )
 
 _RUNS = up_to(MAX_RUNS)
-_EARLIER = FieldType("a list of objects with space and num_runs", lambda value: _are_spaces(value))
 _FIELD_TYPES = {
     "kind": TEXT,
     "space": TEXT_BY_NAME,
@@ -44,7 +44,7 @@ _FIELD_TYPES = {
     "sampler": FieldType(f"one of {', '.join(SAMPLERS)}", lambda value: value in SAMPLERS),
     "startup_runs": _RUNS,
     "program": TEXTS,
-    "earlier": _EARLIER,
+    "earlier": list_of({"space": TEXT_BY_NAME, "num_runs": _RUNS}, ("space", "num_runs")),
 }
 _REQUIRED = ("kind", "space", "fixed", "folder", "submitted", "command")
 _REQUIRED_OF_KIND = {
@@ -52,13 +52,6 @@ _REQUIRED_OF_KIND = {
     "asha": ("num_runs", "min_steps", "reduction_factor"),
     "optuna": ("num_runs", "sampler"),
 }
-
-
-def _are_spaces(value: object) -> bool:
-    types = {"space": TEXT_BY_NAME, "num_runs": _RUNS}
-    return isinstance(value, list) and all(
-        isinstance(one, dict) and not describe_wrong_field(one, types, required=tuple(types)) for one in value
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,8 +127,7 @@ class SweepRecord:
         if mistake := describe_wrong_field(found, _FIELD_TYPES):
             raise RunDirectoryError(f"{path}: {mistake}; {remedy}")
         # a later version may add fields, and null stands for one that isn't there
-        record = cls(**{name: found[name] for name in _FIELD_TYPES if found.get(name) is not None})
-        return record
+        return cls(**{name: found[name] for name in _FIELD_TYPES if found.get(name) is not None})
 
     def write(self, home: RunDirectory, mode: int) -> None:
         """Replace the record of a sweep, atomically.

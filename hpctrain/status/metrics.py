@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpctrain.files import json_lines, read_bytes, read_json_lines
+from hpctrain.files import LARGEST_LOG_BYTES, json_lines, read_bytes, read_json_lines
 from hpctrain.run.record_fields import COUNT, TIME, finite_numbers
 
 _NAMES = re.compile(rb'"([^"]*)":')
@@ -39,7 +39,7 @@ def read_metrics(path: Path, *, last_bytes: int | None = None) -> Iterator[Logge
         path: the file.
         last_bytes: read only this many bytes at the end; None reads the whole file.
     """
-    yield from metrics_of(read_json_lines(path, last_bytes=last_bytes))
+    yield from metrics_of(read_json_lines(path, last_bytes=last_bytes, at_most=LARGEST_LOG_BYTES))
 
 
 def metrics_of(records: Iterable[dict[str, Any]]) -> Iterator[LoggedMetrics]:

@@ -29,6 +29,7 @@ from hpctrain.config.program import split_command
 from hpctrain.config.resources import resources_of
 from hpctrain.config.stored import load_run
 from hpctrain.errors import ERROR_PREFIX, ClusterEnvironmentError, ConfigError, ExitCode, HpctrainError
+from hpctrain.files import read_bytes
 from hpctrain.launch.prepare import RunPlan, prepare_as_rank
 from hpctrain.retry import retry
 from hpctrain.run.directory import RunDirectory, umask_of
@@ -113,7 +114,7 @@ def plan_run(arguments: Sequence[str], environ: Mapping[str, str]) -> RunPlan:
 
 def _open_run(path: str) -> RunPlan:
     directory = RunDirectory.existing(path)
-    directory.config.read_bytes()  # `load` would report an error of the file system as one of the configuration
+    read_bytes(directory.config)  # `load` would report an error of the file system as one of the configuration
     config = load_run(directory.config)
     return RunPlan(config, directory, resources_of(config))
 

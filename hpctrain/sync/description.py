@@ -19,6 +19,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import last_evaluation
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.manifest import varied_text
+from hpctrain.run.record_fields import TIME
 from hpctrain.status.metrics import read_metrics
 
 NOT_SENT = (*MAY_BE_SECRET, "logger.wandb", "logger.mlflow")
@@ -104,7 +105,7 @@ def describe(directory: RunDirectory, digest: str) -> Description:
         group=parent if of_sweep else "",
         config={key: value for key, value in flat_values(config).items() if key and not _stays_here(key)},
         varied=varied,
-        started=float(started) if isinstance(started, int | float) else 0.0,
+        started=float(started) if started is not None and TIME.accepts(started) else 0.0,
         origin={name: str(value) for name, value in origin.items() if value},
         settings=logger if isinstance(logger, dict) else {},
         is_private=private,

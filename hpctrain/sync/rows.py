@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import errno
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from hpctrain.files import open_below
+from hpctrain.files import LARGEST_LOG_BYTES, IrregularFileError, json_lines, open_below
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.record_fields import COUNT, TIME
 from hpctrain.status.metrics import LoggedMetrics, metrics_of
@@ -99,12 +99,14 @@ class GrowingFile:
                 self._offset = 0
                 self._last_line = b""
             self._inode = inode
+            if os.fstat(file.fileno()).st_size - self._offset > LARGEST_LOG_BYTES:
+                raise IrregularFileError(errno.EFBIG, "too large to be the records of a run", str(self._path))
             file.seek(self._offset)
             complete, end, _ = file.read().rpartition(b"\n")
         if complete:
             self._offset += len(complete) + 1
             self._last_line = complete.rpartition(b"\n")[2] + end
-        return replaced, [record for line in complete.splitlines() if (record := _record(line)) is not None]
+        return replaced, list(json_lines(complete.splitlines()))
 
 
 class Rows:
@@ -186,11 +188,3 @@ class Rows:
             if not row.time and TIME.accepts(record.get("time")):
                 row.time = float(record["time"])
             row.media[str(name)] = SentMedium(str(name), str(kind), self._directory, str(file))
-
-
-def _record(line: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return record if isinstance(record, dict) else None

@@ -13,7 +13,6 @@ from textual.widgets import Static
 
 from hpctrain.terminal import visible
 
-
 LONGEST = 20_000
 """Characters of a text that are shown: a metric's name may have millions."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 from hpctrain.data.micro_batch import MicroBatch
-from hpctrain.files import write_atomic
+from hpctrain.files import LARGEST_LOG_BYTES, read_bytes, write_atomic
 from hpctrain.metrics.bar import Bar, BarSink
 from hpctrain.metrics.console import ConsoleSink
 from hpctrain.metrics.csv_file import CsvSink
@@ -174,7 +174,7 @@ def cut_sample_logs(directory: RunDirectory, ranks: Container[int], start_step: 
         rank = file.stem.rpartition("_")[2]
         if not rank.isdecimal() or int(rank) in ranks:
             continue
-        data = file.read_bytes()
+        data = read_bytes(file, at_most=LARGEST_LOG_BYTES)
         if (kept := kept_lines(data, start_step, lambda _: False)) != data:
             # replaced, never truncated: a superseded attempt that still appends then writes to the old, unlinked file
             write_atomic(file, kept)

@@ -13,6 +13,8 @@ from hpctrain.errors import CheckpointError
 from hpctrain.files import read_bytes
 from hpctrain.run.tensor_index import INDEX, decode_index
 
+LARGEST_INDEX_BYTES = 2**30
+"""Of the index: it has a line per part that a rank wrote of a tensor."""
 MODEL_PREFIX = "model."
 """Begins the names of the model's tensors."""
 
@@ -28,7 +30,7 @@ def read_parts(path: Path, content: Any) -> dict[str, Any]:
         CheckpointError: its files don't fit together, or can't be read.
     """
     try:
-        tensors = open_index(path, decode_index(read_bytes(path / INDEX)))
+        tensors = open_index(path, decode_index(read_bytes(path / INDEX, at_most=LARGEST_INDEX_BYTES)))
     except OSError as error:
         raise CheckpointError(f"{path / INDEX} can't be read: {error.strerror}") from error
     find = partial(_find, tensors, path)

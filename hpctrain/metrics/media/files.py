@@ -13,11 +13,19 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from hpctrain.files import TEMPORARY_PREFIX, write_atomic
+from hpctrain.files import (
+    LARGEST_LOG_BYTES,
+    TEMPORARY_PREFIX,
+    parse_json,
+    read_bytes,
+    read_json_lines,
+    write_atomic,
+)
 from hpctrain.metrics.json_lines import kept_lines
 from hpctrain.metrics.media.captured import SUFFIXES
 from hpctrain.metrics.sink import RecordFile
 from hpctrain.run.file_system import explain
+from hpctrain.run.record_fields import COUNT, TEXT, TIME, FieldType, describe_wrong_field
 from hpctrain.tasks.log import Kind
 
 logger = logging.getLogger(__name__)
@@ -26,6 +34,8 @@ MAX_WAITING_BYTES = 64 * 2**20
 """Bytes of media to keep while their folder can't be written; what exceeds them is dropped."""
 LONGEST_STEM = 200
 """Characters of a name in a file's name, quoted; file systems allow 255."""
+_KIND = FieldType("a kind of media", lambda value: isinstance(value, str) and value in SUFFIXES)
+_FIELD_TYPES = {"step": COUNT, "time": TIME, "name": TEXT, "kind": _KIND}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +110,12 @@ class MediaFiles:
 
     def of_step(self, step: int) -> Iterator[Medium]:
         """The media that are recorded for a step, as far as their files can be read."""
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            for line in self._path.read_bytes().splitlines():
-                record = json.loads(line)
-                if record["step"] == step:
-                    kind: Kind = record["kind"]
-                    data = (self._folder / file_name(record["name"], step, kind)).read_bytes()
-                    yield Medium(step, record["time"], record["name"], kind, data)
+        with suppress(OSError):
+            for record in read_json_lines(self._path, at_most=LARGEST_LOG_BYTES):
+                if record.get("step") == step and not describe_wrong_field(record, _FIELD_TYPES, tuple(_FIELD_TYPES)):
+                    name, kind = record["name"], record["kind"]
+                    data = read_bytes(self._folder / file_name(name, step, kind), at_most=LARGEST_LOG_BYTES)
+                    yield Medium(step, record["time"], name, kind, data)
 
     def _has_room(self, medium: Medium) -> bool:
         waiting_bytes = sum(len(one.data) for one in self._waiting)
@@ -136,7 +145,7 @@ class MediaFiles:
         self._records.append(_line(medium, f"{self._folder.name}/{name}"))
 
     def _drop(self, resume_step: int, evaluation_due: bool) -> None:
-        before = self._path.read_bytes() if self._path.exists() else b""
+        before = read_bytes(self._path, at_most=LARGEST_LOG_BYTES) if self._path.exists() else b""
         kept = kept_lines(before, resume_step, lambda record: evaluation_due and _is_of_evaluation(record))
         # replaced, never truncated: a superseded attempt that still appends then writes to the old, unlinked file
         write_atomic(self._path, kept)
@@ -175,7 +184,7 @@ def _line(medium: Medium, file: str) -> bytes:
 def _file_of(line: bytes) -> str | None:
     """The file of a record, by its name and step: what the record says may be a path to anywhere."""
     try:
-        record: Any = json.loads(line)
+        record: Any = parse_json(line)
         return file_name(str(record["name"]), int(record["step"]), record["kind"])
     except (ValueError, KeyError, TypeError):
         return None

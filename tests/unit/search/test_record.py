@@ -57,7 +57,7 @@ def test_a_folder_without_a_record_has_none(home):
         ({"deadline": True}, "expected deadline to be a number, found True"),
         ({"space": {"seed": 1}}, "expected space to be an object of strings"),
         ({"folder": "a\0b"}, "expected folder to be a path"),
-        ({"earlier": [{"space": {}}]}, "expected earlier to be a list of objects with space and num_runs"),
+        ({"earlier": [{"space": {}}]}, "expected earlier to be a list of objects with space, num_runs"),
         ({"kind": "asha", "seed": 1}, "min_steps is missing"),
     ],
 )
