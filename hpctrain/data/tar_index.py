@@ -145,17 +145,22 @@ def _find_mistake(index: TarIndex) -> str:
         if array.dtype.kind != dtype.kind or array.ndim != 1 or (dtype.itemsize and array.dtype != dtype):
             return f"{name} is an array of {array.dtype} with {array.ndim} dimensions"
     files, samples = len(index.kinds), len(index.key_ends)
-    if len(index.state) != 3 or not samples or {len(index.offsets), len(index.sizes)} != {files}:
+    if len(index.state) != 3 or not files or not samples or {len(index.offsets), len(index.sizes)} != {files}:
         return "its arrays have other lengths"
-    if len(index.firsts) != samples + 1 or index.firsts[0] != 0 or index.firsts[-1] != files:
-        return "its samples aren't those of its files"
-    if np.any(index.firsts[1:] <= index.firsts[:-1]) or np.any(index.key_ends[1:] < index.key_ends[:-1]):
-        return "its samples aren't in order"
-    if index.key_ends[0] < 0 or index.key_ends[-1] != len(index.keys) or index.kinds.max() >= len(index.extensions):
-        return "it has names that aren't there"
-    if index.offsets.min() < 0 or index.sizes.min() < 0 or np.any(index.offsets > index.state[1] - index.sizes):
-        return "it has files beyond the end of the tar file"
-    return ""
+    right = {
+        "samples": len(index.firsts) == samples + 1
+        and index.firsts[0] == 0
+        and index.firsts[-1] == files
+        and np.all(index.firsts[1:] > index.firsts[:-1]),
+        "keys": index.key_ends[0] >= 0
+        and index.key_ends[-1] == len(index.keys)
+        and np.all(index.key_ends[1:] >= index.key_ends[:-1]),
+        "extensions": index.kinds.max() < len(index.extensions),
+        "places": index.offsets.min() >= 0
+        and index.sizes.min() >= 0
+        and np.all(index.offsets <= index.state[1] - index.sizes),
+    }
+    return next((f"its {what} can't be those of the tar file" for what, is_right in right.items() if not is_right), "")
 
 
 def _write(place: Path, index: TarIndex) -> None:

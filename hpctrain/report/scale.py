@@ -75,7 +75,8 @@ def scale_of(values: Iterable[float], *, log: bool | None = None, margin: float 
     low, high = min(finite), max(finite)
     if log is None:
         log = low > 0 and math.log10(high) - math.log10(low) >= DECADES
-    if low == high or high - low < _SMALLEST:  # of a smaller span, not even a tenth may be a number
+    # no number, or few, may lie between the ends of a smaller span
+    if high - low < max(10 * _SMALLEST, 1e-12 * max(abs(low), abs(high))):
         if log and low > 0:
             return Scale(max(low / 2, _SMALLEST), max(high, _SMALLEST) * 2, log=True)
         around = abs(low) * 0.05

@@ -12,7 +12,11 @@ import pytest
 
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import (
+    DEEPEST,
+    LARGEST_BYTES,
+    IrregularFileError,
     append_json_line,
+    parse_json,
     read_bytes,
     read_json,
     read_json_lines,
@@ -199,3 +203,54 @@ def test_what_could_block_a_reader_or_never_end_is_refused(tmp_path):
             with pytest.raises(OSError, match="not a regular file"):
                 list(read_json_lines(path, last_bytes=last_bytes))
     os.close(writer)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (r'"\ud83d\ude00 \ud800 \udfff"', "\U0001f600 \ufffd \ufffd"),
+        (r'"a path \udce9 \udc80"', "a path \udce9 \udc80"),
+        (r'"\\ud800 \\\ud800"', "\\ud800 \\\ufffd"),
+        ("[" * DEEPEST + "]" * DEEPEST, None),
+        ('[["[[["]]', [["[[["]]),
+    ],
+)
+def test_json_of_others_is_valid_unicode(text, value):
+    assert value is None or parse_json(text.encode()) == value
+    assert json.dumps(parse_json(text.encode()), ensure_ascii=False).encode(errors="surrogateescape")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b'"\xed\xa0\x80"', b"\xff", b"[" * (DEEPEST + 1) + b"]" * (DEEPEST + 1), b"[" * 100_000, b"9" * 5000, b"\0", b""],
+)
+def test_json_that_cannot_be_read_is_a_value_error(data):
+    with pytest.raises(ValueError, match=r"."):
+        parse_json(data)
+
+
+def test_only_a_regular_file_of_a_sensible_size_is_read(tmp_path):
+    path = tmp_path / "record.json"
+    for make, problem in (
+        (os.mkfifo, "not a regular file"),
+        (os.mkdir, "not a regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
+        (
+            lambda path: (path.touch(), os.truncate(path, 2**42)),
+            f"it has {2**42} bytes, expected at most {LARGEST_BYTES}",
+        ),
+    ):
+        make(path)
+        for read in (read_bytes, read_json, lambda path: list(read_json_lines(path))):
+            with pytest.raises(IrregularFileError, match=problem):
+                read(path)
+        path.rmdir() if path.is_dir() else path.unlink()
+
+
+def test_lines_that_are_too_long_are_skipped_as_they_come(tmp_path, monkeypatch):
+    monkeypatch.setattr("hpctrain.files._LONGEST_LINE", 100)
+    monkeypatch.setattr("hpctrain.files._BLOCK", 10)
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"a": 1}\n' + '{"b": "' + "x" * 200 + '"}\n{"c": 3}\n{"d": 4}')
+    assert list(read_json_lines(path)) == [{"a": 1}, {"c": 3}, {"d": 4}]
+    assert list(read_json_lines(path, last_bytes=12)) == [{"d": 4}]

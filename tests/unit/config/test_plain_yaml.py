@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import itertools
+import os
+
 import pytest
 
 from hpctrain.config.compose import Composer
 from hpctrain.config.plain_yaml import read_plain_config, read_plain_values
-from hpctrain.config.stored import to_yaml
+from hpctrain.config.stored import load, to_yaml
+from hpctrain.errors import ConfigError
 
 KEYS = ("name", "run", "trainer.max_steps", "trainer.absent", "absent", "seed", "task")
 
@@ -70,3 +74,35 @@ def test_other_texts_are_read_alike(read, text):
 
 def test_a_file_that_is_missing(tmp_path):
     assert read_plain_values(tmp_path / "config.yaml", KEYS) == {}
+
+
+LAUGHS = "a: &a [1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n" for before, name in itertools.pairwise("abcdefgh")
+)
+
+
+@pytest.mark.parametrize(
+    "text", ["name: &x [*x]\n", LAUGHS, "name: " + "[" * 50_000, "name: x\n" + "y: &y\n  z: [*y]\n", "name: \xff"]
+)
+def test_yaml_that_would_fill_the_memory_is_not_read(tmp_path, text):
+    path = tmp_path / "config.yaml"
+    path.write_text(text, encoding="latin-1")
+    assert read_plain_config(path) == {}
+    assert read_plain_values(path, ["name", "h"]) == {}
+    with pytest.raises(ConfigError, match=r"configuration=.*config"):
+        load(path)
+
+
+def test_a_pipe_in_place_of_a_configuration_is_not_waited_for(tmp_path):
+    path = tmp_path / "config.yaml"
+    os.mkfifo(path)
+    assert read_plain_config(path) == {}
+    with pytest.raises(ConfigError, match="not a regular file"):
+        load(path)
+
+
+def test_an_anchor_that_is_used_a_few_times_is_read(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("name: &n x\ngroup:\n  again: *n\n")
+    assert read_plain_config(path) == {"name": "x", "group": {"again": "x"}}
+    assert read_plain_values(path, ["group.again"]) == {"group.again": "x"}

@@ -217,6 +217,80 @@ def test_a_damaged_tar_file_is_named_with_the_place(tmp_path, how, message):
     assert not (tmp_path / "s.tar.index").exists()
 
 
+def forged(path: Path, **headers: object) -> Path:
+    """A tar file whose first header has other fields."""
+    write_tar(path, [("0.txt", b"x" * 200), ("1.txt", b"y")], tarfile.USTAR_FORMAT)
+    content = bytearray(path.read_bytes())
+    member = tarfile.TarInfo("0.txt")
+    member.size = 200
+    for name, value in headers.items():
+        setattr(member, name, value)
+    header = member.tobuf(tarfile.PAX_FORMAT if member.pax_headers else tarfile.GNU_FORMAT)
+    path.write_bytes(header + content[512:])
+    return path
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"size": 2**70},
+        {"size": 2**62},
+        {"size": -(2**40)},
+        {"pax_headers": {"size": "-1024"}},
+        {"pax_headers": {"size": "9" * 400}},
+        {"pax_headers": {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "x"}},
+    ],
+)
+@pytest.mark.timeout(20)
+def test_a_forged_header_is_damage(tmp_path, headers):
+    with pytest.raises(TaskError, match=r"s\.tar (is damaged or cut short|can't be read)"):
+        index_of(forged(tmp_path / "s.tar", **headers))
+    assert not (tmp_path / "s.tar.index").exists()
+
+
+def test_a_pipe_in_place_of_a_tar_file_or_of_an_index_is_not_waited_for(shards):
+    os.mkfifo(shards / "pipe.tar")
+    with pytest.raises(TaskError, match=r"pipe\.tar can't be read \(not a regular file\)"):
+        index_of(shards / "pipe.tar")
+    os.mkfifo(shards / "s-00.tar.index")
+    assert len(index_of(shards / "s-00.tar")) == 4
+    assert (shards / "s-00.tar.index").is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("sizes", np.array([2**62] * 8)),
+        ("sizes", np.array([-1] * 8)),
+        ("offsets", np.array([2**62] * 8)),
+        ("offsets", np.zeros(7, np.int64)),
+        ("firsts", np.array([0, 2, 4, 2**40, 8])),
+        ("firsts", np.zeros(5, np.int64)),
+        ("key_ends", np.array([4, 8, 12, 2**40])),
+        ("kinds", np.full(8, 9, np.uint16)),
+        ("kinds", np.zeros((8, 1), np.uint16)),
+        ("keys", np.zeros(16, np.float32)),
+        ("extensions", np.array([b"cls"])),
+        ("state", np.zeros((0,), np.int64)),
+    ],
+)
+def test_an_index_with_other_arrays_is_made_again(shards, name, value):
+    path, index = shards / "s-00.tar", shards / "s-00.tar.index"
+    right = index_of(path)
+    with index.open("wb") as file:
+        np.savez(file, **{field: getattr(right, field) for field in right.__slots__} | {name: value})
+    again = index_of(path)
+    assert all(np.array_equal(getattr(again, field), getattr(right, field)) for field in right.__slots__)
+
+
+def test_an_index_that_would_fill_the_memory_is_made_again(shards):
+    right = index_of(shards / "s-00.tar")
+    arrays = {field: getattr(right, field) for field in right.__slots__} | {"keys": np.zeros(10**7, np.uint8)}
+    with (shards / "s-00.tar.index").open("wb") as file:
+        np.savez_compressed(file, **arrays)
+    assert len(index_of(shards / "s-00.tar").keys) == len(right.keys)
+
+
 def test_what_is_no_sample_is_said(tmp_path):
     with pytest.raises(TaskError, match=r"no tar file matches \S+none-\*\.tar"):
         TarDataset(tmp_path / "none-*.tar")

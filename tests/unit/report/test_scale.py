@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -51,6 +52,19 @@ def test_a_scale_is_logarithmic_over_decades_alone():
     assert scale_of([1, 100]).log is True
     assert scale_of([0, 100]).log is False
     assert scale_of([math.nan, math.inf]) == Scale(0.0, 1.0)
+
+
+EXTREMES = (0.0, 5e-324, 1e-323, 1e-310, 1e-300, 1e-160, 1.0, 1.0 + 2**-52, 1e160, 1e300, 1.7e308)
+
+
+@pytest.mark.parametrize(("first", "second"), list(itertools.combinations_with_replacement(EXTREMES, 2)))
+def test_a_scale_of_any_values_has_ticks_and_places(first, second):
+    for values in ((first, second), (-first, second), (-first, -second), (first, second, math.nan)):
+        for log, margin in itertools.product((None, False, True), (0.0, 0.06)):
+            scale = scale_of(values, log=log, margin=margin)
+            assert scale.low < scale.high
+            assert len(scale.ticks(5)) <= 7
+            assert all(0 <= scale.place(value) <= 1 for value in values if not math.isnan(value))
 
 
 def test_places():

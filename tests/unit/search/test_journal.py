@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 from hpctrain.run.directory import RunDirectory
@@ -69,6 +71,25 @@ def test_fields_that_cannot_be_make_no_decision(tmp_path: Path) -> None:
         (folder / f"{number:06d}.json").write_text(text)
     (folder / "000004.json").write_text('{"event": "end", "run": 1, "rung": 0, "time": 1, "value": NaN, "mode": "up"}')
     assert read_journal(RunDirectory.at(tmp_path)) == [Decision(event=Event.END, run=1, time=1.0)]
+
+
+def test_what_is_not_the_journals_neither_stops_nor_blocks_it(tmp_path: Path) -> None:
+    writer = journal(tmp_path)
+    assert writer.publish(BEGIN)
+    folder = tmp_path / "search"
+    for name in ("99999999.json", "9.json", "٠٠٠٠٠٩.json", "000900.txt", "000003.json.tmp"):
+        (folder / name).write_text(json.dumps(BEGIN.as_record()))
+    (folder / "000002.json").symlink_to("nothing")
+    os.mkfifo(folder / "000003.json")
+    (folder / "000004.json").mkdir()
+    for number, changed in ((5, {"event": []}), (6, {"rung": 2**62}), (7, {"run": 2**62}), (8, {"mode": {}})):
+        (folder / f"{number:06d}.json").write_text(json.dumps(BEGIN.as_record() | changed))
+    late = journal(tmp_path)
+    late.read()
+    assert late.decisions == [BEGIN, *[None] * 6, BEGIN]
+    assert late.publish(END)
+    assert (folder / "000009.json").exists()
+    assert read_journal(RunDirectory.at(tmp_path)) == [BEGIN, BEGIN, END]
 
 
 def test_a_sweep_without_a_search_has_no_decisions(tmp_path: Path) -> None:
