@@ -12,6 +12,17 @@ SHOWN = 8
 """Number of names that a message lists; it only counts the others."""
 
 
+def spreadsheet_text(text: str) -> str:
+    """Text of a cell in CSV, with a quote before what a spreadsheet would take for a formula, and isn't a number."""
+    if not text.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text
+
+
 def listed(names: Iterable[object], *, shown: int = SHOWN, separator: str = ", ") -> str:
     """The first few names, and the number of the others: ``a, b and 3 more``."""
     texts = [str(name) for name in names]

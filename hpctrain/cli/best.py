@@ -16,7 +16,7 @@ from typing import Any
 from hpctrain.cli.arguments import add_runs_dir, chosen_runs, command_parser, number
 from hpctrain.cli.table import aligned
 from hpctrain.errors import ExitCode
-from hpctrain.phrases import counted, duration, listed
+from hpctrain.phrases import counted, duration, listed, spreadsheet_text
 from hpctrain.results.metric_choice import judging_metric, named_metric
 from hpctrain.results.ranking import RankedRow, Ranking, rank
 from hpctrain.results.run_result import RunResult, read_results
@@ -213,7 +213,7 @@ def _finite(value: float | None) -> float | None:
 
 def _write_csv(ranking: Ranking, rows: Sequence[RankedRow]) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(["rank", *ranking.keys, *_CSV_COLUMNS])
+    writer.writerow(["rank", *map(spreadsheet_text, ranking.keys), *_CSV_COLUMNS])
     for row in rows:
         cells = {**_numbers(row), "last": row.last, "runs": ";".join(str(run.status.path) for run in row.runs)}
         writer.writerow(
@@ -224,4 +224,4 @@ def _write_csv(ranking: Ranking, rows: Sequence[RankedRow]) -> None:
 def _csv_value(row: RankedRow, key: str) -> str:
     if key == SEED and len(row.runs) > 1:
         return " ".join(map(str, row.seeds))
-    return value_text(row.values[key]) if key in row.values else ""
+    return spreadsheet_text(value_text(row.values[key])) if key in row.values else ""

@@ -12,6 +12,7 @@ from pathlib import Path
 from hpctrain.files import LARGEST_LOG_BYTES, read_bytes, write_atomic
 from hpctrain.metrics.json_lines import WRITE_EVERY_S
 from hpctrain.metrics.sink import RecordFile
+from hpctrain.phrases import spreadsheet_text
 from hpctrain.run.evaluation import is_evaluation
 from hpctrain.run.file_system import explain
 from hpctrain.status.metrics import LoggedMetrics
@@ -126,7 +127,7 @@ class CsvSink:
 
 
 def _header(columns: list[str]) -> bytes:
-    return _text([["step", "time", *columns]])
+    return _text([["step", "time", *map(spreadsheet_text, columns)]])
 
 
 def _row(columns: list[str], step: int, logged_at: float | None, values: Mapping[str, float]) -> list[str]:

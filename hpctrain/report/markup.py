@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-_UNSAFE = dict.fromkeys(
-    # control characters; marks that change the direction of the text after them; lone surrogates
-    [*range(9), 11, 12, *range(14, 32), 127, *range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000)],
-    "\ufffd",
-)
+from hpctrain.terminal import CONTROL
 
 
 class Markup(str):
@@ -19,8 +15,8 @@ class Markup(str):
 
 
 def safe(text: object) -> str:
-    """The text of a value, escaped for HTML, without characters that a page can't show."""
-    return escape(str(text).translate(_UNSAFE))
+    """The text of a value, escaped for HTML, without characters that a page can't show or that turn its direction."""
+    return escape(CONTROL.sub("\ufffd", str(text).replace("\r", "\n")))
 
 
 def joined(parts: Iterable[object]) -> Markup:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import hpctrain
-from hpctrain.phrases import all_of, counted, duration, listed, numbered, page
+from hpctrain.phrases import all_of, counted, duration, listed, numbered, page, spreadsheet_text
 
 
 @pytest.mark.parametrize(
@@ -63,3 +63,21 @@ def test_numbered(ranks, text):
 )
 def test_duration(seconds, text):
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("=cmd|' /C calc'!A0", "'=cmd|' /C calc'!A0"),
+        ("@SUM(A1)", "'@SUM(A1)"),
+        ("+A1", "'+A1"),
+        ("-x", "'-x"),
+        ("\t=1", "'\t=1"),
+        ("-1e-3", "-1e-3"),
+        ("+1", "+1"),
+        ("eval/loss", "eval/loss"),
+        ("", ""),
+    ],
+)
+def test_a_spreadsheet_takes_no_text_for_a_formula(text, shown):
+    assert spreadsheet_text(text) == shown
