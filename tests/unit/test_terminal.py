@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.terminal import GuardedStream, LogOutput, VisibleFormatter, visible
@@ -125,6 +126,47 @@ def on_a_terminal(*words: str, folder: Path, until: str | None = None) -> str:
     os.close(leader)
     assert process.returncode is not None
     return arrived.decode()
+
+
+RUN = "{run}"
+MORE_WORDS = [
+    ["status", "--json", RUN],
+    ["inspect", "--json", RUN],
+    ["logs", "--rank", "7", RUN],
+    ["best", RUN],
+    ["best", "--csv", RUN],
+    ["best", "--metric", "\x1b[2J", RUN],
+    ["compare", RUN, RUN],
+    ["cancel", RUN],
+    ["stacks", RUN],
+    ["report", RUN, "-o", "page.html"],
+    ["export", RUN, "-o", "x.pt"],
+    ["sync", RUN],
+    ["drill", RUN],
+    ["fit-batch", "x=\x1b[2J"],
+    ["doctor", "x\x1b[2J"],
+    ["env", "\x1b[2J"],
+    ["completion", "\x1b[2J"],
+    ["run", "name=\x1b[2J", "--", "true"],
+    ["top", "\x1b[2J"],
+    ["resume", RUN],
+    ["-m", "x=\x1b[2J"],
+    ["name=\x1b[2J", "--cfg"],
+]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("words", MORE_WORDS, ids=lambda words: words[0])
+def test_each_command_prints_nothing_but_text(hostile: RunDirectory, words):
+    name = "[red]x[x='\x1b[2J\u202e\udcff\n"
+    run = hostile.path.rename(hostile.path.with_name(name))
+    (run / "manifest.json").write_text(json.dumps({"command": name, "varied": {name: name}}))
+    (run / "config.yaml").write_text(f"name: {json.dumps(name.replace(chr(0xDCFF), ''))}\ncluster: {{kind: local}}\n")
+    JobRecords(RunDirectory.at(run)).add({"job_id": name, "time": 1.0, "log": f"/{name}.log"})
+    text = on_a_terminal(*(str(run) if word == RUN else word for word in words), folder=run.parent)
+    plain = text.replace("\r\n", "\n")
+    assert visible(plain) == plain
+    assert "Traceback" not in plain
 
 
 @pytest.mark.parametrize(

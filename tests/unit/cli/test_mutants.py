@@ -77,7 +77,7 @@ DRAWN = "optimizer.lr=tag(log,interval(1e-3,1e-1))"
 COMMANDS = [
     ["name=one", "run_dir=runs/one", *SHORT],
     ["resume", "runs/one", "trainer.max_steps=6"],
-    ["run", "name=prog", "run_dir=runs/prog", "--", "python", "program.py"],
+    ["run", "name=prog", "run_dir=runs/prog", "--", sys.executable, "program.py"],
     ["-m", "name=grid", "run_dir=runs/grid", *SHORT, "optimizer.lr=0.1,0.2"],
     ["-m", "sweep=asha", "sweep.num_runs=3", "sweep.reduction_factor=2", "name=a", "run_dir=runs/asha", *SHORT, DRAWN],
     ["-m", "sweep=optuna", "sweep.num_runs=2", "name=o", "run_dir=runs/optuna", *SHORT, DRAWN],

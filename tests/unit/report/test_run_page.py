@@ -21,9 +21,8 @@ SECTIONS = [
     "Code",
     "Environment",
 ]
-HOSTILE = (
-    "</title></style><script>alert(1)</script><img src=x onerror='x'>\"'&\x00\x1b[31m\u202e\udcff\x9b\u200b\u2028\r"
-)
+CONTROLS = "\x00\x1b[31m\u202e\udcff\x9b\u200b\u2028\r"
+HOSTILE = f"</title></style><script>alert(1)</script><img src=x onerror='x'>\"'&{CONTROLS}"
 
 
 def record(directory, event, attempt, step, time, **fields):
