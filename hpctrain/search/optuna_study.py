@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 PREFIX = "sampler-"
 """Of the files with the sampler's state after a draw."""
+DAMAGED = (AttributeError, KeyError, OverflowError, RuntimeError, TypeError, ValueError)
+"""What Optuna, numpy and torch raise for a record that someone has edited."""
 UNUSED_S = 3600.0
 """Age at which the file of a draw that lost the race is removed."""
 
@@ -99,7 +101,7 @@ class OptunaChooser:
             mode = next((end.mode for end in state.ends.values() if end.mode), "min")
             study = optuna.create_study(sampler=sampler, direction="maximize" if mode == "max" else "minimize")
             for number in range(run):
-                study.add_trial(_trial(state, number))
+                study.add_trial(_readable_trial(state, number))
             trial = study.ask({key: to_optuna(one) for key, one in self._space.items()})
         frozen = study.trials[-1]
         name = f"{PREFIX}{secrets.token_hex(8)}.json"
@@ -132,7 +134,7 @@ class OptunaChooser:
         if not name or Path(name).name != name:
             return
         # without the file, whose disk may be damaged, the search goes on with other random numbers
-        with contextlib.suppress(OSError, RunDirectoryError, KeyError, TypeError, ValueError):
+        with contextlib.suppress(OSError, RunDirectoryError, *DAMAGED):
             restore_sampler(sampler, read_json(self._folder / name))
             return
         sampler.reseed_rng()
@@ -167,6 +169,16 @@ def overrides_of(drawn: Mapping[str, Any]) -> list[str]:
     return [
         f"{key}={repr(value) if isinstance(value, float) else value}" for key, value in drawn.get("params", {}).items()
     ]
+
+
+def _readable_trial(state: SearchState, number: int) -> optuna.trial.FrozenTrial:
+    """Return a run as Optuna has it; one that failed without values if what was recorded of its draw is damaged."""
+    import optuna
+
+    try:
+        return _trial(state, number)
+    except DAMAGED:
+        return optuna.trial.create_trial(state=optuna.trial.TrialState.FAIL)
 
 
 def _trial(state: SearchState, number: int) -> optuna.trial.FrozenTrial:

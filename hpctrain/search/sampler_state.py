@@ -11,6 +11,8 @@ RANDOM = "random"
 KERNELS = "kernels"
 KERNEL_FIELDS = ("inverse_squared_lengthscales", "kernel_scale", "noise_var")
 """What GPSampler (Optuna 5.0) starts from when it fits the next kernel; tensors of float64."""
+_KEY = 624
+"""Words of the state of a Mersenne Twister (MT19937)."""
 KERNEL_LISTS = ("_gprs_cache_list", "_constraints_gprs_cache_list")
 
 
@@ -70,6 +72,9 @@ def _decode_into(rng: Any, state: dict[str, Any]) -> None:
     import numpy as np
 
     key = np.frombuffer(base64.b64decode(state["key"]), dtype="<u4")
+    # numpy doesn't check the position, and would read beyond the key
+    if len(key) != _KEY or not 0 <= state["pos"] <= _KEY:
+        raise ValueError("not the state of a Mersenne Twister")
     rng.set_state(("MT19937", key, state["pos"], state["has_gauss"], state["gauss"]))
 
 
