@@ -140,7 +140,7 @@ class OptunaChooser:
         sampler.reseed_rng()
 
     def _remove_unused(self, state: SearchState) -> None:
-        used = {decision.drawn.get("sampler") for _, decision in sorted(state.first.items())[-2:]}
+        used = {str(decision.drawn.get("sampler")) for _, decision in sorted(state.first.items())[-2:]}
         for path in self._folder.glob(f"{PREFIX}*"):
             with contextlib.suppress(OSError):
                 if path.name not in used and time.time() - path.stat().st_mtime > UNUSED_S:

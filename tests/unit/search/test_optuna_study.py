@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import warnings
@@ -15,7 +16,8 @@ import pytest
 from hpctrain.run.reason import Reason
 from hpctrain.search.distribution import Choice, Floats, Integers
 from hpctrain.search.journal import read_journal
-from hpctrain.search.optuna_study import OptunaChooser, overrides_of, to_optuna
+from hpctrain.search.optuna_study import DAMAGED, OptunaChooser, overrides_of, to_optuna
+from hpctrain.search.sampler_state import restore_sampler, sampler_state
 from hpctrain.search.search import Search
 
 sys.path.append(str(Path(__file__).parent))
@@ -109,3 +111,38 @@ def test_a_lost_state_of_the_sampler_costs_only_the_reproducibility(tmp_path: Pa
 def test_values_are_typed_exactly() -> None:
     drawn = {"params": {"optimizer.lr": 0.00012345678901234567, "model.width": 3, "optimizer": "sgd"}}
     assert overrides_of(drawn) == ["optimizer.lr=0.00012345678901234567", "model.width=3", "optimizer=sgd"]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"pos": 2**31},
+        {"pos": -1},
+        {"pos": "x"},
+        {"key": "AAAA"},
+        {"key": 3},
+    ],
+)
+def test_the_state_of_a_sampler_is_checked_before_numpy_trusts_it(changed) -> None:
+    sampler = optuna.samplers.RandomSampler(seed=1)
+    state = sampler_state(sampler)
+    (path,) = state["random"]
+    state["random"][path] |= changed
+    with pytest.raises(DAMAGED):
+        restore_sampler(sampler, state)
+
+
+@pytest.mark.parametrize(
+    "damage", [{"distributions": {"lr": "x"}}, {"params": {"other": 1}}, {"params": 3}, {"sampler": []}]
+)
+def test_a_search_survives_a_damaged_draw(tmp_path: Path, damage) -> None:
+    home = prepared(tmp_path, 2)
+    search = Search(home, chooser(home, SPACE, 2))
+    assignment = search.ask("7_0")
+    assert assignment is not None
+    train(search, assignment, 0.5, reason=Reason.COMPLETED)
+    search.state()
+    path = tmp_path / "search" / "000001.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | {"drawn": record["drawn"] | damage}))
+    assert Search(home, chooser(home, SPACE, 2)).ask("7_1").run == 1
