@@ -38,6 +38,8 @@ class Loss:
         log_name: under which the mean loss is logged.
         scale_name: under which the loss scale is logged.
         is_computing: whether the task computes the loss at the moment.
+        complete_constant: called with a loss that is a constant, and the model; returns what takes its place. None to
+            leave it as it is.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Loss:
         self.log_name = f"train/loss{self.suffix}"
         self.scale_name = f"train/loss_scale{self.suffix}"
         self.is_computing = False
+        self.complete_constant: Callable[[Tensor, nn.Module], Tensor] | None = None
         compute: Callable[[nn.Module, Any], Any] = getattr(task, method)
         self._compute = autocasting(compute, precision, device)
         self._to_device = task.to_device
@@ -137,4 +140,6 @@ class Loss:
             loss = map_tensors(lambda value: whole(value).clone(), loss)
         if not isinstance(loss, Tensor) or loss.ndim:
             loss, self._others = split_loss(self.method, loss, self._checked, self._task_log.own_names)
+        if loss.grad_fn is None and self.complete_constant is not None:
+            loss = self.complete_constant(loss, model)
         return loss

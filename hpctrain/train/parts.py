@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import cached_property, partial
@@ -56,7 +56,7 @@ from hpctrain.train.task_log import AttachedLog, attach
 from hpctrain.train.task_state import TaskState
 from hpctrain.train.turn import Turn
 from hpctrain.train.turns import build_turns, loss_names
-from hpctrain.train.unused_parameters import check_gradients
+from hpctrain.train.unused_parameters import SharedGradients, check_gradients
 from hpctrain.train.update import parameters_of
 
 NUM_ORDERED = 16
@@ -206,13 +206,11 @@ class Parts:
     def settle(self, turns: Sequence[Turn]) -> None:
         """Have the replicas of these turns reach their final layout; collective."""
         for turn in turns:
-            turn.after_first_backward = partial(
-                check_gradients,
-                turn,
-                self.config.parallel,
-                # one of the ranks that train the same parameters
-                warns=self.world.rank % self.world.ranks_per_stage == 0,
-            )
+            check: Callable[..., None] = partial(check_gradients, turn, self.config.parallel)
+            if self.world.data_size > 1 and not all(parameter.is_meta for parameter in turn.module.unfrozen):
+                check = SharedGradients(turn, self.config.parallel).check_first
+            # one of the ranks that train the same parameters
+            turn.after_first_backward = partial(check, warns=self.world.rank % self.world.ranks_per_stage == 0)
             with turn.module.gradients_required():
                 settle_buckets(turn.module.replica, self.world, partial(self._throwaway_pass, turn))
 

@@ -36,6 +36,8 @@ class Turn:
         update: as given.
         every_steps: as given.
         after_first_backward: called once, after the first global batch's last backward pass; None for nothing.
+        backward_to_share: adds the gradients of a step's last micro-batch, for which other ranks wait; None if they
+            don't.
     """
 
     def __init__(self, loss: Loss, module: TrainedModule, update: JointUpdate, *, every_steps: int = 1) -> None:
@@ -44,6 +46,7 @@ class Turn:
         self.update = update
         self.every_steps = every_steps
         self.after_first_backward: Callable[[], None] | None = None
+        self.backward_to_share: Callable[[Tensor], None] | None = None
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -156,10 +159,13 @@ class Turn:
             micro_batch: over which it was computed.
 
         Raises:
-            TaskError: the loss depends on no parameter that is trained.
+            TaskError: the loss depends on no parameter that is trained, or not on all for which other ranks wait.
         """
+        backward: Callable[[Tensor], None] = self.update.backward
+        if micro_batch.is_last and self.backward_to_share is not None:
+            backward = self.backward_to_share
         try:
-            self.update.backward(loss if micro_batch.divisor == 1 else loss / micro_batch.divisor)
+            backward(loss if micro_batch.divisor == 1 else loss / micro_batch.divisor)
         except RuntimeError:
             self._require_dependence(loss)
             raise

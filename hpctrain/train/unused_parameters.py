@@ -1,13 +1,24 @@
-"""Find parameters that a loss trains, but to which it gives no gradient."""
+"""Find parameters that a loss trains, but to which it gives no gradient, before other ranks wait for it in vain."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+
+from torch import Tensor, nn
 
 from hpctrain.config.parallel import Parallel
 from hpctrain.errors import TaskError
 from hpctrain.phrases import either, listed
+from hpctrain.train.empty_pass import zero_of
 from hpctrain.train.turn import Turn
+
+WITH_MODEL = "compute the loss with the model that the method gets as its argument"
+OF_ALL = "freeze them, or set parallel.find_unused_parameters=true: DDP waits for these gradients"
+TIMES_ZERO = (
+    "other ranks wait for it; where a batch has nothing to learn from, return a loss that depends on the model, such as "
+    "0 * model(inputs).sum()"
+)
 
 log = logging.getLogger("hpctrain.train")
 
@@ -24,20 +35,118 @@ def check_gradients(turn: Turn, parallel: Parallel, *, warns: bool = True) -> No
         TaskError: no parameter has a gradient, or DDP waits for those that are missing, which leaves others unreduced.
     """
     module = turn.module
-    # in a pipeline, other ranks train what is on `meta`
-    own = [parameter for parameter in module.unfrozen if not parameter.is_meta]
+    own = _own(turn)
     unused = [parameter for parameter in own if parameter.grad is None]
     if not unused:
         return
-    optimizers = [f"optimizer.named.{update.name}" for update in turn.update.updates if update.name]
-    names = listed(module.names_of(unused), shown=5)
-    trains = f"{either(optimizers)} trains for this loss" if optimizers else "it trains"
-    problem = f"{turn.loss.method} gave no gradient to {names}, which {trains}"
+    problem = _problem(turn, unused)
     if len(unused) == len(own):
-        raise TaskError(f"{problem}: compute the loss with the model that the method gets as its argument")
+        raise TaskError(f"{problem}: {WITH_MODEL}")
     if module.ddp is not None and not (parallel.find_unused_parameters or parallel.static_graph):
-        raise TaskError(
-            f"{problem}: freeze them, or set parallel.find_unused_parameters=true: DDP waits for these gradients"
-        )
+        raise TaskError(f"{problem}: {OF_ALL}")
     if warns:
         log.warning("%s: freeze them, unless a later step uses them", problem)
+
+
+class SharedGradients:
+    """Keeps a rank in step with those that average their gradients with its own, in every step after the first.
+
+    A rank without a target may return a constant as its loss, whose backward pass reaches no parameter. DDP would wait
+    for its gradients on the other ranks, and this rank would train on without theirs.
+
+    Args:
+        turn: whose gradients the ranks average.
+        parallel: of the configuration.
+    """
+
+    def __init__(self, turn: Turn, parallel: Parallel) -> None:
+        self._turn = turn
+        self._parallel = parallel
+        self._reducer = None if turn.module.ddp is None else turn.module.ddp.reducer
+        self._witness = _own(turn)[0]
+        self._was_constant = False
+        turn.loss.complete_constant = self.complete_constant
+        turn.backward_to_share = self.backward
+
+    def check_first(self, *, warns: bool = True) -> None:
+        """As `check_gradients`; ranks also refuse a loss that is a constant on all of them.
+
+        Args:
+            warns: whether this rank logs.
+        """
+        own = _own(self._turn)
+        if self._was_constant and not any(parameter.grad is not None and parameter.grad.any() for parameter in own):
+            raise TaskError(f"{_problem(self._turn, own)}: {WITH_MODEL}")
+        check_gradients(self._turn, self._parallel, warns=warns)
+
+    def complete_constant(self, loss: Tensor, model: nn.Module) -> Tensor:
+        """Make a loss that is a constant depend on all parameters, whose gradients are then 0.
+
+        Args:
+            loss: that no operation has computed, 0-d.
+            model: whose gradients DDP averages.
+
+        Raises:
+            TaskError: parts of the model are on several ranks, which exchange them in its backward pass.
+        """
+        if not loss.requires_grad:
+            return loss  # its backward pass raises an error, at any world size
+        if self._reducer is None:
+            raise TaskError(f"{_problem(self._turn, _own(self._turn))}; {TIMES_ZERO}")
+        self._was_constant = True
+        zero = zero_of(model)
+        return loss.to(zero.device) + zero.to(loss.dtype)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of a loss in the last micro-batch of a step; collective.
+
+        Raises:
+            TaskError: parameters didn't get those for which other ranks wait.
+        """
+        gradient = self._witness.grad
+        version = None if gradient is None else gradient._version
+        self._turn.update.backward(loss)
+        if self._reducer is not None:
+            try:
+                self._reducer._check_reducer_finalized()
+            except RuntimeError:
+                unused = self._unreached(loss)
+                raise TaskError(f"{_problem(self._turn, unused or _own(self._turn))}: {OF_ALL}") from None
+        gradient = self._witness.grad
+        if gradient is None or gradient._version == version:
+            self._require_any(loss)
+
+    def _require_any(self, loss: Tensor) -> None:
+        """Refuse a loss that has given no parameter a gradient; the witness alone may be one that isn't used."""
+        own = _own(self._turn)
+        if self._reducer is None:
+            used = [parameter for parameter in own if parameter.grad is not None]
+        else:
+            unused = set(self._unreached(loss))
+            used = [parameter for parameter in own if parameter not in unused]
+        if not used:
+            raise TaskError(f"{_problem(self._turn, own)}; {TIMES_ZERO}")
+        self._witness = used[0]
+
+    def _unreached(self, loss: Tensor) -> list[nn.Parameter]:
+        """The parameters that the backward pass of a loss doesn't reach: earlier micro-batches gave gradients, too."""
+        nodes, visited, reached = [loss.grad_fn], set(), set()
+        while nodes:
+            node = nodes.pop()
+            if node is not None and node not in visited:
+                visited.add(node)
+                reached.add(getattr(node, "variable", None))
+                nodes += [following for following, _ in node.next_functions]
+        return [parameter for parameter in _own(self._turn) if parameter not in reached]
+
+
+def _own(turn: Turn) -> list[nn.Parameter]:
+    # in a pipeline, other ranks train what is on `meta`
+    return [parameter for parameter in turn.module.unfrozen if not parameter.is_meta]
+
+
+def _problem(turn: Turn, unused: Sequence[nn.Parameter]) -> str:
+    optimizers = [f"optimizer.named.{update.name}" for update in turn.update.updates if update.name]
+    names = listed(turn.module.names_of(unused), shown=5)
+    trains = f"{either(optimizers)} trains for this loss" if optimizers else "it trains"
+    return f"{turn.loss.method} gave no gradient to {names}, which {trains}"

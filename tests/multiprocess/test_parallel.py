@@ -90,3 +90,59 @@ def test_a_parameter_without_a_gradient_is_named_with_the_key(train):
     assert "Traceback" not in output
     code, _, output = train("again", *words, "parallel.find_unused_parameters=true", world_size=2)
     assert code == 0, output
+
+
+UNTARGETED = ("task._target_=unused.Untargeted", "trainer.max_steps=8", "trainer.global_batch_size=8")
+HALVES = "trainer.micro_batch_size=2"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("words", "micro_batch", "alone"),
+    [
+        ([], 0, 1),
+        (["parallel.find_unused_parameters=true"], 0, 1),
+        (["parallel.static_graph=true"], 0, 1),
+        (["parallel.gradient_as_bucket_view=false", HALVES], 1, 3),
+        (["precision=bf16"], 0, 1),
+        ([HALVES], 0, 1),
+        ([HALVES], 1, 3),
+    ],
+)
+def test_a_rank_with_nothing_to_learn_from_adds_zeros(train, words, micro_batch, alone):
+    code, run, output = train("two", *QUIET, *UNTARGETED, *words, f"+task.micro_batch={micro_batch}", world_size=2)
+    assert code == 0, output
+    # one rank, in a micro-batch with the same samples
+    words = ["trainer.micro_batch_size=4", *(word for word in words if not word.startswith("parallel."))]
+    code, one, output = train("one", *QUIET, *UNTARGETED, *words, f"+task.micro_batch={alone}")
+    assert code == 0, output
+    found, expected = weights(run, 8), weights(one, 8)
+    assert all(torch.allclose(found[name], expected[name], atol=1e-5) for name in expected)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["+task.kind=computed"], "to 0.weight, 0.bias, 3.weight, 3.bias, which it trains; other ranks wait for it"),
+        (["+task.kind=computed", HALVES], "which it trains; other ranks wait for it"),
+        (["+task.kind=computed", "parallel.static_graph=true"], "which it trains; other ranks wait for it"),
+        (["+task.kind=computed", "parallel.find_unused_parameters=true"], "which it trains; other ranks wait for it"),
+        (["+task.kind=part"], "to 3.weight, 3.bias, which it trains: freeze them, or set parallel.find_unused"),
+        (["+task.kind=part", HALVES], "to 3.weight, 3.bias, which it trains: freeze them, or set parallel.find_unused"),
+        (["parallel=fsdp", "parallel.shard_degree=2"], "which it trains; other ranks wait for it"),
+        (["parallel=fsdp", "parallel.shard_degree=2", HALVES, "+task.micro_batch=0"], "other ranks wait for it"),
+        (
+            ["parallel=fsdp", "parallel.shard_degree=2", "+task.kind=computed"],
+            "which it trains; other ranks wait for it",
+        ),
+    ],
+)
+def test_a_rank_whose_gradients_others_wait_for_in_vain_fails(train, words, problem):
+    code, run, output = train("run", *QUIET, *UNTARGETED, *words, world_size=2, alike=False)
+    assert code, output  # with FSDP2, gloo aborts rank 0 where it waits
+    (attempt,) = Ledger(run.directory).attempts()
+    assert str(attempt.reason) == "failed"
+    assert "rank 1 on" in attempt.detail
+    assert f"Untargeted.loss gave no gradient {'' if problem.startswith('to') else 'to '}" in attempt.detail
+    assert problem in attempt.detail

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
 
 from hpctrain.config.parallel import Parallel
 from hpctrain.config.precision import Precision
@@ -26,7 +27,7 @@ from hpctrain.train.step import TrainStep, unknown_optimizers_refused
 from hpctrain.train.task_log import AttachedLog, attach
 from hpctrain.train.trained_module import TrainedModule
 from hpctrain.train.turn import Turn
-from hpctrain.train.unused_parameters import check_gradients
+from hpctrain.train.unused_parameters import SharedGradients, check_gradients
 from hpctrain.train.update import Clipping, Update
 
 CPU = torch.device("cpu")
@@ -585,6 +586,80 @@ def test_a_loss_of_another_model_is_refused():
     bench.turn.after_first_backward = partial(check_gradients, bench.turn, Parallel())
     with pytest.raises(TaskError, match=r"Aside\.loss gave no gradient to weight, bias, which it trains: compute the"):
         bench.moved(12)
+
+
+class Untargeted(Classify):
+    """Has nothing to learn from in the last micro-batch of step 1; `found` is its loss there."""
+
+    def loss(self, model, batch):
+        loss = super().loss(model, batch)
+        return self.found(model) if self.position.step == 1 and len(batch[0]) == 4 else loss
+
+
+def constant(_model):
+    return torch.tensor(0.5, requires_grad=True)
+
+
+@pytest.fixture
+def shared():
+    """Makes a bench whose gradients DDP averages, over one rank, with a task for which `found` is set."""
+
+    def make(found, **parallel):
+        task = Untargeted()
+        task.found = found
+        bench = Bench(task=task)
+        bench.turn.module.ddp = DistributedDataParallel(LossModule(bench.model), **parallel)
+        bench.turn.module.replica = bench.turn.module.ddp
+        bench.turn.module.accumulating = bench.turn.module.ddp.no_sync
+        bench.turn.after_first_backward = SharedGradients(bench.turn, Parallel(**parallel)).check_first
+        return bench
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield make
+    torch.distributed.destroy_process_group()
+
+
+def two_steps(bench, *sizes):
+    for step in range(2):
+        bench.position.step = step
+        moved = bench.moved(*sizes, step=step)
+    return moved
+
+
+@pytest.mark.parametrize("parallel", [{}, {"find_unused_parameters": True}])
+def test_a_constant_loss_gives_gradients_of_zero_where_other_ranks_wait(shared, parallel):
+    bench = shared(constant, **parallel)
+    assert two_steps(bench, 4).tolist() == [0.0] * 15
+    accumulated, alone = shared(constant, **parallel), Bench(task=Untargeted())
+    alone.task.found = constant
+    assert torch.allclose(two_steps(accumulated, 8, 4), two_steps(alone, 8, 4))
+
+
+def test_a_constant_loss_of_the_first_step_is_refused_if_all_ranks_have_one(shared):
+    bench = shared(constant)
+    bench.position.step = 1
+    with pytest.raises(TaskError, match=r"Untargeted.loss gave no gradient to weight, bias, which it trains: compute"):
+        bench.moved(4, step=1)
+
+
+@pytest.mark.parametrize(
+    ("found", "parallel", "problem"),
+    [
+        (lambda model: constant(model) * 2, {}, "to weight, bias, which it trains; other ranks wait for it; where a"),
+        (lambda model: constant(model) * 2, {"find_unused_parameters": True}, "to weight, bias, which it trains; othe"),
+        (lambda model: model.bias.sum(), {}, "to weight, which it trains: freeze them, or set parallel.find_unused"),
+        (lambda model: model.bias.sum(), {"find_unused_parameters": True}, None),
+        (lambda model: model.bias.sum().detach(), {}, "depends on none of the parameters that it trains"),
+    ],
+)
+@pytest.mark.parametrize("sizes", [(4,), (8, 4)])
+def test_a_loss_without_gradients_for_which_other_ranks_wait_ends_the_run(shared, found, parallel, problem, sizes):
+    bench = shared(found, **parallel)
+    if problem is None:
+        assert two_steps(bench, *sizes).abs().sum() > 0
+        return
+    with pytest.raises(TaskError, match=problem):
+        two_steps(bench, *sizes)
 
 
 class Stepper(Classify):
