@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -51,6 +52,14 @@ def numbered(noun: str, numbers: Iterable[int | str]) -> str:
     """A noun and its numbers: ``rank 3``, ``ranks 3, 5 and 2 more``."""
     known = list(numbers)
     return f"{noun if len(known) == 1 else f'{noun}s'} {listed(known)}"
+
+
+def signal_name(number: int) -> str:
+    """The name of a signal: ``SIGTERM``, ``signal 40``."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # one of the real-time signals
+        return f"signal {number}"
 
 
 def duration(seconds: float) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+import signal
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +15,7 @@ from hpctrain.attempt.hang_report import GIL_HELD, SIGALRM_MESSAGE, hang_report
 from hpctrain.attempt.termination import USER_SIGNALS, Termination
 from hpctrain.config.plain_yaml import is_program
 from hpctrain.errors import RunDirectoryError
-from hpctrain.phrases import listed, numbered
+from hpctrain.phrases import listed, numbered, signal_name
 from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.code import current_code
 from hpctrain.run.config_change import changes_weights, keep_config, revert_config
@@ -32,6 +34,8 @@ LOST_WORKER = re.compile(r"DataLoader worker \(pid.*(is killed by signal: Killed
 """What torch prints for a DataLoader worker that the kernel may have killed for lack of memory."""
 PROGRAM_DIED = re.compile(r"killed by SIG")
 """The first words about a program that died of a signal."""
+RANK_DIED = re.compile(r"ranks? .+ on \S+: killed by ")
+"""The first words of `death_complaint`."""
 
 TIME_BOUND = "trainer.max_time_min"
 """The key that bounds the training time; the report of a run that it ended begins with it."""
@@ -131,8 +135,11 @@ class Outcome:
         elif SIGALRM_MESSAGE in complaints:
             reason = Reason.HANG
             advice = GIL_HELD
-        why = f": {complaints}" if complaints else " (killed from outside?)"
-        report = f"{numbered('rank', silent)} of {world_size} ended without an exit record{why}; {advice}"
+        if RANK_DIED.match(complaints):
+            report = f"{complaints}; {advice}"
+        else:
+            why = f": {complaints}" if complaints else " (killed from outside?)"
+            report = f"{numbered('rank', silent)} of {world_size} ended without an exit record{why}; {advice}"
         return cls(reason, step, report, silent_ranks=silent)
 
     @classmethod
@@ -223,6 +230,25 @@ def describe(record: ExitRecord, *, independent: bool = False) -> str:
     after = f", after step {record.step}" if record.step or not independent else ""
     head = f"rank {record.rank} on {record.host}{after}: {record.message}"
     return f"{head}\n{record.traceback.rstrip()}" if record.traceback else head
+
+
+def death_complaint(codes: Sequence[int | None], records: Mapping[int, ExitRecord]) -> str:
+    """Name the signals of which ranks of this machine died without an exit record; empty if none did.
+
+    Args:
+        codes: by rank, the exit code; None for a rank that the launcher killed.
+        records: the ranks' exit records.
+    """
+    died: dict[int, list[int]] = {}
+    for rank, code in enumerate(codes):
+        if code is not None and code < 0 and rank not in records:
+            died.setdefault(-code, []).append(rank)
+    # a container may not see that the kernel killed it for its memory
+    sources: dict[int, str] = {signal.SIGKILL: ", by hand or because memory ran out"}
+    return "; ".join(
+        f"{numbered('rank', ranks)} on {socket.gethostname()}: killed by {signal_name(number)}{sources.get(number, '')}"
+        for number, ranks in died.items()
+    )
 
 
 def resume_command(directory: RunDirectory) -> str:

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from types import FrameType, MappingProxyType
 from typing import IO
 
@@ -21,7 +20,7 @@ from hpctrain.attempt.hang_report import alarm_complaint
 from hpctrain.attempt.lost_gpu import has_lost_gpu
 from hpctrain.attempt.notification import SOON_S, Notifier
 from hpctrain.attempt.out_of_memory import oom_complaint, oom_kills, with_memory_advice
-from hpctrain.attempt.outcome import Outcome, record_end, resume_advice
+from hpctrain.attempt.outcome import Outcome, death_complaint, record_end, resume_advice
 from hpctrain.attempt.unrecorded import UnrecordedEnds
 from hpctrain.cluster.scrub import scrubbed
 from hpctrain.distributed.private_folder import lockable_folder
@@ -91,7 +90,10 @@ def _launch(run: RunPlan, program: HostProgram | None, quiet: Collection[Reason]
     kills = oom_kills()
     # a process that has lost its GPU can't train another run of its sweep, and keeps its memory there until it ends
     if world_size == 1 and not run.is_program and (program is not None or not has_lost_gpu()):
-        conclude = partial(_conclude, run, attempt, kills, notifier, quiet=quiet)
+
+        def conclude(crash: signal.Signals | None = None) -> int:
+            return _conclude(run, attempt, kills, notifier, codes=() if crash is None else (-crash,), quiet=quiet)
+
         # inside an allocation, or in a shell with leftover variables, the launched rank is still the only one
         alone = environ_replaced(scrubbed(os.environ) | Handover(attempt=attempt, code=code.digest).variables())
         # a program's search path is its own
@@ -156,7 +158,8 @@ def _conclude(
     directory, world_size = run.directory, run.resources.world_size
     # a rank in this process that hung has recorded its end, and printed it
     is_recorded = not Ledger(directory).attempt(attempt).open
-    complaint = oom_complaint(kills, codes, read_exit_records(directory.claim(attempt))) or alarm_complaint(codes)
+    records = read_exit_records(directory.claim(attempt))
+    complaint = oom_complaint(kills, codes, records) or alarm_complaint(codes) or death_complaint(codes, records)
     outcome = with_memory_advice(Outcome.of_attempt(directory, attempt, world_size, complaint), run.config)
     if cut_short and outcome.reason in (Reason.INFRASTRUCTURE, Reason.OUT_OF_MEMORY):
         # the ranks were killed because their user asked for it, and left no exit record

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from hpctrain.attempt.peers import MACHINE, PEER_LOST, TIMED_OUT
 from hpctrain.config.run import ProgramRun
+from hpctrain.phrases import signal_name
 from hpctrain.program.output import OutputError, find_errors
 from hpctrain.run.reason import Reason
 
@@ -58,7 +59,7 @@ class ProgramEnd:
     @property
     def text(self) -> str:
         """The exit code, or the signal."""
-        return f"exit code {self.code}" if self.code >= 0 else f"killed by {_name(-self.code)}"
+        return f"exit code {self.code}" if self.code >= 0 else f"killed by {signal_name(-self.code)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,15 +143,8 @@ def _described(
 
 def _killed(end: ProgramEnd) -> str:
     assert end.killed_by is not None
-    name = f"killed by {_name(end.killed_by)}"
+    name = f"killed by {signal_name(end.killed_by)}"
     return name if end.code < 0 else f"{name} (exit code {end.code})"
-
-
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # one of the real-time signals
-        return f"signal {number}"
 
 
 def _last(output: str) -> OutputError | None:

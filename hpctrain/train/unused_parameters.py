@@ -16,8 +16,8 @@ from hpctrain.train.turn import Turn
 WITH_MODEL = "compute the loss with the model that the method gets as its argument"
 OF_ALL = "freeze them, or set parallel.find_unused_parameters=true: DDP waits for these gradients"
 TIMES_ZERO = (
-    "other ranks wait for it; where a batch has nothing to learn from, return a loss that depends on the model, such as "
-    "0 * model(inputs).sum()"
+    "other ranks wait for it; where a batch has nothing to learn from, return a loss that depends on the model, such "
+    "as 0 * model(inputs).sum()"
 )
 
 log = logging.getLogger("hpctrain.train")

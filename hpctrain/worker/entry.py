@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import logging
 import os
@@ -29,6 +30,7 @@ from hpctrain.worker.advice import advice
 from hpctrain.worker.classification import classify
 from hpctrain.worker.host_program import HostProgram
 from hpctrain.worker.rank import Rank, headline
+from hpctrain.worker.stacks import STDERR
 from hpctrain.worker.watchdog import Watchdog
 
 log = logging.getLogger("hpctrain.train")
@@ -60,6 +62,8 @@ def run_rank(
     with handlers_restored(HANDLED), open_files_raised():
         try:
             stop.install()
+            if program is None and not faulthandler.is_enabled():
+                faulthandler.enable(STDERR)  # the log gets the Python stack of a crash in native code
             handover = Handover.read(os.environ)
             end_with_parent(handover.parent)
             environment = ClusterEnvironment.from_environment(os.environ, master_port=config.cluster.master_port)

@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -337,7 +338,7 @@ def test_one_rank_runs_in_the_launching_process(fork_server, tmp_path):
     ("action", "code", "reason", "detail"),
     [
         ("exit", 1, "infrastructure", "rank 0 of 1 ended without an exit record"),
-        ("SIGSEGV", -signal.SIGSEGV, "infrastructure", "rank 0 of 1 ended without an exit record"),
+        ("SIGSEGV", -signal.SIGSEGV, "infrastructure", f"rank 0 on {socket.gethostname()}: killed by SIGSEGV; see"),
         ("SIGKILL", -signal.SIGKILL, "infrastructure", "rank 0 of 1 ended without an exit record"),
         ("unprintable", 1, "failed", "UnprintableError: (its __str__ raises ZeroDivisionError)"),
     ],
@@ -438,7 +439,8 @@ def test_a_rank_that_is_killed(fork_server, tmp_path, run_at):
     assert done.code == 1
     ((_, reason, _),) = run_at(tmp_path / "run").attempts
     assert reason == "infrastructure"
-    assert "hpctrain: infrastructure: rank 1 of 2 ended without an exit record" in done.output
+    died = f"rank 1 on {socket.gethostname()}: killed by SIGKILL, by hand or because memory ran out; see its log"
+    assert f"hpctrain: infrastructure: {died}" in done.output
     assert "Traceback" not in done.output
 
 

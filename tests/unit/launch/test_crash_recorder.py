@@ -26,7 +26,7 @@ def concluded(tmp_path):
             time.sleep(0.02)
         return path.exists()
 
-    return path.touch, wait
+    return lambda crash: path.write_text("" if crash is None else crash.name), wait
 
 
 def in_a_process(act):
@@ -46,10 +46,11 @@ def in_a_process(act):
     [
         (lambda: os.kill(os.getpid(), signal.SIGKILL), -signal.SIGKILL),
         (lambda: os.kill(os.getpid(), signal.SIGSEGV), -signal.SIGSEGV),
+        (lambda: os.kill(os.getpid(), signal.SIGFPE), -signal.SIGFPE),
         (lambda: os._exit(0), 1),
         (lambda: os._exit(7), 7),
     ],
-    ids=["killed", "crash", "exit 0", "exit 7"],
+    ids=["killed", "crash", "division", "exit 0", "exit 7"],
 )
 def test_a_death_is_concluded_by_the_recorder(concluded, die, code):
     conclude, wait = concluded
@@ -105,7 +106,26 @@ def test_the_recorder_keeps_no_file_and_no_port(concluded, tmp_path):
     others = set(children())
     with (tmp_path / "file").open("w"), socket.create_server(("127.0.0.1", 0)), crash_recorder(conclude):
         (recorder,) = set(children()) - others
-        assert {path.name for path in Path(f"/proc/{recorder}/fd").iterdir()} == {"0", "1", "2"}
+        others = [path.readlink() for path in Path(f"/proc/{recorder}/fd").iterdir() if int(path.name) > 2]
+    (pipe,) = others
+    assert str(pipe).startswith("pipe:")
+
+
+@pytest.mark.parametrize(("number", "known"), [(signal.SIGABRT, "SIGABRT"), (signal.SIGKILL, "")])
+def test_the_signal_of_a_crash_is_concluded_and_its_stack_printed(tmp_path, capfd, number, known):
+    concluded = tmp_path / "concluded"
+
+    def act():
+        with crash_recorder(lambda crash: concluded.write_text(f"{crash and crash.name}\n")):
+            os.kill(os.getpid(), number)
+
+    assert in_a_process(act) == -number
+    deadline = time.monotonic() + 20
+    while not (concluded.exists() and concluded.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert concluded.read_text() == f"{known or None}\n"
+    stack = capfd.readouterr().err
+    assert ("Fatal Python error: Aborted" in stack, "in act" in stack) == (bool(known), bool(known))
 
 
 @pytest.mark.parametrize("take", [lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN), lambda: reap(children())])
@@ -159,7 +179,7 @@ def test_a_recorder_that_can_not_conclude_ends(tmp_path, monkeypatch):
     lock = threading.Lock()
     pid = tmp_path / "pid"
 
-    def conclude():
+    def conclude(_crash):
         pid.write_text(str(os.getpid()))
         lock.acquire()
 
