@@ -93,6 +93,12 @@ class BatchPlan:
         """Micro-batches per rank in a step of this many samples: the same number on every rank."""
         return -(-samples // (self.micro_batch_size * self.world_size))
 
+    @property
+    def ends_with_single_samples(self) -> bool:
+        """Whether micro-batches of one sample are only in the last step of an epoch."""
+        samples = self.step_samples(self.steps_per_epoch - 1)
+        return self.micro_batch_size > 1 and samples < 2 * self.world_size * self.micro_batches(samples)
+
     def samples_seen(self, step: int) -> int:
         """Samples used, over all ranks and since the start of the run, when this many steps are done."""
         epochs, steps = divmod(step, self.steps_per_epoch)

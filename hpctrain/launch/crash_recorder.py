@@ -31,8 +31,8 @@ def crash_recorder(conclude: Callable[[signal.Signals | None], object]) -> Itera
 
     The second process is a fork that keeps only the standard streams open; ``conclude`` opens its own files. It is a
     child of this process for the whole context, so a task that waits until it has no children waits forever. If a task
-    calls `os._exit(0)`, this process exits with a failure code instead. The recorder prints the Python stack of a crash,
-    unless the program has enabled faulthandler itself.
+    calls `os._exit(0)`, this process exits with a failure code instead. The recorder prints the Python stack of a
+    crash, unless the program has enabled faulthandler itself.
 
     Args:
         conclude: gets the signal of a crash, which the recorder learns from faulthandler; None if it doesn't know.

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch.utils.data import Dataset
 
 from hpctrain.attempt.lost_gpu import closing_unless_lost
@@ -136,6 +137,7 @@ class Parts:
         self.sharded = network.sharded
         self.pipeline = network.pipeline
         self.task_state.leave_out(inner(self.module))
+        self._warn_of_single_samples()
         self.optimizers = build_optimizers(config.optimizer, self.module, config.trainer.global_batch_size)
         self.meter = self.new_meter(*loss_names(self.optimizers))
         turns = build_turns(
@@ -368,6 +370,22 @@ class Parts:
         # a loading process doesn't change the task's state in this process
         with nullcontext() if workers.num_workers else self.task_state.restored():
             check(kind)
+
+    def _warn_of_single_samples(self) -> None:
+        """Log a warning before the first step if a batch norm, whose variance needs two, will get a single sample."""
+        plan, world = self.plan, self.world
+        norms = [part for part in self.model.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+        # one that is synchronised computes it over the samples of all ranks
+        own = [norm for norm in norms if norm.training and (world.size == 1 or not isinstance(norm, nn.SyncBatchNorm))]
+        reached = self.num_samples is not None and self.total_steps >= plan.steps_per_epoch
+        if own and reached and plan.ends_with_single_samples and world.is_rank_zero:
+            log.warning(
+                "the last step of each epoch (step %d) gives %s a single sample, of which %s can't compute a variance: "
+                "set data.drop_last=true, which leaves that step out",
+                plan.steps_per_epoch,
+                "a rank" if world.size > 1 else "the model",
+                type(own[0]).__name__,
+            )
 
     def _batch_plan(self) -> BatchPlan:
         trainer, degree = self.config.trainer, self.world.pipeline_size

@@ -21,6 +21,7 @@ HOST_MEMORY = re.compile(
 )
 
 NOT_CALLABLE = re.compile(r"'(Attached|Task)Log' object is not callable")
+ONE_VALUE = "Expected more than 1 value per channel when training"
 SECOND_BACKWARD = "Trying to backward through the graph a second time"
 OF_TASKS = ("hpctrain.tasks.task", "hpctrain.tasks.log")
 """The modules of the base classes of tasks and their logs, which import torch."""
@@ -64,7 +65,18 @@ def advice(error: BaseException, config: Config, world_size: int, local_world_si
         return f"out of GPU memory: {either(remedies)}" if remedies else ""
     if HOST_MEMORY.search(text):
         return f"out of memory: {memory_advice(config)}"
+    if ONE_VALUE in text:
+        return _about_batch_norm(config, world_size, local_world_size or world_size)
     return _about_the_task(error, text)
+
+
+def _about_batch_norm(config: Config, world_size: int, local_world_size: int) -> str:
+    trouble = "batch norm can't compute the variance of the single sample in this micro-batch"
+    if _micro_batch_size(config, world_size, local_world_size)[0] == 1:
+        return f"{trouble}: set trainer.micro_batch_size above 1"
+    if config.data.drop_last:
+        return ""
+    return f"{trouble}, which the last step of an epoch may have: set data.drop_last=true, which leaves that step out"
 
 
 def _about_the_task(error: BaseException, text: str) -> str:
@@ -81,9 +93,7 @@ def _about_the_task(error: BaseException, text: str) -> str:
 def _smaller(config: Config, world_size: int, local_world_size: int) -> list[str]:
     """Return the settings that save GPU memory and aren't used yet."""
     trainer, found = config.trainer, []
-    mesh = mesh_shape(config.parallel, world_size, local_world_size)
-    num_shares, pipeline_degree = (world_size, 1) if mesh is None else (mesh.data_parallel_size, mesh.pipeline)
-    size = micro_batch_size_of(config, num_shares, pipeline_degree)
+    size, pipeline_degree = _micro_batch_size(config, world_size, local_world_size)
     if size > 1:
         # a smaller micro-batch means accumulation, which CUDA graphs rule out
         also = "trainer.compile_mode=default and " if uses_cuda_graphs(config) else ""
@@ -94,3 +104,10 @@ def _smaller(config: Config, world_size: int, local_world_size: int) -> list[str
     if config.precision.kind in ("fp32", "tf32"):
         found.append("use precision=bf16")
     return found
+
+
+def _micro_batch_size(config: Config, world_size: int, local_world_size: int) -> tuple[int, int]:
+    """Return the samples of a full micro-batch, and the number of groups of ranks in the pipeline."""
+    mesh = mesh_shape(config.parallel, world_size, local_world_size)
+    num_shares, pipeline_degree = (world_size, 1) if mesh is None else (mesh.data_parallel_size, mesh.pipeline)
+    return micro_batch_size_of(config, num_shares, pipeline_degree), pipeline_degree

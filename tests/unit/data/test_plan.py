@@ -109,6 +109,13 @@ def test_the_divisors_make_the_mean_over_the_steps_samples(plan: BatchPlan, step
     assert np.mean(ranks) == pytest.approx(values[taken(plan, step)].mean())
 
 
+@given(plans())
+def test_single_samples_at_the_end_of_an_epoch_are_known(plan: BatchPlan) -> None:
+    last = np.array([plan.steps_per_epoch - 1])
+    lengths = np.concatenate([plan.pieces(last, rank)[1] for rank in range(plan.world_size)])
+    assert plan.ends_with_single_samples == bool(plan.micro_batch_size > 1 and (lengths == 1).any())
+
+
 def test_a_full_step_is_sliced_by_micro_batch_then_rank() -> None:
     plan = BatchPlan(20, global_batch_size=8, micro_batch_size=2, world_size=2, drop_last=True)
     assert plan.accumulation == 2

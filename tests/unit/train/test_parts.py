@@ -139,3 +139,23 @@ def test_parameters_that_the_loss_does_not_reach_are_named(compose_small, lone_w
     parts.step(0, iter(parts.loader(0)))
     (message,) = caplog.messages
     assert message.startswith("Small.loss gave no gradient to unused, which it trains: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "step"),
+    [
+        (["trainer.global_batch_size=23", "trainer.micro_batch_size=23"], 2),
+        (["trainer.global_batch_size=23", "trainer.micro_batch_size=23", "data.drop_last=true"], None),
+        (["trainer.global_batch_size=23", "trainer.micro_batch_size=23", "trainer.max_steps=1"], None),
+        (["trainer.global_batch_size=22", "trainer.micro_batch_size=22"], None),
+    ],
+)
+def test_the_single_sample_that_batch_norm_will_refuse_is_named_before_the_first_step(
+    compose_small, lone_world, monkeypatch, caplog, words, step
+):
+    build = Small.build_model
+    monkeypatch.setattr(Small, "build_model", lambda task: build(task).append(nn.BatchNorm1d(3)))
+    Parts(compose_small(*words), lone_world)
+    found = [message for message in caplog.messages if "BatchNorm1d" in message]
+    expected = f"the last step of each epoch (step {step}) gives the model a single sample, of which BatchNorm1d can't"
+    assert [message.startswith(expected) for message in found] == [True] * (step is not None)

@@ -26,6 +26,8 @@ DDP = (
     "Expected to have finished reduction in the prior iteration before starting a new one. This error indicates that "
     "your module has parameters that were not used in producing loss. You can enable"
 )
+BATCH_NORM = "Expected more than 1 value per channel when training"
+SINGLE = "batch norm can't compute the variance of the single sample in this micro-batch"
 CHECKPOINT = "set trainer.activation_checkpointing"
 FIT = "(`python -m hpctrain fit-batch` finds the largest)"
 
@@ -56,6 +58,13 @@ class OutOfMemoryError(RuntimeError):
             ["trainer.compile=true", "trainer.compile_mode=reduce-overhead"],
             OutOfMemoryError(CUDA),
             "out of GPU memory: set trainer.compile_mode=default and trainer.micro_batch_size below 32",
+        ),
+        *(
+            (words, ValueError(f"{BATCH_NORM}, got input size torch.Size([1, 8])"), expected)
+            for words, expected in [
+                ([], f"{SINGLE}, which the last step of an epoch may have: set data.drop_last=true, which leaves that s"),
+                (["trainer.micro_batch_size=1"], f"{SINGLE}: set trainer.micro_batch_size above 1"),
+            ]
         ),
         # a micro-batch of one sample can't be smaller
         (
