@@ -18,7 +18,7 @@ from hpctrain.checkpoint.restore import restore_model, restore_optimizer
 from hpctrain.checkpoint.retention import set_aside
 from hpctrain.checkpoint.sharded.read import read_parts
 from hpctrain.checkpoint.sharded.verification import SharedVerification
-from hpctrain.checkpoint.state import NAMED, Snapshot, parameter_names
+from hpctrain.checkpoint.state import CHANGED_BUFFERS, NAMED, Snapshot, parameter_names
 from hpctrain.distributed.world import World
 from hpctrain.errors import CheckpointDamagedError, CheckpointError, CheckpointUnlikeError
 from hpctrain.phrases import listed
@@ -76,7 +76,8 @@ class LoadedCheckpoint(Snapshot):
         """Restore model, optimizer and scaler; not collective. Call `restore_rng` later, as the last step of a resume.
 
         Args:
-            model: on any device, with or without wrappers; its tensors are copied into.
+            model: on any device, with or without wrappers; its tensors are copied into, and buffers replaced whose
+                shape or dtype training had changed.
             optimizer: over the model's parameters, or several by name; None leaves it out.
             scaler: starts afresh, with a warning, if none was saved; or several by name.
             changed: options of the optimizer that keep their current value, by name for several; see
@@ -86,7 +87,7 @@ class LoadedCheckpoint(Snapshot):
             CheckpointError: names, shapes, dtypes or options differ; the message starts with the path and lists them.
         """
         try:
-            restore_model(model, self.model)
+            restore_model(model, self.model, self.extra.get(CHANGED_BUFFERS, ()))
             if isinstance(optimizer, Mapping):
                 assert isinstance(changed, Mapping)
                 self._restore_named(model, optimizer, changed)

@@ -23,12 +23,14 @@ from hpctrain.run.region import Region
 _INITIAL_LR = "initial_lr"
 
 
-def restore_model(model: nn.Module, saved: Mapping[str, Any]) -> None:
+def restore_model(model: nn.Module, saved: Mapping[str, Any], changed: Collection[str] = ()) -> None:
     """Copy the saved tensors into the model, on any device; nothing is copied unless everything fits.
 
     Args:
         model: with or without wrappers.
         saved: plain name -> tensor; buffers are included.
+        changed: buffers whose shape or dtype training had changed, or which it had added or removed: the model gets
+            them as they were saved.
 
     Raises:
         CheckpointError: names, shapes or dtypes differ.
@@ -36,15 +38,21 @@ def restore_model(model: nn.Module, saved: Mapping[str, Any]) -> None:
     plain = PlainNames(model)
     here = model.state_dict()
     own_names = {plain(name): name for name in here}
-    problems = differing("only in the checkpoint", saved.keys() - own_names.keys())
-    problems += differing("only in the model", own_names.keys() - saved.keys())
+    owners = _owners(model, changed, saved) if changed else {}
+    problems = differing("only in the checkpoint", saved.keys() - own_names.keys() - owners.keys())
+    problems += differing("only in the model", own_names.keys() - saved.keys() - owners.keys())
     shared = [(name, saved[name], here[own]) for name, own in own_names.items() if name in saved]
-    problems += differing("not alike", (_difference(*pair) for pair in shared if _kind(pair[1]) != _kind(pair[2])))
+    unlike = [pair for pair in shared if _kind(pair[1]) != _kind(pair[2]) and pair[0] not in owners]
+    problems += differing("not alike", (_difference(*pair) for pair in unlike))
     if problems:
         raise CheckpointError(
             f"the checkpoint doesn't fit the model: {'; '.join(problems)}. Resume with the model that was saved, "
             "or start a new run from its weights with init_from"
         )
+    if owners:
+        _replace_buffers(model, owners, saved)
+        restore_model(model, saved)
+        return
     if any(isinstance(each, StoredTensor) or _is_shard(value) for _, each, value in shared):
         _copy_parts(model, {own: saved[name] for name, own in own_names.items()}, here)
         return
@@ -53,6 +61,32 @@ def restore_model(model: nn.Module, saved: Mapping[str, Any]) -> None:
         paths = {plain(path): path for path, _ in model.named_modules(remove_duplicate=False)}
         state._metadata = {paths.get(path, path): entry for path, entry in versions.items()}  # type: ignore[attr-defined]
     model.load_state_dict(state, strict=True)
+
+
+def _owners(model: nn.Module, changed: Collection[str], saved: Mapping[str, Any]) -> dict[str, tuple[nn.Module, str]]:
+    """Return the module of each buffer that can be replaced by the saved one or removed, and its name there."""
+    plain = PlainNames(model)
+    modules = {plain(path): module for path, module in model.named_modules(remove_duplicate=False)}
+    owners = {}
+    for name in changed:
+        path, _, own = name.rpartition(".")
+        module = modules.get(path)
+        if module is not None and (own in module._buffers or (name in saved and not hasattr(module, own))):
+            owners[name] = module, own
+    return owners
+
+
+def _replace_buffers(model: nn.Module, owners: Mapping[str, tuple[nn.Module, str]], saved: Mapping[str, Any]) -> None:
+    device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
+    for name, (module, own) in owners.items():
+        before = module._buffers.get(own)
+        value = None
+        if name in saved:
+            value = torch.empty_like(saved[name], device=device if before is None else before.device)
+        if own in module._buffers:
+            module._buffers[own] = value
+        else:
+            module.register_buffer(own, value)
 
 
 def _copy_parts(model: nn.Module, saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:

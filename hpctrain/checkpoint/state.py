@@ -7,7 +7,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -106,6 +106,28 @@ def names_by_id(model: nn.Module) -> dict[int, str]:
     """Return the plain name of each parameter by its `id`; for a tied parameter, its first name."""
     plain = PlainNames(model)
     return {id(parameter): plain(name) for name, parameter in model.named_parameters()}
+
+
+CHANGED_BUFFERS = "changed_buffers"
+"""Key of the names of buffers that training had changed in shape or dtype, added or removed; absent without any."""
+BufferKinds: TypeAlias = dict[str, tuple[torch.Size, torch.dtype]]
+"""Shape and dtype of buffers, by plain name."""
+
+
+def buffer_kinds(model: nn.Module) -> BufferKinds:
+    """Return the shape and dtype of each buffer that checkpoints hold, by its plain name."""
+    plain = PlainNames(model)
+    return {
+        plain(f"{path}.{name}".lstrip(".")): (buffer.shape, buffer.dtype)
+        for path, module in model.named_modules(remove_duplicate=False)
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name not in module._non_persistent_buffers_set
+    }
+
+
+def changed_buffers(before: BufferKinds, after: BufferKinds) -> list[str]:
+    """Return the names of buffers that differ in shape or dtype, or that only one of both has."""
+    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
 
 
 @dataclass(frozen=True, slots=True)

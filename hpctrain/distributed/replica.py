@@ -159,20 +159,20 @@ def buffers_and_rng_restored(model: nn.Module, world: World) -> Iterator[None]:
 
     These are the random states of torch on the CPU and on the rank's GPUs, of NumPy and of Python.
     """
-    saved = [
-        (module, name, buffer, buffer.detach().clone())
-        for module in model.modules()
-        for name, buffer in module.named_buffers(recurse=False)
-    ]
+    buffers = [(module, dict(module._buffers)) for module in model.modules()]
+    saved = [(buffer, buffer.detach().clone()) for _, own in buffers for buffer in own.values() if buffer is not None]
     try:
         with modes_restored(model), random_states_restored(world.gpus):
             yield
     finally:
         with torch.no_grad():
-            for module, name, buffer, values in saved:
+            for buffer, values in saved:
                 buffer.copy_(values)
-                # the forward pass may have put another tensor in its place, even one of another shape
-                setattr(module, name, buffer)
+            for module, own in buffers:
+                # the forward pass may have put other tensors in their places, even of another shape, or added some
+                for name in module._buffers.keys() - own.keys():
+                    delattr(module, name)
+                module._buffers.update(own)
 
 
 @contextmanager

@@ -14,14 +14,14 @@ from hpctrain.checkpoint.read import LoadedCheckpoint, load_newest
 from hpctrain.checkpoint.retention import remove_leftovers, set_aside
 from hpctrain.checkpoint.rng import restore_rng, rng_state
 from hpctrain.checkpoint.saver import CheckpointSaver
-from hpctrain.checkpoint.state import Head, LiveState
+from hpctrain.checkpoint.state import CHANGED_BUFFERS, Head, LiveState, buffer_kinds, changed_buffers
 from hpctrain.config.identity import config_digest
 from hpctrain.distributed.agreement import Agreement
 from hpctrain.distributed.determinism import rank_seed, seed_everything
 from hpctrain.distributed.replica import inner
 from hpctrain.distributed.stop_request import Stop
-from hpctrain.errors import CheckpointError, SupersededError
-from hpctrain.phrases import counted
+from hpctrain.errors import CheckpointError, SupersededError, TaskError
+from hpctrain.phrases import counted, listed
 from hpctrain.run.checkpoints import ShowRead
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import EvaluationRecord
@@ -98,6 +98,7 @@ class Checkpointing:
         self._saved_at_s = clock()
         self._interval_s: float | None = None
         self._known_parts: KnownParts = {}
+        self._built_buffers = buffer_kinds(parts.model)
 
     def resume(self, show: ShowRead | None = None) -> Start:
         """Restore the newest intact checkpoint, if there is one; collective.
@@ -266,7 +267,23 @@ class Checkpointing:
             self._saver.wait(WAIT_S)
         return not waits, None
 
+    def require_constant_buffers(self) -> None:
+        """Refuse buffers that training adds, removes or gives another shape, where ranks share the model.
+
+        Raises:
+            TaskError: the model has such a buffer.
+        """
+        if self._parts.sharded is not None and (names := self._changed_buffers()):
+            raise TaskError(
+                f"training changes the shape or dtype of {listed(names)}, which checkpoints of a model on several "
+                "ranks can't hold: give these buffers their largest size in build_model, or use parallel=ddp"
+            )
+
+    def _changed_buffers(self) -> list[str]:
+        return changed_buffers(self._built_buffers, buffer_kinds(self._parts.model))
+
     def _save(self, step: int, *, evaluation_due: bool, wait: bool) -> None:
+        self.require_constant_buffers()
         world = self._world
         random_states = world.gather(rng_state(world.gpus))
         gathered = {
@@ -368,7 +385,9 @@ class Checkpointing:
         )
 
     def _extra(self) -> dict[str, object]:
+        buffers = self._changed_buffers()
         return {
+            **({CHANGED_BUFFERS: buffers} if buffers else {}),
             "optimizer": self._config.optimizer,
             "num_samples": self._parts.num_samples,
             "loss_weights": self._parts.loss_weights.state(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
@@ -163,8 +163,7 @@ class MasterWeights:
         self._masters = [master.detach() for master, _ in self._trained]
         self._halves = [half.detach() for _, half in self._trained]
         self._gradients = [torch.zeros_like(master) for master in self._masters]
-        buffers = zip(model.buffers(), self.copy.buffers(), strict=True)
-        self._buffers = [(master, half) for master, half in buffers if master is not half]
+        self._dtype = dtype
         self._frozen = [(master.detach(), half.detach()) for master, half in apart if not master.requires_grad]
         self._modules = [*zip(model.modules(), self.copy.modules(), strict=True)]
         self._modes = [half.training for _, half in self._modules]
@@ -207,14 +206,36 @@ class MasterWeights:
 
     @torch.no_grad()
     def _before_saving(self, *_: Any) -> None:
-        for master, half in self._buffers:
-            master.copy_(half)
+        for module, half in self._modules:
+            _copy_buffers(half, module, {self._dtype: torch.float32})
 
     @torch.no_grad()
     def _after_loading(self, *_: Any) -> None:
         self.publish()
-        for master, half in (*self._frozen, *self._buffers):
+        for master, half in self._frozen:
             half.copy_(master)
+        for module, own in self._modules:
+            _copy_buffers(module, own, {} if _is_norm(module) else {torch.float32: self._dtype})
+
+
+def _copy_buffers(source: nn.Module, target: nn.Module, formats: Mapping[torch.dtype, torch.dtype]) -> None:
+    """Copy a module's own buffers: a forward pass may have replaced, added or removed some.
+
+    Args:
+        source: has them.
+        target: gets them.
+        formats: the dtype of a copy by that of the original, where it is another one.
+    """
+    for name in target._buffers.keys() - source._buffers.keys():
+        del target._buffers[name]
+    for name, buffer in source._buffers.items():
+        old = target._buffers.get(name)
+        if buffer is None or old is buffer:
+            target._buffers[name] = buffer
+        elif old is None or old.shape != buffer.shape or old.dtype != formats.get(buffer.dtype, buffer.dtype):
+            target._buffers[name] = buffer.to(formats.get(buffer.dtype, buffer.dtype), copy=True)
+        else:
+            old.copy_(buffer)
 
 
 def _kept_in_fp32(model: nn.Module) -> Iterator[Tensor]:

@@ -212,7 +212,7 @@ class Trainer:
                 closing_unless_lost(self._micro_batches()) as micro_batches,
                 unknown_optimizers_refused(self._parts.step),
             ):
-                finished = self._loop.run(micro_batches, self._keep_config)
+                finished = self._loop.run(micro_batches, self._after_first_step)
             self._saver.finish()
             if self.step > self._start_step:
                 self._keep_config()  # again, in case the file system failed after the first step
@@ -226,6 +226,10 @@ class Trainer:
             # last: an error in a callback must not keep anything above from being written
             self._loop.conclude(finished=finished)
         return finished
+
+    def _after_first_step(self) -> None:
+        self._checkpointing.require_constant_buffers()
+        self._keep_config()
 
     def _keep_config(self) -> None:
         """Keep a resume's change to the configuration, once a step was trained with it."""

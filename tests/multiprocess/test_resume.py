@@ -6,6 +6,7 @@ import json
 import shutil
 
 import pytest
+import torch
 from compared_runs import taken
 
 QUIET = (
@@ -127,3 +128,30 @@ def test_another_torch_than_before_is_a_warning(train):
     code, run, output = train("run", *QUIET)
     assert code == 0, output
     assert f"this attempt has torch {installed}, and the Python that submitted the run has torch 1.2.3" in output
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("words", [[], ["precision=fp16_master"], ["precision=bf16_pure"], ["trainer.ema_decay=0.9"]])
+def test_buffers_that_change_their_shape_are_as_they_were(train, world_size, words):
+    words = [*QUIET, *words, "task._target_=memories.Remembering"]
+    code, straight, output = train("straight", *words, world_size=world_size)
+    assert code == 0, output
+    for act in ("0:2", "0:7", "0:6"):
+        code, run, output = train("run", *words, world_size=world_size, alike=False, TRIAL_ACT=f"{act}:raise")
+        assert code == 1, output
+    code, run, output = train("run", *words, world_size=world_size)
+    assert code == 0, output
+    assert [start for start, _, _ in run.attempts] == [0, 0, 4, 8]
+    assert run.digest == straight.digest
+    saved = torch.load(run.directory.checkpoint(12) / "model.pt", weights_only=True)
+    assert (saved["seen"].shape, saved["pending"].shape, "first" in saved) == ((6, 3), (8,), False)
+
+
+@pytest.mark.nightly
+def test_buffers_that_change_their_shape_in_a_shared_model_are_refused_in_the_first_step(train):
+    words = [*QUIET, "parallel=fsdp", "parallel.shard_degree=2", "task._target_=memories.Remembering"]
+    code, run, output = train("run", *words, world_size=2)
+    assert (code, run.steps) == (1, [])
+    problem = "training changes the shape or dtype of count, last, pending, seen, which checkpoints of a model on"
+    assert problem in output

@@ -62,7 +62,10 @@ class OutOfMemoryError(RuntimeError):
         *(
             (words, ValueError(f"{BATCH_NORM}, got input size torch.Size([1, 8])"), expected)
             for words, expected in [
-                ([], f"{SINGLE}, which the last step of an epoch may have: set data.drop_last=true, which leaves that s"),
+                (
+                    [],
+                    f"{SINGLE}, which the last step of an epoch may have: set data.drop_last=true, which leaves that s",
+                ),
                 (["trainer.micro_batch_size=1"], f"{SINGLE}: set trainer.micro_batch_size above 1"),
             ]
         ),
