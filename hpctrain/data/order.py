@@ -122,14 +122,20 @@ class WeightedOrder:
 
     def __init__(self, weights: npt.ArrayLike, seed: int) -> None:
         values = np.asarray(weights, dtype=np.float64)
-        if values.ndim != 1 or not np.isfinite(values).all() or (values < 0).any() or not values.sum():
+        if values.ndim != 1 or not np.isfinite(values).all() or (values < 0).any() or not values.any():
             raise TaskError(
                 f"expected one finite weight per sample, none negative, not all zero; got shape {values.shape}, from "
                 f"{values.min(initial=0)} to {values.max(initial=0)}"
             )
         self.seed = seed
-        self._edges = np.cumsum(values / values.sum())
-        self._edges[-1] = 1.0
+        with np.errstate(over="ignore"):
+            total = values.sum()
+        if np.isinf(total):
+            values = values / values.max()
+            total = values.sum()
+        self._edges = np.cumsum(values / total)
+        # a sample of weight 0 at the end is never drawn, although the sum may be rounded down
+        self._edges[np.flatnonzero(values)[-1] :] = 1.0
 
     def __call__(self, epoch: int | IntArray, positions: IntArray) -> IntArray:
         """See `Order`."""

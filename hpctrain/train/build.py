@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from hpctrain.checkpoint.warm_start import warm_start
 from hpctrain.config.main_module import find_own
@@ -20,6 +21,7 @@ from hpctrain.distributed.compiler import compile_in_place, compile_parts_in_pla
 from hpctrain.distributed.replica import broadcast_tensors, inner, synchronise_batchnorm
 from hpctrain.distributed.world import World
 from hpctrain.errors import ConfigError, TaskError
+from hpctrain.phrases import listed
 from hpctrain.tasks.task import Task
 from hpctrain.train.activation_checkpointing import checkpoint_activations
 from hpctrain.train.modes import begin_training
@@ -115,11 +117,18 @@ def build_model(node: Mapping[str, Any], task: Task) -> nn.Module:
     """Build the configured model, or the task's own.
 
     Raises:
-        TaskError: the result isn't a module.
+        TaskError: the result isn't a module, or has parameters without a shape.
     """
     model = task.build_model() if node["_target_"] is None else instantiate("model", node)
     if not isinstance(model, nn.Module):
         raise TaskError(f"the model must be a torch.nn.Module, but is a {type(model).__name__}")
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    if lazy := [name for name, tensor in tensors.items() if is_lazy(tensor)]:
+        raise TaskError(
+            f"{listed(lazy, shown=4)} {'has' if len(lazy) == 1 else 'have'} no shape before the first forward pass, as "
+            "in nn.LazyLinear: run one in build_model, with inputs such as torch.zeros(1, 3, 224, 224), before "
+            "returning the model"
+        )
     return model
 
 

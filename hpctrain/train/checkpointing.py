@@ -268,15 +268,19 @@ class Checkpointing:
         return not waits, None
 
     def require_constant_buffers(self) -> None:
-        """Refuse buffers that training adds, removes or gives another shape, where ranks share the model.
+        """Refuse buffers that training adds, removes or gives another shape, where a checkpoint can't hold them.
 
         Raises:
-            TaskError: the model has such a buffer.
+            TaskError: the model has such a buffer, and its ranks share it, or compute with a half-precision copy.
         """
-        if self._parts.sharded is not None and (names := self._changed_buffers()):
+        parts = self._parts
+        has_copy = parts.model is not parts.module
+        if (has_copy or parts.sharded is not None) and (names := self._changed_buffers()):
+            where = f"with precision={self._config.precision.kind}" if has_copy else "of a model on several ranks"
+            remedy = "another precision" if has_copy else "parallel=ddp"
             raise TaskError(
-                f"training changes the shape or dtype of {listed(names)}, which checkpoints of a model on several "
-                "ranks can't hold: give these buffers their largest size in build_model, or use parallel=ddp"
+                f"training changes the shape or dtype of {listed(names)}, which checkpoints {where} can't hold: give "
+                f"these buffers their largest size in build_model, or use {remedy}"
             )
 
     def _changed_buffers(self) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import torch
 
@@ -16,8 +16,26 @@ from hpctrain.checkpoint.rng import restore_rng, rng_state
 def process_state_restored() -> Iterator[None]:
     """After the context, random states and torch's global settings are those from before it.
 
-    Inside of it gradients are computed, also where the program turned that off (`torch.no_grad`).
+    Inside of it, what the program has set for itself changes no weights: gradients are computed (`torch.no_grad`), in
+    the run's precision (`torch.autocast`, `torch.set_default_dtype`), and tensors are made on the CPU unless a device
+    is named (`torch.set_default_device`, `with torch.device`).
     """
+    cpu = torch.device("cpu")
+    # only if it is needed: inside of it, each call of torch takes longer
+    on_cpu: AbstractContextManager[object] = nullcontext() if torch.get_default_device() == cpu else cpu
+    with on_cpu, _global_state_restored():
+        dtype = torch.get_default_dtype()
+        with torch.inference_mode(False), torch.enable_grad(), ExitStack() as contexts:
+            for kind in ("cpu", "cuda"):
+                if torch.is_autocast_enabled(kind):
+                    contexts.enter_context(torch.autocast(kind, enabled=False))
+            contexts.callback(torch.set_default_dtype, dtype)
+            torch.set_default_dtype(torch.float32)
+            yield
+
+
+@contextmanager
+def _global_state_restored() -> Iterator[None]:
     gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())] if _uses_cuda() else []
     rng = rng_state(gpus)
     current = torch.cuda.current_device() if gpus else None
@@ -27,8 +45,7 @@ def process_state_restored() -> Iterator[None]:
     cudnn = dict(_cudnn_settings())
     fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]  # torch's module hides it
     try:
-        with torch.inference_mode(False), torch.enable_grad():
-            yield
+        yield
     finally:
         is_lost = has_lost_gpu()  # each call of CUDA would fail
         restore_rng(rng, [] if is_lost else gpus)

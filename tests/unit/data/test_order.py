@@ -184,3 +184,11 @@ def test_weighted_draws_depend_on_seed_epoch_and_position_alone():
 def test_impossible_weights_are_refused(weights):
     with pytest.raises(TaskError, match="expected one finite weight per sample"):
         WeightedOrder(weights, seed=0)
+
+
+def test_weights_whose_sum_overflows_are_drawn_in_proportion():
+    weights = np.array([1.0, 3.0, 0.0, 4.0, 0.0])
+    positions = np.arange(400)
+    expected = WeightedOrder(weights, 5)(0, positions)
+    assert np.array_equal(WeightedOrder(weights * 2.0**1021, 5)(0, positions), expected)
+    assert set(expected) == {0, 1, 3}

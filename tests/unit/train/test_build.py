@@ -152,3 +152,14 @@ def test_a_copy_computes_with_what_was_trained_however_it_is_dressed(composer, l
             assert torch.equal(copied[name], value.to(copied[name].dtype)), name
             assert copied[name].stride() == value.stride(), name
             assert not torch.equal(value, before[name]), name
+
+
+def test_a_parameter_without_a_shape_is_named_with_the_remedy():
+    class Lazy(Digits):
+        def build_model(self):
+            return nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d())
+
+    with pytest.raises(
+        TaskError, match=r"0\.weight, 0\.bias, 1\.weight, 1\.bias and 2 more have no shape before the fir"
+    ):
+        build_model({"_target_": None}, Lazy())
