@@ -8,7 +8,7 @@ from torch import nn
 
 from hpctrain.checkpoint.restore import restore_model
 from hpctrain.checkpoint.restore import restore_optimizer as restore_named
-from hpctrain.checkpoint.state import Head, LiveState, parameter_names
+from hpctrain.checkpoint.state import Head, LiveState, buffer_kinds, changed_buffers, parameter_names
 from hpctrain.errors import CheckpointError
 
 HEAD = Head(step=3, samples_seen=24, world_size=1, config_digest="c0")
@@ -227,3 +227,42 @@ def test_a_count_lies_where_the_option_that_was_changed_wants_it(changed):
     restore_optimizer(fresh, snapshot, elsewhere, changed)
     assert fresh.param_groups[0]["fused"] is (True if changed else None)
     assert fresh.state[elsewhere.weight]["step"].device.type == ("meta" if changed else "cpu")
+
+
+class Memory(nn.Module):
+    """Has a buffer of each kind of change."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("grown", torch.zeros(0, 2))
+        self.register_buffer("absent", None)
+        self.register_buffer("gone", torch.zeros(1))
+        self.register_buffer("number", torch.zeros((), dtype=torch.int64))
+
+    def change(self):
+        self.grown = torch.ones(3, 2)
+        self.absent = torch.ones(2)
+        self.gone = None
+        self.number = self.number + 0.5
+        self.register_buffer("later", torch.full((4,), 2.0))
+
+
+def test_buffers_that_training_changed_are_restored_as_they_are_and_others_must_fit():
+    trained, model = nn.Sequential(nn.Linear(2, 2), Memory()), nn.Sequential(nn.Linear(2, 2), Memory())
+    built = buffer_kinds(trained)
+    assert changed_buffers(built, buffer_kinds(trained)) == []
+    trained[1].change()
+    changed = changed_buffers(built, buffer_kinds(trained))
+    assert changed == ["1.absent", "1.gone", "1.grown", "1.later", "1.number"]
+    saved = {name: value.clone() for name, value in trained.state_dict().items()}
+    with pytest.raises(CheckpointError, match=r"only in the model: 1\.gone; not alike: 1\.number"):
+        restore_model(model, saved, [name for name in changed if name not in ("1.gone", "1.number")])
+    assert model[1].grown.shape == (0, 2)
+    restore_model(model, saved, changed)
+    restored = model.state_dict()
+    assert restored.keys() == saved.keys()
+    assert all(torch.equal(restored[name], value) for name, value in saved.items())
+    assert {name: value.dtype for name, value in restored.items()} == {
+        name: value.dtype for name, value in saved.items()
+    }
+    assert model[1].gone is None
