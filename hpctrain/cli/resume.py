@@ -22,6 +22,7 @@ from hpctrain.launch.launch_code import require_original_folder
 from hpctrain.launch.launcher import launch
 from hpctrain.run.config_change import trained_varied
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.launch_mark import LaunchMark
 from hpctrain.run.manifest import value_text
 from hpctrain.status.search import runs_of
 
@@ -67,6 +68,7 @@ def main(arguments: list[str]) -> int:
         raise ConfigError("run.command", typed, "a run keeps its command", remedy)
     options = _parse(arguments)
     command = ["python", "-m", "hpctrain", "resume", *arguments]
+    _refuse_unfinished(options)
     if (of_sweep := _sweep_of(options, command)) is not None:
         from hpctrain.sweep.resume_sweep import resume_sweep  # submitit takes a tenth of a second to import
 
@@ -109,6 +111,14 @@ def _split_words(words: Sequence[str], runs_dir: Path) -> tuple[list[RunDirector
         raise RunDirectoryError("resume: expected a run, got none; `python -m hpctrain status` lists the runs")
     runs = dict.fromkeys(run for word in named for run in runs_of(word, runs_dir))
     return list(runs), [word for word in words if word not in named]
+
+
+def _refuse_unfinished(options: argparse.Namespace) -> None:
+    """Refuse a sweep whose launch was killed: it has only some of its runs."""
+    for word in options.words:
+        for folder in (word, str(Path(options.runs_dir) / word)):
+            if _is_folder(folder) and (unfinished := LaunchMark(RunDirectory.at(folder)).describe_unfinished()):
+                raise RunDirectoryError(f"{word}: {unfinished}")
 
 
 def _sweep_of(options: argparse.Namespace, command: Sequence[str]) -> tuple[SweepResume, SweepRecord] | None:

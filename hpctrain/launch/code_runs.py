@@ -14,6 +14,8 @@ COPY = re.compile(r"\.tmp-.*|([0-9a-f]{32}|damaged-[0-9a-f]{32}-[0-9a-f]{8})(\.j
 
 LOG = re.compile(r"batch_[0-9]+(_[0-9]+)?\.log")
 """Names in a folder `logs` of the batch scripts' logs."""
+MARK = "launching.json"
+"""The name of a file in the directory of a launch that is under way, or was killed."""
 RECORDS = ("sweep.json", "search", "jobs.jsonl", "code.jsonl")
 """What a sweep's folder has beside its runs, copies and logs."""
 
@@ -39,7 +41,7 @@ class Runs:
     def contain(self, path: str) -> bool:
         """Whether a file or a folder was made by a launch; the path is relative to the root."""
         folder, _, name = path.rpartition("/")
-        if self.contain_folder(folder) or _is_copy(folder, name):
+        if self.contain_folder(folder) or _is_copy(folder, name) or name == MARK:
             return True
         return self._is_record(folder, name) or self._is_log(folder, name)
 

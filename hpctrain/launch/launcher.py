@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from hpctrain.config.checks import warnings_of
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.run_config import RunConfig
-from hpctrain.errors import ExitCode
+from hpctrain.errors import ExitCode, RunDirectoryError
 from hpctrain.launch.after import require_others, start_options
 from hpctrain.launch.completed_run import print_completed
 from hpctrain.launch.existing_run import nothing_left, require_checkpoint, revert_failed_changes
 from hpctrain.launch.launch_code import LaunchCode, importing_code_of
-from hpctrain.launch.prepare import RunPlan, plan, prepare
+from hpctrain.launch.prepare import RunPlan, plan, prepare, refuse_other_files
 from hpctrain.launch.run_dir import undone_on_error
 from hpctrain.launch.sbatch import require_sbatch
 from hpctrain.phrases import counted
@@ -95,12 +95,15 @@ def begin(
         RunDirectoryError: the run is running, or may be; or its directory can't be written.
     """
     existing = None if config.run_dir is None else RunDirectory.at(config.run_dir)
-    if existing is not None and existing.config.is_file():
+    is_run = existing is not None and existing.config.is_file()
+    if existing is not None and is_run:
         revert_failed_changes([existing], report)
         status = require_stopped(existing, force=force)
         if nothing_left(status, config):
             return status
         require_checkpoint(existing, config)
+    elif existing is not None:
+        refuse_other_files(existing)
     with importing_code_of(config.run_dir, now=code_now):
         warnings = warnings_of(config)
     for warning in warnings:
@@ -108,7 +111,9 @@ def begin(
     if isinstance(config.cluster, Slurm):
         require_sbatch()
     require_others(config, existing or plan(config).directory)
-    with undone_on_error(config.run_dir, config.name) as directory:
+    with undone_on_error(config.run_dir, config.name, command) as directory:
+        if existing is not None and existing.config.is_file() is not is_run:
+            raise RunDirectoryError(f"{directory.path}: another command has just launched a run there")
         log = directory.rank_log(0)
         seen_bytes = log.stat().st_size if log.exists() else 0
         code = LaunchCode(directory, now=code_now, required=code_required, warn=warn)

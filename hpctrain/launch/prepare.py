@@ -27,6 +27,7 @@ from hpctrain.launch.run_dir import default_path, undone_on_error
 from hpctrain.run.config_change import change_config, trained_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.gone_checkpoints import allow_start_over
+from hpctrain.run.launch_mark import LaunchMark
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.manifest import manifest
 from hpctrain.streams import Report
@@ -125,14 +126,17 @@ def prepare(
             old = trained  # no step was trained with what a resume changed since then
         refuse_other_run(old, run.config, report)
         run = dataclasses.replace(run, config=with_stored_texts(old, run.config, report))
-    elif directory.path.is_dir() and any(directory.path.iterdir()):
-        raise RunDirectoryError(
-            f"run_dir={directory.path}: expected a run or an empty folder, found other files; name an empty or new one"
-        )
+    else:
+        refuse_other_files(directory)
     # typed for this resume alone, not for later ones
     stored = dataclasses.replace(run.config, resume=Resume())
     directory.create(config.mode)
     with directory.permissions():
+        if not directory.config.exists():
+            # of a launch that was killed, which launched nothing with its code and its values
+            LaunchMark(directory).remove_temporary_files()
+            directory.code_records.unlink(missing_ok=True)
+            directory.manifest.unlink(missing_ok=True)
         copied = None if code is None else code.assign_to(directory, stored)
         if not directory.manifest.exists():
             known = origin or manifest(command, Path.cwd())
@@ -141,6 +145,20 @@ def prepare(
         if config.resume.from_scratch:
             allow_start_over(directory, Ledger(directory).last_claim())
     return dataclasses.replace(run, config=stored)
+
+
+def refuse_other_files(directory: RunDirectory) -> None:
+    """Refuse a folder with files for a new run, unless they are those of a launch that was killed.
+
+    Raises:
+        RunDirectoryError: they are other files.
+    """
+    if directory.config.exists() or LaunchMark(directory).is_unfinished or not directory.path.is_dir():
+        return
+    if any(directory.path.iterdir()):
+        raise RunDirectoryError(
+            f"run_dir={directory.path}: expected a run or an empty folder, found other files; name an empty or new one"
+        )
 
 
 def prepare_as_rank(
@@ -160,6 +178,10 @@ def prepare_as_rank(
     if environment.restart_count:
         # a requeued job runs the same command again, which was typed before anything was saved
         config = dataclasses.replace(config, resume=dataclasses.replace(config.resume, from_scratch=False))
-    with undone_on_error(config.run_dir, config.name) as directory:
+    if config.run_dir is not None:
+        refuse_other_files(RunDirectory.at(config.run_dir))
+    # the earlier start of a requeued job has ended
+    requeued = bool(environment.restart_count)
+    with undone_on_error(config.run_dir, config.name, command, requeued=requeued) as directory:
         code = LaunchCode(directory) if takes_code else None
         return prepare(dataclasses.replace(config, run_dir=str(directory.path)), command, code=code)

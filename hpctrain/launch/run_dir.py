@@ -8,7 +8,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from hpctrain.errors import RunDirectoryError
@@ -17,22 +17,32 @@ from hpctrain.run.code import DAMAGED, list_of
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.file_system import explain
 from hpctrain.run.gone_checkpoints import STARTS_OVER
+from hpctrain.run.launch_mark import LaunchMark
 
 
 @contextlib.contextmanager
-def undone_on_error(run_dir: str | Path | None, name: str | None = None) -> Iterator[RunDirectory]:
+def undone_on_error(
+    run_dir: str | Path | None,
+    name: str | None = None,
+    command: Sequence[str] | None = None,
+    *,
+    requeued: bool = False,
+) -> Iterator[RunDirectory]:
     """Yield the directory of a run or a sweep; an error inside the context leaves it as it was found, or absent.
 
-    Only what preparing and submitting write is undone, and nothing once a job is recorded or an attempt is claimed: of
-    a run, of a run in the sweep, or of the search that the run belongs to. A
-    job that couldn't be recorded fails at its start, because its pickled call is gone.
+    If the process is killed instead, the mark of the launch stays (`LaunchMark`). Only what preparing and submitting
+    write is undone, and nothing once a job is recorded or an attempt is claimed: of a run, of a run in the sweep, or of
+    the search that the run belongs to. A job that couldn't be recorded fails at its start, because its pickled call is
+    gone.
 
     Args:
         run_dir: the directory; None claims a new one, `runs/NAME/DATE_TIME`.
         name: the run's, for a new directory.
+        command: as typed, for the mark; None inside the context of a launch that has one.
+        requeued: see `LaunchMark.held`.
 
     Raises:
-        RunDirectoryError: a new directory can't be created here.
+        RunDirectoryError: a new directory can't be created here, or another launch is using it.
     """
     directory = RunDirectory.at(default_path(str(name)).parent if run_dir is None else run_dir)
     path = directory.path
@@ -41,7 +51,10 @@ def undone_on_error(run_dir: str | Path | None, name: str | None = None) -> Iter
         if run_dir is None:
             directory = RunDirectory.at(claim_default_path(str(name)))
             absent.insert(0, directory.path)
-        with _content_restored_on_error(directory):
+        with contextlib.ExitStack() as stack:
+            if command is not None:
+                stack.enter_context(LaunchMark(directory).held(command, requeued=requeued))
+            stack.enter_context(_content_restored_on_error(directory))
             yield directory
     except BaseException:
         _remove_empty(absent)

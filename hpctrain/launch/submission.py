@@ -249,6 +249,7 @@ def _submit(
     mode = run.config.mode
     token = uuid.uuid4().hex
     job_ids: list[str] = []
+    whole = ""
     recorded = 0
     # the umask also reaches the job: sbatch hands it to the batch script
     with home.permissions(mode):
@@ -262,13 +263,15 @@ def _submit(
             start = _without_users(start_options(run.config) if waits else {}, run)
             whole = _sbatch(run, text, start, partial(script, run, home, len(jobs), max_parallel))
             job_ids = [f"{whole}_{task}" for task in range(len(jobs))] if len(jobs) > 1 else [whole]
-            _name_by_job(text, calls, job_ids)
-            for owner, job_id in zip(owners, job_ids, strict=True):
+            # SLURM shows the script by the name that sbatch was given
+            JobPaths(home.submitit, job_ids[0]).move_temporary_file(text, "submission_file", keep_as_symlink=True)
+            for owner, call, job_id in zip(owners, calls, job_ids, strict=True):
                 _record(owner, job_id, _batch_log(home, array=len(jobs) > 1), continues=continues)
+                # after the record: if this process is killed, no job trains of which the run doesn't know
+                JobPaths(home.submitit, job_id).move_temporary_file(call, "submitted_pickle")
                 recorded += 1
         except BaseException as error:
-            if not recorded:
-                _remove_files(home, token, job_ids)
+            _remove_files(home, [f"{token}_*"] if recorded else [f"*{token}*", f"{whole or token}_*"])
             if len(job_ids) > recorded:
                 lost = job_ids[recorded:] if recorded else [whole]
                 raise _cancelled(lost, job_ids[:recorded], error) from error
@@ -316,14 +319,6 @@ def _sbatch(run: RunPlan, text: Path, start: Mapping[str, str], made: Callable[[
     return sbatch(text, name)
 
 
-def _name_by_job(text: Path, calls: Sequence[Path], job_ids: Sequence[str]) -> None:
-    """Rename the files to the names by which submitit finds them in the job."""
-    for call, job_id in zip(calls, job_ids, strict=True):
-        JobPaths(call.parent, job_id).move_temporary_file(call, "submitted_pickle")
-    # SLURM shows the script by the name that sbatch was given
-    JobPaths(text.parent, job_ids[0]).move_temporary_file(text, "submission_file", keep_as_symlink=True)
-
-
 def _without_users(start: Mapping[str, str], run: RunPlan) -> Mapping[str, str]:
     """Options on when a job may start, without the user's own `begin`: the job looks again anyway."""
     return {name: value for name, value in start.items() if name != "begin" or "begin" not in run.slurm.sbatch}
@@ -336,8 +331,7 @@ def _record(owner: RunDirectory, job_id: str, log: str, *, continues: bool) -> N
     JobRecords(owner).add({"job_id": job_id, "time": time.time(), "log": name, **more})
 
 
-def _remove_files(home: RunDirectory, token: str, job_ids: Sequence[str]) -> None:
-    patterns = [f"*{token}*", *(f"{job_id.partition('_')[0]}_*" for job_id in job_ids[:1])]
+def _remove_files(home: RunDirectory, patterns: Sequence[str]) -> None:
     for file in [file for pattern in patterns for file in home.submitit.glob(pattern)]:
         with contextlib.suppress(OSError):
             file.unlink()

@@ -76,6 +76,11 @@ class RunDirectory:
         return self.path / "sweep.json"
 
     @property
+    def launching(self) -> Path:
+        """In the directory of a launch that is under way or was killed; see `LaunchMark`."""
+        return self.path / "launching.json"
+
+    @property
     def manifest(self) -> Path:
         """Command, git commit and diff, versions, host."""
         return self.path / "manifest.json"
@@ -244,7 +249,7 @@ class RunDirectory:
         Raises:
             RunDirectoryError: the directory can't be created, or belongs to another user and has another mode.
         """
-        with self._explained():
+        with self.explained():
             self._create(mode)
             with self.permissions():
                 for folder in (self.logs, self.claims, self.checkpoints):
@@ -257,13 +262,22 @@ class RunDirectory:
         Raises:
             RunDirectoryError: the directory can't be created.
         """
-        with self._explained():
-            if not _names(self.path):
+        with self.explained():
+            if not set(_names(self.path)) - {self.launching.name}:
                 self._create(mode)
 
+    def make(self) -> None:
+        """Make the directory if it is absent, closed to others until `create` or `create_for_sweep` gives it its mode.
+
+        Raises:
+            RunDirectoryError: it can't be created.
+        """
+        with self.explained():
+            # the umask may allow more than the mode
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
     def _create(self, mode: int) -> None:
-        # nobody else may enter it before its mode is set, because the umask may allow more than the mode
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.make()
         found = stat.S_IMODE(self.path.stat().st_mode)
         wanted = mode | found & stat.S_ISGID  # chmod would drop the bit that a shared folder passes on
         if found == wanted:
@@ -276,7 +290,8 @@ class RunDirectory:
         self.path.chmod(wanted)
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def explained(self) -> Iterator[None]:
+        """Explain an error of the file system inside the context as one of the directory."""
         try:
             yield
         except OSError as error:
@@ -315,7 +330,7 @@ class RunDirectory:
         Raises:
             RunDirectoryError: another user has created it, or it can't be created.
         """
-        with self._explained():
+        with self.explained():
             folder.mkdir(exist_ok=True)
             home, found = self.path.stat(), folder.stat()
             allowed = home.st_mode & mode

@@ -11,6 +11,7 @@ from pathlib import Path
 from hpctrain.errors import RunDirectoryError
 from hpctrain.phrases import listed
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.launch_mark import LaunchMark
 
 MAX_DEPTH = 6
 """Levels of folders to search: NAME/DATE_TIME, the numbers of a sweep, and a few that the user made."""
@@ -21,7 +22,8 @@ MAX_LINK_DEPTH = 2
 def find_runs(root: Path) -> list[RunDirectory]:
     """Find the run directories at and under ``root``, newest first by the time of their config.yaml.
 
-    Hidden folders, and folders inside a run, are skipped. A folder that doesn't exist has no runs.
+    Hidden folders, and folders inside a run, are skipped; so is the copied code of a sweep. A folder that doesn't exist
+    has no runs.
     """
     found: list[tuple[float, Path]] = []
     pending = [(root, 0)]
@@ -35,7 +37,10 @@ def find_runs(root: Path) -> list[RunDirectory]:
         elif depth < MAX_DEPTH:
             follow = depth < MAX_LINK_DEPTH
             folders = (entry for entry in entries if _is(partial(entry.is_dir, follow_symlinks=follow)))
-            pending += [(Path(entry.path), depth + 1) for entry in folders if not entry.name.startswith(".")]
+            # the copied code may contain a config.yaml of its own
+            is_sweep = any(entry.name in ("sweep.json", "launching.json") for entry in entries)
+            hidden = (".", "code") if is_sweep else "."
+            pending += [(Path(entry.path), depth + 1) for entry in folders if not entry.name.startswith(hidden)]
     return [RunDirectory.at(folder) for _, folder in sorted(found, reverse=True)]
 
 
@@ -50,6 +55,8 @@ def runs_of(typed: str, runs_dir: Path) -> list[RunDirectory]:
             return runs
         if _is(path.is_dir) and not os.access(path, os.R_OK | os.X_OK):
             raise RunDirectoryError(f"{typed}: you have no permission to read the folder {path}; ask its owner")
+        if unfinished := LaunchMark(RunDirectory.at(path)).describe_unfinished():
+            raise RunDirectoryError(f"{typed}: {unfinished}")
     exists = any(_is(path.is_dir) for path in (Path(typed), runs_dir / typed))
     where = "it contains no run" if exists else f"no such path, here or under {runs_dir}/"
     raise RunDirectoryError(f"{typed}: {where}; `python -m hpctrain status` lists the runs under {runs_dir}/")

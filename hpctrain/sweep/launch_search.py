@@ -14,6 +14,7 @@ from hpctrain.launch.submission import script, submit_search
 from hpctrain.launch.task_arrays import largest_array, task_arrays
 from hpctrain.phrases import counted
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.launch_mark import LaunchMark
 from hpctrain.search.record import SweepRecord
 from hpctrain.sweep.found_runs import SEARCH_KINDS, FoundRuns
 from hpctrain.sweep.runs import SweepRun, place
@@ -31,7 +32,8 @@ def refuse_other_sweep(home: RunDirectory, record: SweepRecord) -> None:
     if there is None or there.kind == record.kind == "grid":
         return
     same = (there.kind, there.space, there.seed) == (record.kind, record.space, record.seed)
-    if same and there.kind == "random" and not there.earlier:
+    is_unfinished = bool(LaunchMark(home).describe_unfinished())
+    if same and (there.kind == "random" or is_unfinished) and not there.earlier:
         return
     problem = f"already has a sweep={there.kind}{'' if same else _difference(there, record)}"
     resume = f"python -m hpctrain resume {home.as_typed}"

@@ -18,6 +18,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.launch.existing_run import stored_values
 from hpctrain.run.config_change import changed_values
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.launch_mark import LaunchMark
 from hpctrain.run.manifest import read_varied, value_text, varied_text
 from hpctrain.streams import print_warning
 from hpctrain.sweep.progress import with_progress
@@ -58,6 +59,8 @@ def place(runs: Sequence[SweepRun], home: RunDirectory) -> list[SweepRun]:
     names = {name for run in runs for name in run.varied}
     entries = home.path.iterdir() if home.path.is_dir() else ()
     numbers = sorted(int(entry.name) for entry in entries if entry.name.isdecimal())
+    # a launch that was killed left its last run unfinished, and its number free
+    numbers = [number for number in numbers if not LaunchMark(_run(home, number)).is_unfinished]
     read = {number: _values(_run(home, number)) for number in with_progress(numbers, "read")}
     stored = {number: values for number, values in read.items() if values}
     known: dict[str, list[int]] = {}

@@ -19,7 +19,7 @@ from hpctrain.launch.after import require_others, start_options
 from hpctrain.launch.existing_run import nothing_left
 from hpctrain.launch.launch_code import LaunchCode, SweepCode, importing_code_of
 from hpctrain.launch.launcher import launch_here, print_plan
-from hpctrain.launch.prepare import RunPlan, plan, prepare
+from hpctrain.launch.prepare import RunPlan, plan, prepare, refuse_other_files
 from hpctrain.launch.run_dir import undone_on_error
 from hpctrain.launch.sbatch import SubmitLimitError, require_sbatch
 from hpctrain.launch.submission import sbatch_parameters, script, submit
@@ -185,8 +185,10 @@ class Sweep:
             runs: placed.
             mode: permissions of the sweep's folder.
         """
+        for run in runs:  # before the sweep's mark, which stands for its runs
+            refuse_other_files(run.directory)
         with contextlib.ExitStack() as undo:
-            undo.enter_context(undone_on_error(self.home.path))
+            undo.enter_context(undone_on_error(self.home.path, command=self.command))
             self.home.create_for_sweep(mode)
             if self.record is not None:
                 self.record.write(self.home, mode)
