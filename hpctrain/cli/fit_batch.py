@@ -8,7 +8,6 @@ import os
 import shlex
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -37,6 +36,7 @@ from hpctrain.config.root import Config
 from hpctrain.config.stored import to_yaml
 from hpctrain.errors import ConfigError, ExitCode, HpctrainError, RunFailedError
 from hpctrain.files import write_atomic
+from hpctrain.run.temporary_folder import temporary_folder
 
 GB = 1e9
 MARGIN = 0.1
@@ -124,7 +124,7 @@ def main(arguments: list[str]) -> int:
     shape = _mesh_shape(config, options.ranks)
     if shape is not None:
         config = with_degrees(config, shape)
-    with tempfile.TemporaryDirectory(prefix="hpctrain_fit_batch_") as folder:
+    with temporary_folder("fit-batch") as folder:
         return _search(config, shape, Path(folder, "config.yaml"), options)
 
 

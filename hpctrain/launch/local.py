@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -43,6 +42,7 @@ from hpctrain.run.own_copy import code_for_attempt
 from hpctrain.run.owner import Owner
 from hpctrain.run.process import environ_replaced, handlers_restored, may_handle_signals, signals_blocked
 from hpctrain.run.reason import Reason
+from hpctrain.run.temporary_folder import temporary_folder
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.streams import LogFile, LostOutput
 from hpctrain.terminal import can_redraw, is_terminal
@@ -237,9 +237,7 @@ class LocalRanks:
     def run(self, command: Sequence[str], more: Mapping[str, str] = MappingProxyType({})) -> None:
         """Start the ranks by their command, with more variables, and return when all have ended."""
         with contextlib.ExitStack() as stack:
-            folder = stack.enter_context(
-                tempfile.TemporaryDirectory(prefix="hpctrain-", dir=lockable_folder(), ignore_cleanup_errors=True)
-            )
+            folder = stack.enter_context(temporary_folder("ranks", lockable_folder()))
             # for a bar: what rank zero prints goes through a pipe
             terminal = os.dup(sys.stdout.fileno()) if can_redraw(sys.stdout) else None
             common = {**self._handover(f"{folder}/store", terminal).variables(), **more}

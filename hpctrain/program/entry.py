@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import shlex
-import shutil
 import signal
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,6 +48,7 @@ from hpctrain.run.handover import Handover
 from hpctrain.run.process import end_with_parent, process_age_s
 from hpctrain.run.reason import Reason
 from hpctrain.run.start_record import StartRecord, address_of_rank_zero
+from hpctrain.run.temporary_folder import temporary_folder
 from hpctrain.run.times import Times
 from hpctrain.run.written_files import written_files, written_originals
 from hpctrain.streams import LogHandler
@@ -69,9 +69,14 @@ def run_program(directory: RunDirectory) -> int:
     Returns:
         An `ExitCode`: 0 if the run is completed, or was asked to stop; the exit record says more.
     """
+    with ExitStack() as stack:
+        return _run_program(directory, stack)
+
+
+def _run_program(directory: RunDirectory, stack: ExitStack) -> int:
     times = Times(process_age_s())
     try:
-        rank = _this_rank(directory)
+        rank = _this_rank(directory, stack)
     except HpctrainError as error:
         print(f"{ERROR_PREFIX}{visible(str(error))}", file=sys.stderr)  # noqa: T201 - before there is a log
         return ExitCode.FAILED
@@ -102,12 +107,10 @@ def run_program(directory: RunDirectory) -> int:
         reason = Reason.INFRASTRUCTURE if isinstance(error, OSError) else Reason.FAILED
         text = explain(error) if isinstance(error, OSError) else str(error)
         rank.write_exit_record(reason, message=f"{type(error).__name__}: {text}", traceback=trace)
-    finally:
-        shutil.rmtree(rank.session, ignore_errors=True)
     return ExitCode.FAILED
 
 
-def _this_rank(directory: RunDirectory) -> ProgramRank:
+def _this_rank(directory: RunDirectory, stack: ExitStack) -> ProgramRank:
     config = load_run(directory.config)
     if not isinstance(config, ProgramConfig):
         problem = "is a training, not a program"
@@ -129,7 +132,7 @@ def _this_rank(directory: RunDirectory) -> ProgramRank:
         directory=directory,
         attempt=handover.attempt,
         environment=environment,
-        session=Path(tempfile.mkdtemp(prefix="hpctrain-session-")),
+        session=stack.enter_context(temporary_folder("session")),
         code=code,
         deadline=_deadline(os.environ),
         output=ProgramOutput(),

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any
 
+from hpctrain.run.temporary_folder import temporary_folder
 from hpctrain.sync.description import Description, ReportedState
 from hpctrain.sync.rows import Row
 from hpctrain.sync.service import OpenedRun, without_user
@@ -21,7 +20,7 @@ class WandbOnline:
     confirms_at_close = True
 
     def __init__(self) -> None:
-        self._folder: Path | None = None
+        self._stack = ExitStack()
         self._run: Any = None
         self._next_step = 0
 
@@ -34,11 +33,11 @@ class WandbOnline:
     def open(self, run: Description, known_id: str) -> OpenedRun:  # noqa: ARG002 - the digest is the id at W&B
         """Resume the run at W&B, or begin it; see `Service`."""
         # wandb's own files: what matters of them is in the run directory already
-        self._folder = Path(tempfile.mkdtemp(prefix="hpctrain-wandb-"))
+        folder = self._stack.enter_context(temporary_folder("wandb"))
         try:
-            self._run = open_run(run, folder=self._folder, mode="online")
+            self._run = open_run(run, folder=folder, mode="online")
         except BaseException:
-            self._clean()
+            self._stack.close()
             raise
         # one after the last that W&B has, and 0 if it has none; `step` is 0 in any run that hasn't logged yet
         self._next_step = int(self._run.starting_step)
@@ -57,13 +56,8 @@ class WandbOnline:
     def close(self, reported: ReportedState) -> None:
         """Wait until W&B has everything; see `Service`."""
         close_run(self._run, reported)
-        self._clean()
+        self._stack.close()
 
     def abandon(self) -> None:
         """Leave without waiting; see `Service`."""
-        self._clean()
-
-    def _clean(self) -> None:
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+        self._stack.close()

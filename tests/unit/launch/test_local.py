@@ -160,7 +160,11 @@ def test_where_temporary_files_cannot_be_locked_the_ranks_meet_in_memory(ranks, 
     lock = fcntl.flock
 
     def refused(file, *rest):
-        if Path(f"/proc/self/fd/{file.fileno()}").readlink().is_relative_to(tmp_path):
+        if (
+            Path(f"/proc/self/fd/{file if isinstance(file, int) else file.fileno()}")
+            .readlink()
+            .is_relative_to(tmp_path)
+        ):
             raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
         lock(file, *rest)
 

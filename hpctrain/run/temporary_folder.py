@@ -1,0 +1,63 @@
+"""Temporary folders of this machine; the next process of hpctrain on it removes those whose process was killed."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+# that of 16 digits is a `private_folder`, in which ranks meet
+_NAME = re.compile(r"hpctrain-((session|ranks|wandb|fit-batch)-[a-z0-9_]{8}|[0-9a-f]{16})")
+LOCKED_AFTER_S = 60.0
+"""Seconds after which a folder that isn't locked was left behind: its process locks it once it has made it."""
+
+
+@contextlib.contextmanager
+def temporary_folder(purpose: str, place: str | None = None) -> Iterator[Path]:
+    """Make a folder that only this user can enter, and remove it at the end.
+
+    Args:
+        purpose: `session`, `ranks`, `wandb` or `fit-batch`, for its name.
+        place: the folder in which it is made; None for the system's.
+
+    Raises:
+        OSError: it can't be made.
+    """
+    place = place or tempfile.gettempdir()
+    remove_abandoned(place)
+    path = Path(tempfile.mkdtemp(prefix=f"hpctrain-{purpose}-", dir=place))
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with contextlib.suppress(OSError):  # without a lock, only `remove_abandoned` is in doubt, and passes over it
+            # the kernel unlocks it when this process dies
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(folder)
+
+
+def remove_abandoned(place: str) -> None:
+    """Remove this user's temporary folders of hpctrain whose process was killed."""
+    with contextlib.suppress(OSError), os.scandir(place) as entries:
+        for entry in entries:
+            if _NAME.fullmatch(entry.name):
+                with contextlib.suppress(OSError):
+                    _remove_unlocked(entry.path)
+
+
+def _remove_unlocked(path: str) -> None:
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        state = os.fstat(folder)
+        if state.st_uid == os.geteuid() and time.time() - state.st_mtime > LOCKED_AFTER_S:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)
+    finally:
+        os.close(folder)
