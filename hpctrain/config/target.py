@@ -5,6 +5,9 @@ from __future__ import annotations
 import ast
 import difflib
 import math
+import os
+import shlex
+import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -257,8 +260,14 @@ def _public(names: Iterable[str]) -> list[str]:
 def _module_not_found(key: str, target: str) -> ConfigError:
     first, _, rest = target.partition(".")
     here = [path.stem for path in Path.cwd().iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()]
+    problem = f"the module {first} was not found"
+    if sys.flags.safe_path and first in here:
+        name = "PYTHONSAFEPATH" if os.environ.get("PYTHONSAFEPATH") else "python -P"
+        problem += f": it is in this folder, where Python doesn't look with {name}"
+        remedy = f"leave out {name}, or set PYTHONPATH={shlex.quote(str(Path.cwd()))}"
+        return ConfigError(f"{key}._target_", target, problem, remedy)
     near = difflib.get_close_matches(first, here, n=1)
     remedy = (
         f"did you mean {near[0]}.{rest}?" if near else "run the command in the folder that contains it, or install it"
     )
-    return ConfigError(f"{key}._target_", target, f"the module {first} was not found", remedy)
+    return ConfigError(f"{key}._target_", target, problem, remedy)

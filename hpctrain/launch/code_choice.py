@@ -189,6 +189,12 @@ def _parts(path: str) -> Iterable[str]:
     return accumulate(path.split("/"), "{}/{}".format)
 
 
+def is_home(root: Path) -> bool:
+    """Whether a folder is the user's home or the root of the file system, and not a folder of code."""
+    # not Path.home(), which raises an error without HOME for a user without an entry in /etc/passwd, as in containers
+    return root in (Path(os.path.realpath(os.path.expanduser("~"))), Path("/"))  # noqa: PTH111
+
+
 def is_below(path: str, folder: str) -> bool:
     """Whether a path is a folder, or inside of it; both are relative to the same root."""
     return folder in (".", path) or path.startswith(f"{folder}/")

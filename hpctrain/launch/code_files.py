@@ -12,6 +12,7 @@ from hpctrain.launch.code_choice import (
     Choice,
     CodeFiles,
     CodeFilesError,
+    is_home,
     require_few_files,
     too_many_bytes,
 )
@@ -68,7 +69,7 @@ class _Folder:
     def add_files(self) -> None:
         """Look through the folder, but not for long."""
         root = self._found.root
-        if root in (Path.home().resolve(), Path("/")):
+        if is_home(root):
             remedy = "change into the folder of your code, or set code.snapshot=none"
             raise CodeFilesError(f"{root} is not a folder of code", remedy)
         folders = [""]

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from hpctrain.launch.code_choice import NEVER, Choice, CodeFiles, CodeFilesError, is_below, require_few_files
+from hpctrain.launch.code_choice import NEVER, Choice, CodeFiles, CodeFilesError, is_below, is_home, require_few_files
 from hpctrain.launch.code_runs import Runs
 from hpctrain.run.git import ask_git
 
@@ -45,7 +45,7 @@ def find_in_repository(
         _refuse_unreadable(folder, answer.problem)
         return None
     root = Path(os.path.realpath(os.fsdecode(answer.output.removesuffix(b"\n"))))
-    if _is_home(root) or not folder.is_relative_to(root):
+    if is_home(root) or not folder.is_relative_to(root):
         return None  # a repository of configuration files: the rest of a home isn't code
     commit = ask_git(root, "rev-parse", "--verify", "-q", "HEAD", timeout_s=LIST_TIMEOUT_S).output
     here = folder.relative_to(root).as_posix()
@@ -68,10 +68,6 @@ def repository_with(folder: Path, commit: str) -> Path | None:
     return None if answer.output is None else Path(os.path.realpath(os.fsdecode(answer.output.removesuffix(b"\n"))))
 
 
-def _is_home(root: Path) -> bool:
-    return root in (Path.home().resolve(), Path("/"))
-
-
 def _refuse_unreadable(folder: Path, problem: str) -> None:
     """Refuse a folder that belongs to a repository, which git can't read; otherwise it isn't in one."""
     top = next((each for each in (folder, *folder.parents) if os.path.lexists(each / ".git")), None)
@@ -80,7 +76,7 @@ def _refuse_unreadable(folder: Path, problem: str) -> None:
     if NO_WORK_TREE in problem:
         remedy = "change into a folder with checked-out files, or set code.snapshot=none"
         raise CodeFilesError(f"{folder} contains files of git itself, and no code", remedy)
-    if top is not None and not _is_home(top) and not problem.startswith(NO_REPOSITORY):
+    if top is not None and not is_home(top) and not problem.startswith(NO_REPOSITORY):
         remedy = "correct that, or copy no code with code.snapshot=none"
         raise CodeFilesError(f"git can't read the repository {top} ({problem})", remedy)
 

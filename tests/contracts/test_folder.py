@@ -163,4 +163,5 @@ def test_with_pythonsafepath_neither_does(installed: Path, tmp_path: Path) -> No
     for command in ([str(installed)], ["-m", "hpctrain"]):
         done = run(tmp_path, [sys.executable, *command, *TRAINS], PYTHONSAFEPATH="1")
         assert (done.returncode, done.stdout) == (2, "")
-        assert "the module own_task was not found" in done.stderr
+        place = "it is in this folder, where Python doesn't look with PYTHONSAFEPATH"
+        assert f"the module own_task was not found: {place}; leave out PYTHONSAFEPATH, or set" in done.stderr

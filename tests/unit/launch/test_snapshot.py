@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import stat
 import subprocess
@@ -17,7 +18,7 @@ from hpctrain.config.code import Code
 from hpctrain.config.run import ProgramRun
 from hpctrain.errors import RunDirectoryError
 from hpctrain.launch import code_choice, code_files, code_repository, snapshot
-from hpctrain.launch.code_choice import CodeFilesError
+from hpctrain.launch.code_choice import CodeFilesError, is_home
 from hpctrain.launch.snapshot import copy_code
 from hpctrain.run.code import list_of, read_files
 from hpctrain.run.directory import RunDirectory
@@ -691,3 +692,17 @@ def test_hpctrain_itself_is_linked(home):
     assert "hpctrain" in found.linked
     assert not any(path.startswith("hpctrain/") for path in found.copied)
     assert "pyproject.toml" in found.copied
+
+
+def test_a_user_without_a_home(tmp_path, monkeypatch):
+    """In a container of a cluster, the user id often has no entry in /etc/passwd."""
+
+    def unknown(_user):
+        raise KeyError
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert is_home(tmp_path)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert not is_home(tmp_path)
+    assert is_home(Path("/"))
