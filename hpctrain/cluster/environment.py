@@ -92,6 +92,11 @@ class ClusterEnvironment(Place):
         )
 
     @property
+    def node_addresses(self) -> tuple[str, ...]:
+        """Names or addresses of the nodes, as far as they are known; empty on a single one."""
+        return tuple(dict.fromkeys((*self.nodes, *self.address_candidates))) if self.num_nodes > 1 else ()
+
+    @property
     def ignored_message(self) -> str:
         """A line for the log about `unparsable`; empty if there is nothing to say."""
         return ignored_message(self.unparsable)

@@ -25,6 +25,7 @@ from hpctrain.distributed.sealed_store import PAUSE_S, ZERO_KEY, Handshake, Seal
 from hpctrain.errors import RendezvousError
 from hpctrain.phrases import listed
 from hpctrain.run.secret import VARIABLE
+from hpctrain.run.temporary_folder import remove_abandoned
 
 LOOPBACK = "127.0.0.1"
 HANDSHAKE_S = 5.0
@@ -137,6 +138,7 @@ def _open_on_port(
 
 
 def _make_file(path: Path, stack: ExitStack) -> int:
+    remove_abandoned(str(path.parent))
     try:
         return stack.enter_context(private_folder(path))
     except OSError as error:
@@ -295,10 +297,3 @@ def _try_store(address: str, port: int, handshake: Handshake) -> tuple[Store, by
     thread.start()
     thread.join(HANDSHAKE_S)
     return found[0] if found else None
-
-
-def choose_interface(name: str | None) -> None:
-    """Have gloo and NCCL use this network interface, unless the user exported another."""
-    if name is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", name)

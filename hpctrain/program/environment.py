@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from hpctrain.cluster.cpus import cpu_cores, cpu_threads
 from hpctrain.config.program import command_of
 from hpctrain.config.resources import resources_of
+from hpctrain.distributed.interface import choose_interface
 from hpctrain.program.places import program_path, python_path
 from hpctrain.program.rank import ProgramRank
 from hpctrain.run.code import CodeSnapshot
@@ -30,9 +31,7 @@ def program_variables(rank: ProgramRank, inherited: Mapping[str, str]) -> dict[s
     """
     variables = {name: value for name, value in inherited.items() if name not in _PRIVATE}
     variables |= rank.config.cluster.env
-    if (interface := rank.config.cluster.network_interface) is not None:
-        variables.setdefault("GLOO_SOCKET_IFNAME", interface)
-        variables.setdefault("NCCL_SOCKET_IFNAME", interface)
+    choose_interface(rank.config.cluster.network_interface, rank.environment.node_addresses, variables)
     # block-buffered output would hide the last lines of a program that is killed
     variables.setdefault("PYTHONUNBUFFERED", "1")
     # not PYTHONPYCACHEPREFIX, which would hide the compiled files of installed packages as well

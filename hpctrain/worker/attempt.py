@@ -22,8 +22,9 @@ from hpctrain.config.batch import check_batch
 from hpctrain.config.mesh import data_parallel_size, mesh_shape
 from hpctrain.distributed.compiler import spare_compiler
 from hpctrain.distributed.determinism import set_determinism
+from hpctrain.distributed.interface import choose_interface
 from hpctrain.distributed.refusal import read_refusal, share_refusal
-from hpctrain.distributed.rendezvous import choose_interface, meet, open_private_store
+from hpctrain.distributed.rendezvous import meet, open_private_store
 from hpctrain.distributed.world import World, join
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import read_json_or_empty
@@ -127,7 +128,7 @@ def _pause_at(rank: Rank, world: World, claim: Claim) -> int | None:
 
 def _meet(rank: Rank) -> Store | None:
     config, environment = rank.config, rank.environment
-    choose_interface(config.cluster.network_interface)
+    choose_interface(config.cluster.network_interface, environment.node_addresses)
     timeout_s, init_method = config.health.meeting_timeout_s, config.parallel.init_method
     if environment.world_size == 1:
         return None

@@ -18,7 +18,8 @@ from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.root import Config
 from hpctrain.config.stored import load
 from hpctrain.distributed.devices import RankDevices, choose_devices, require_compatible_devices
-from hpctrain.distributed.rendezvous import choose_interface, meet
+from hpctrain.distributed.interface import choose_interface, own_address
+from hpctrain.distributed.rendezvous import meet
 from hpctrain.distributed.world import World, join
 from hpctrain.doctor.folder import DoctorFolder
 from hpctrain.doctor.pairs import Pair
@@ -26,7 +27,7 @@ from hpctrain.doctor.ranks.checkpoint_size import checkpoint_bytes
 from hpctrain.doctor.ranks.compute import flops_per_s
 from hpctrain.doctor.ranks.disk import write_bytes_per_s
 from hpctrain.doctor.ranks.gpus import smi_report, without_peer_access
-from hpctrain.doctor.ranks.interfaces import interfaces, own_address
+from hpctrain.doctor.ranks.interfaces import interfaces
 from hpctrain.doctor.ranks.network import measure_pairs, measure_reductions
 from hpctrain.doctor.ranks.record import RankRecord
 from hpctrain.errors import ExitCode, HpctrainError, error_text
@@ -103,7 +104,7 @@ def _measure(folder: DoctorFolder, config: Config, environment: ClusterEnvironme
 def _join(
     folder: DoctorFolder, config: Config, environment: ClusterEnvironment, devices: tuple[torch.device, ...]
 ) -> World:
-    choose_interface(config.cluster.network_interface)
+    choose_interface(config.cluster.network_interface, environment.node_addresses)
     store = None
     if environment.world_size > 1:
         secret = read_secret(folder.path)

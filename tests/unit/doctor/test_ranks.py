@@ -7,12 +7,13 @@ from pathlib import Path
 import torch
 
 from hpctrain.config.compose import Composer
+from hpctrain.distributed.interface import own_address
 from hpctrain.doctor.folder import DoctorFolder
 from hpctrain.doctor.ranks.checkpoint_size import COPIES, checkpoint_bytes
 from hpctrain.doctor.ranks.compute import flops_per_s
 from hpctrain.doctor.ranks.disk import write_bytes_per_s
 from hpctrain.doctor.ranks.gpus import parse_smi, without_peer_access
-from hpctrain.doctor.ranks.interfaces import interfaces, own_address
+from hpctrain.doctor.ranks.interfaces import interfaces
 from hpctrain.doctor.ranks.network import segments
 from hpctrain.doctor.ranks.record import RankRecord
 from hpctrain.files import read_json
