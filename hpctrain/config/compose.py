@@ -34,8 +34,13 @@ from hpctrain.config.sbatch_variables import fill_from_sbatch_variables
 from hpctrain.config.schema import PROGRAM_KEYS, SWEEP_GROUP
 from hpctrain.config.stored import to_config
 from hpctrain.errors import ConfigError
+from hpctrain.phrases import scaled
 
 PRIMARY = "train"
+
+
+LARGEST = 1_000_000
+"""Bytes of an override, or of a file of options. Parsers in Python read 1 MB in seconds, and 50 MB in minutes."""
 
 
 class Composer:
@@ -128,12 +133,14 @@ class Composer:
         """Parse overrides by Hydra's grammar.
 
         Raises:
-            ConfigError: an override can't be parsed.
+            ConfigError: an override can't be parsed, or is too long.
         """
         parsed = []
         for override in open_overrides(overrides):
             # the runs of a sweep share most of their overrides
             if override not in self._parsed:
+                key, _, value = override.lstrip("+").partition("=")
+                _refuse_data(key, f"{value[:20]}...", len(value))
                 with self.explaining([override.removeprefix("++")]):
                     self._parsed[override] = self._parse_unexplained([override])
             parsed += self._parsed[override]
@@ -233,11 +240,21 @@ class Composer:
         target = OmegaConf.select(node, "task._target_") if task == "custom" else None
         return str(target).rpartition(".")[2].lower() if target else task
 
+    def _refuse_large_files(self, choice: Override) -> None:
+        options = choice.value()
+        for option in options if isinstance(options, list) else [options]:
+            for folder in self.folders:
+                with contextlib.suppress(OSError):
+                    size = (folder / choice.key_or_group / f"{option}.yaml").stat().st_size
+                    _refuse_data(choice.key_or_group, str(option), size)
+
     def _chosen(self, choices: Sequence[Override]) -> tuple[bytes, str]:
         """Return the configuration of these options without Hydra's part, pickled, and the option of the task."""
         # a sweep over values composes only once, since Hydra needs a tenth of a second
         words = tuple(str(choice.input_line) for choice in choices)
         if words not in self._composed:
+            for choice in choices:
+                self._refuse_large_files(choice)
             node = self.hydras(words, RunMode.RUN)
             for choice in choices:
                 self.options.require_own_entries(choice)
@@ -247,6 +264,13 @@ class Composer:
                 del node["hydra"]
             self._composed[words] = pickle.dumps(node), task
         return self._composed[words]
+
+
+def _refuse_data(key: str, value: str, size: int) -> None:
+    """Refuse a value or a file of options that is as large as data."""
+    if size > LARGEST:
+        problem = f"has {scaled(size, 'B')}, more than the {scaled(LARGEST, 'B')} of a configuration"
+        raise ConfigError(key, value, problem, "write data into a file of its own, and set the key to its path")
 
 
 def _schema_keys(text: str) -> set[str]:

@@ -95,3 +95,14 @@ def test_a_word_that_is_not_an_override(composer):
     assert [one.key_or_group for one in composer.parse(["seed=1", "cluster=slurm"])] == ["seed", "cluster"]
     with pytest.raises(ConfigError, match=r"seed==\["):
         composer.parse(["seed==["])
+
+
+def test_data_is_refused_before_it_is_parsed(tmp_path):
+    (tmp_path / "task").mkdir()
+    (tmp_path / "task" / "huge.yaml").write_text("x: " + "1" * 2_000_000)
+    composer = Composer(str(tmp_path))
+    remedy = "than the 1 MB of a configuration; write data into a file of its own"
+    with pytest.raises(ConfigError, match=rf"^name=aaaaaaaaaaaaaaaaaaaa\.\.\.: has 2 MB, more {remedy}"):
+        composer.compose(["name=" + "a" * 2_000_000])
+    with pytest.raises(ConfigError, match=rf"^task=huge: has 2 MB, more {remedy}"):
+        composer.compose(["task=huge"])
