@@ -14,7 +14,7 @@ from pathlib import Path
 
 # that of 16 digits is a `private_folder`, in which ranks meet
 _NAME = re.compile(r"hpctrain-((session|ranks|wandb|fit-batch)-[a-z0-9_]{8}|[0-9a-f]{16})")
-LOCKED_AFTER_S = 60.0
+LOCKED_AFTER_S = 10.0
 """Seconds after which a folder that isn't locked was left behind: its process locks it once it has made it."""
 
 

@@ -160,11 +160,8 @@ def test_where_temporary_files_cannot_be_locked_the_ranks_meet_in_memory(ranks, 
     lock = fcntl.flock
 
     def refused(file, *rest):
-        if (
-            Path(f"/proc/self/fd/{file if isinstance(file, int) else file.fileno()}")
-            .readlink()
-            .is_relative_to(tmp_path)
-        ):
+        number = file if isinstance(file, int) else file.fileno()
+        if Path(f"/proc/self/fd/{number}").readlink().is_relative_to(tmp_path):
             raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
         lock(file, *rest)
 
