@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hpctrain.config.override_texts import TextKeepingParser
+from hpctrain.config.overrides import MISTAKES
+from hpctrain.errors import RunDirectoryError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.search.asha import Asha
 from hpctrain.search.distribution import Distribution, distribution_of
 from hpctrain.search.optuna_study import OptunaChooser
-from hpctrain.search.record import SweepRecord
+from hpctrain.search.record import REMEDY, SweepRecord
 from hpctrain.search.search import Chooser, Search
 
 
@@ -44,6 +46,11 @@ def distributions_of(record: SweepRecord) -> Mapping[str, Distribution]:
 
     Raises:
         ConfigError: a key's values are such that a search can't use them.
+        RunDirectoryError: what is recorded isn't an override.
     """
     parser = TextKeepingParser.create()
-    return {key: distribution_of(parser.parse_override(f"{key}={text}")) for key, text in record.space.items()}
+    try:
+        return {key: distribution_of(parser.parse_override(f"{key}={text}")) for key, text in record.space.items()}
+    except MISTAKES as error:
+        problem = " ".join(str(error).split())
+        raise RunDirectoryError(f"sweep.json: space can't be parsed: {problem}; {REMEDY}") from error

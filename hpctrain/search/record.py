@@ -26,6 +26,8 @@ from hpctrain.run.record_fields import (
     up_to,
 )
 
+REMEDY = "repair it; or remove it, and type the sweep's command again"
+"""What to do about a damaged record."""
 _RUNS = up_to(MAX_RUNS)
 _FIELD_TYPES = {
     "kind": TEXT,
@@ -110,22 +112,21 @@ class SweepRecord:
             RunDirectoryError: the file is damaged, or can't be read.
         """
         path = home.sweep if isinstance(home, RunDirectory) else RunDirectory.at(home).sweep
-        remedy = "repair it; or remove it, and type the sweep's command again"
         try:
             found = read_json(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except IrregularFileError as error:
-            raise RunDirectoryError(f"{path}: {error.strerror}; {remedy}") from error
+            raise RunDirectoryError(f"{path}: {error.strerror}; {REMEDY}") from error
         except OSError as error:
             raise RunDirectoryError(f"{path}: can't be read ({error.strerror}); ask its owner") from error
         except RunDirectoryError as error:
-            raise RunDirectoryError(f"{error}; {remedy}") from error
+            raise RunDirectoryError(f"{error}; {REMEDY}") from error
         required = (*_REQUIRED, *_REQUIRED_OF_KIND.get(str(found.get("kind")), ()))
         if missing := [name for name in required if found.get(name) is None]:
-            raise RunDirectoryError(f"{path}: {missing[0]} is missing; {remedy}")
+            raise RunDirectoryError(f"{path}: {missing[0]} is missing; {REMEDY}")
         if mistake := describe_wrong_field(found, _FIELD_TYPES):
-            raise RunDirectoryError(f"{path}: {mistake}; {remedy}")
+            raise RunDirectoryError(f"{path}: {mistake}; {REMEDY}")
         # a later version may add fields, and null stands for one that isn't there
         return cls(**{name: found[name] for name in _FIELD_TYPES if found.get(name) is not None})
 

@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> DoctorFolder:
 
 
 def write(folder: DoctorFolder, rank: int, **values: object) -> None:
-    folder.rank(rank).write_text(json.dumps({"rank": rank, **values}))
+    folder.rank(rank).write_text(json.dumps({"rank": rank, "node": f"n{rank}", **values}))
 
 
 def test_a_record_that_comes_late_is_waited_for(folder: DoctorFolder) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from hpctrain.errors import RunDirectoryError
 from hpctrain.run.directory import RunDirectory
+from hpctrain.search.open_search import distributions_of
 from hpctrain.search.record import SweepRecord, sweep_is_over
 
 
@@ -68,6 +69,12 @@ def test_a_damaged_record_is_named_with_what_to_do(home, content, message):
     home.sweep.write_text(content)
     with pytest.raises(RunDirectoryError, match=f"sweep.json: .*{message}"):
         SweepRecord.read(home)
+
+
+def test_values_that_are_no_override_are_named():
+    damaged = record(kind="asha", min_steps=1, reduction_factor=2, space={"seed": "\u202e[red]"})
+    with pytest.raises(RunDirectoryError, match=r"sweep\.json: space can't be parsed: .*repair it"):
+        distributions_of(damaged)
 
 
 def test_a_later_version_may_add_fields(home):
