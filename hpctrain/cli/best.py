@@ -9,7 +9,7 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -170,8 +170,15 @@ def _as_json(ranking: Ranking, rows: Sequence[RankedRow]) -> dict[str, Any]:
         "metric": ranking.metric.name,
         "mode": ranking.metric.mode,
         "keys": list(ranking.keys),
-        "rows": [{"rank": row.rank, "values": dict(row.values), **_numbers(row), "runs": _runs(row)} for row in rows],
+        "rows": [
+            {"rank": row.rank, "values": _plain_json(row.values), **_numbers(row), "runs": _runs(row)} for row in rows
+        ],
     }
+
+
+def _plain_json(values: Mapping[str, Any]) -> Any:
+    """Values of a configuration as JSON has them; NaN, infinities and dates, which it lacks, as text."""
+    return json.loads(json.dumps(dict(values), default=str, skipkeys=True), parse_constant=str)
 
 
 def _numbers(row: RankedRow) -> dict[str, Any]:

@@ -251,3 +251,11 @@ def refused_by_parser(capsys, *words):
     with pytest.raises(SystemExit, match="2"):
         main(["best", *words])
     return capsys.readouterr().err
+
+
+def test_values_that_json_lacks_are_text(tmp_path, capsys):
+    for number, text in enumerate((".nan", "2026-01-31")):
+        run = prepare(tmp_path, f"a/{number}", ["optimizer.lr=1"], accuracy=0.25 * number)
+        run.config.write_text(run.config.read_text().replace("  lr: 1.0\n", f"  lr: {text}\n"))
+    rows = json.loads(shown(capsys, "a", "--json"), parse_constant=pytest.fail)["rows"]
+    assert [row["values"] for row in rows] == [{"optimizer.lr": "2026-01-31"}, {"optimizer.lr": "NaN"}]
