@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> int:
         return export_winner(ranking, Path(options.export), force=options.force, config_dir=options.config_dir)
     rows = ranking.rows if options.top is None else ranking.rows[: options.top]
     if options.json:
-        print(json.dumps(_as_json(ranking, rows), indent=2, allow_nan=False))
+        print(json.dumps(_plain_json(_as_json(ranking, rows)), indent=2, allow_nan=False))
     elif options.csv:
         _write_csv(ranking, rows)
     else:
@@ -170,15 +170,13 @@ def _as_json(ranking: Ranking, rows: Sequence[RankedRow]) -> dict[str, Any]:
         "metric": ranking.metric.name,
         "mode": ranking.metric.mode,
         "keys": list(ranking.keys),
-        "rows": [
-            {"rank": row.rank, "values": _plain_json(row.values), **_numbers(row), "runs": _runs(row)} for row in rows
-        ],
+        "rows": [{"rank": row.rank, "values": dict(row.values), **_numbers(row), "runs": _runs(row)} for row in rows],
     }
 
 
-def _plain_json(values: Mapping[str, Any]) -> Any:
-    """Values of a configuration as JSON has them; NaN, infinities and dates, which it lacks, as text."""
-    return json.loads(json.dumps(dict(values), default=str, skipkeys=True), parse_constant=str)
+def _plain_json(record: Mapping[str, Any]) -> Any:
+    """The record with NaN, infinities and dates of configurations, which JSON lacks, as text."""
+    return json.loads(json.dumps(record, default=str, skipkeys=True), parse_constant=str)
 
 
 def _numbers(row: RankedRow) -> dict[str, Any]:
