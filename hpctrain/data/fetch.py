@@ -55,7 +55,6 @@ class BatchFetcher(Dataset[Any]):
         num_samples: of the dataset; None for a stream without a length.
         streams: whether it reads streams.
         has_bookmarks: whether each batch comes in a pair with bookmarks.
-        restores_generators: whether the global random generators are as before a fetch, also one that raises.
 
     Raises:
         TaskError: the dataset is neither of them.
@@ -85,7 +84,6 @@ class BatchFetcher(Dataset[Any]):
         if self.streams:
             self._open_stream(bookmarks, step_samples)
         self._fetch = self._choose()
-        self.restores_generators = self._fetch in (self._one_by_one, self._listed_with_draws)
 
     def __getitem__(self, request: Request) -> Any:
         try:

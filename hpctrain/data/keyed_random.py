@@ -54,21 +54,13 @@ def lent_generators() -> Iterator[None]:
     python, pytorch = random.getstate(), torch.default_generator.get_state()
     # swap the generators instead of copying their states: reading and writing NumPy's state takes 70 us
     numpy = np_random.get_bit_generator()
-
-    def restore() -> None:
+    np_random.set_bit_generator(_bit_generator)
+    try:
+        yield
+    finally:
         random.setstate(python)
         np_random.set_bit_generator(numpy)
         torch.default_generator.set_state(pytorch)
-
-    try:
-        np_random.set_bit_generator(_bit_generator)
-        yield
-    finally:
-        try:
-            restore()
-        except BaseException:  # of a signal's handler, after which the states may be saved
-            restore()
-            raise
 
 
 def seed_generators(bits: int) -> None:

@@ -130,6 +130,8 @@ class TrainLoader:
                 if loading.is_counted:
                     loading.arrived()
                 loading.at_boundary = is_last
+                # from now on the ranks save when they stop
+                loading.interrupts = False
             if weights:
                 weight, num_delivered = weights.popleft()
                 micro_batch = micro_batch._replace(weight=weight, num_delivered=num_delivered)

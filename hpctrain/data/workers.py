@@ -126,8 +126,7 @@ def fetch_batches(
     """
     pin_memory = workers.pin_memory and torch.cuda.is_available()
     if not workers.num_workers:
-        alone = loading if loading is not None and loading.is_alone else None
-        return _fetch_here(fetcher, requests, alone, pin_memory=pin_memory)
+        return _fetch_here(fetcher, requests, loading, pin_memory=pin_memory)
     loader = _Loader(
         fetcher,
         batch_size=None,
@@ -149,10 +148,10 @@ def _fetch_here(
     fetcher: BatchFetcher, requests: Iterable[Request], loading: LoadingStop | None, *, pin_memory: bool
 ) -> Iterator[Any]:
     for request in requests:
-        batch = fetcher[request] if loading is None else loading.fetch(fetcher.__getitem__, request)
-        if not fetcher.restores_generators:
-            # what an interrupted fetch has drawn can't be undone: before the first step, nothing is saved for it
-            loading = None
+        if loading is not None and loading.interrupts:
+            batch = loading.fetch(fetcher.__getitem__, request)
+        else:
+            batch = fetcher[request]
         yield _BatchToPin(batch).pin_memory() if pin_memory else batch
 
 

@@ -169,8 +169,9 @@ class LoadingStop:
     If one gets its batch first, they don't: the stop follows that step, or SLURM ends the job before. The first one to
     take a ticket decides between the two.
 
-    A rank alone stops at once, also while it fetches a batch itself (`fetch`): then the signal's handler raises. Among
-    several, a rank that fetches batches itself notices nothing until it has its batch.
+    A rank alone stops at once, also while it fetches a batch itself (`fetch`): then the signal's handler raises. It may
+    only do so where nothing is saved afterwards that the unfinished fetch may have changed, such as the task's own
+    state. Otherwise, and among several ranks, a rank that fetches batches itself notices nothing until it has its batch.
 
     Args:
         stop: this rank's request to stop.
@@ -179,13 +180,13 @@ class LoadingStop:
 
     Attributes:
         at_boundary: whether the rank is between two steps, so that its state can be saved.
-        is_alone: whether this rank may stop at once.
+        interrupts: whether a signal may interrupt a fetch in this process: at first only for a rank alone.
         is_counted: whether this rank has counted itself for the batch that it waits for.
     """
 
     def __init__(self, stop: StopRequest, world: World | None = None, position: Callable[[], str] = str) -> None:
         self.at_boundary = True
-        self.is_alone = world is None or world.store is None
+        self.interrupts = world is None or world.store is None
         self.is_counted = False
         self._store = None if world is None else world.store
         self._size = 1 if world is None else world.size
@@ -227,18 +228,16 @@ class LoadingStop:
         self._decide(self._store, self._key(), stops=False)
 
     def fetch(self, fetch: Callable[[Any], Any], request: Any) -> Any:
-        """Return what ``fetch`` makes of a request in this process, which a signal interrupts; for a rank alone.
+        """Return what ``fetch`` makes of a request in this process, which a signal interrupts; only if `interrupts`.
 
         Raises:
             StopWhileLoading: a stop is requested.
         """
-        if not self.at_boundary:
-            return fetch(request)
         stop = self._stop
         try:
-            # once: a second signal must not interrupt what restores the random generators after the first one
+            # once: a second signal must not interrupt what the dataset does to end its read
             stop.on_signal = self._interrupt
-            if stop.last_signal is not None:
+            if stop.pending:
                 self._interrupt()
             return fetch(request)
         finally:

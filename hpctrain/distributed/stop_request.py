@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import inspect
 import logging
 import signal
@@ -212,9 +213,10 @@ def _c_handler(number: signal.Signals) -> int:
 
 def _origin(handler: Callable[..., object]) -> str:
     """The module of a handler, and its file if that is known."""
-    function = inspect.unwrap(getattr(handler, "func", handler))  # of functools.partial
+    function = handler.func if isinstance(handler, functools.partial) else handler
+    function = inspect.unwrap(function)
     if not hasattr(function, "__qualname__"):  # an object that can be called
         function = type(function).__call__
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     file = "" if code is None else f" ({code.co_filename})"
-    return f"{function.__module__}{file}"
+    return f"{getattr(function, '__module__', None) or 'a library'}{file}"  # builtins may have none

@@ -23,6 +23,8 @@ from hpctrain.data.order import ShuffledOrder
 from hpctrain.data.plan import BatchPlan
 from hpctrain.data.tensors import TensorBatches
 from hpctrain.data.workers import Workers
+from hpctrain.distributed.agreement import LoadingStop, StopWhileLoading
+from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.errors import TaskError
 
 SEED = 3
@@ -230,3 +232,33 @@ def test_the_wait_for_data_is_measured(num_workers: int) -> None:
     next(batches)
     assert slow.waited_s > before
     batches.close()
+
+
+class Signalled(Dataset[Any]):
+    """Counts in a state that a checkpoint may hold; a signal arrives while this sample is read."""
+
+    def __init__(self, stop: StopRequest, at: int) -> None:
+        self.stop, self.at, self.num_read = stop, at, 0
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> int:
+        self.num_read += 1
+        if self.num_read == self.at:
+            self.stop._handle(signal.SIGTERM, None)
+        return index
+
+
+def test_a_signal_interrupts_no_read_after_the_first_step() -> None:
+    """The stop after it saves the task's state, which a part of a read may have changed."""
+    stop = StopRequest()
+    dataset = Signalled(stop, at=3)
+    plan = BatchPlan(6, 2, 2, 1, True)
+    batches = loader(plan, dataset).micro_batches(loading=LoadingStop(stop))
+    next(batches)
+    next(batches)
+    assert (dataset.num_read, stop.last_signal) == (4, signal.SIGTERM)
+    interrupted = loader(plan, Signalled(StopRequest(), at=0)).micro_batches(loading=LoadingStop(stop))
+    with pytest.raises(StopWhileLoading):
+        next(interrupted)

@@ -151,12 +151,9 @@ def test_a_rank_alone_stops_at_once_also_by_its_handler():
 
     loading.poll()
     assert loading.fetch(fetch, False) == "batch"
-    loading.at_boundary = False
-    assert loading.fetch(fetch, True) == "batch"
-    loading.poll()
-    loading.at_boundary = True
-    assert stops(loading.poll)
-    assert stops(lambda: loading.fetch(fetch, False))
-    request.last_signal = None
     assert stops(lambda: loading.fetch(fetch, True))
     assert request.on_signal is None
+    assert stops(lambda: loading.fetch(fetch, False))
+    assert stops(loading.poll)
+    loading.at_boundary = False
+    loading.poll()

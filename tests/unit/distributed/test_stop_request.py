@@ -3,6 +3,7 @@ from __future__ import annotations
 import faulthandler
 import functools
 import logging
+import operator
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -190,3 +191,11 @@ def test_a_thread_that_handles_no_signals_restores_none():
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(train).result() is None
     assert {number: signal.getsignal(number) for number in STOP_SIGNALS} == before
+
+
+def test_a_handler_without_a_name_or_module_is_restored_like_any_other(request_to_stop, warnings):
+    """Reading where it comes from must not end the training."""
+    for handler in ([].append, operator.methodcaller("hex"), functools.partial(print, end="")):
+        signal.signal(signal.SIGUSR2, handler)
+        warnings()
+    assert signal.getsignal(signal.SIGUSR2) == request_to_stop._handle
