@@ -169,8 +169,8 @@ class LoadingStop:
     If one gets its batch first, they don't: the stop follows that step, or SLURM ends the job before. The first one to
     take a ticket decides between the two.
 
-    A rank alone stops at once, also while it fetches a batch itself (`fetch`): then the signal's handler raises. It does
-    so only where nothing is saved afterwards that the unfinished fetch may have changed, such as the task's own state.
+    A rank alone stops at once, also while it fetches a batch itself (`fetch`): then the signal's handler raises. It
+    does so only where nothing is saved afterwards that the unfinished fetch may have changed, such as the task's state.
     Otherwise, and among several ranks, a rank that fetches batches itself notices nothing until it has its batch.
 
     Args:
