@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -25,13 +25,36 @@ def process_state_restored() -> Iterator[None]:
     on_cpu: AbstractContextManager[object] = nullcontext() if torch.get_default_device() == cpu else cpu
     with on_cpu, _global_state_restored():
         dtype = torch.get_default_dtype()
-        with torch.inference_mode(False), torch.enable_grad(), ExitStack() as contexts:
-            for kind in ("cpu", "cuda"):
-                if torch.is_autocast_enabled(kind):
-                    contexts.enter_context(torch.autocast(kind, enabled=False))
-            contexts.callback(torch.set_default_dtype, dtype)
+        with torch.inference_mode(False), torch.enable_grad(), _outside_of_autocast():
             torch.set_default_dtype(torch.float32)
-            yield
+            try:
+                yield
+            finally:
+                torch.set_default_dtype(dtype)
+
+
+@contextmanager
+def _outside_of_autocast() -> Iterator[None]:
+    # a context that turns autocast off isn't enough: torch keeps the half-precision copies of weights until the
+    # outermost context ends, so that the steps of the run would compute with those of its first one
+    enabled = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    caches = torch.is_autocast_cache_enabled()
+    depth = 0
+    torch.autocast_increment_nesting()
+    while torch.autocast_decrement_nesting() > 0:
+        depth += 1
+    torch.clear_autocast_cache()
+    torch.set_autocast_cache_enabled(True)
+    for kind in enabled:
+        torch.set_autocast_enabled(kind, False)
+    try:
+        yield
+    finally:
+        for kind in enabled:
+            torch.set_autocast_enabled(kind, True)
+        torch.set_autocast_cache_enabled(caches)
+        for _ in range(depth):
+            torch.autocast_increment_nesting()
 
 
 @contextmanager

@@ -9,19 +9,35 @@ from hpctrain.train.process_state import process_state_restored
 
 
 def trained():
-    """The weights of a layer after a step, as its process computes it by default."""
+    """The weights of a layer after two steps, as its process computes them by default, one of both precisions each."""
     torch.manual_seed(0)
-    layer = torch.nn.Linear(3, 2)
-    layer(torch.randn(4, 3)).square().sum().backward()
-    with torch.no_grad():
-        layer.weight -= layer.weight.grad
-    return layer.weight
+    layers = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    for _ in range(2):
+        loss = layers[0](torch.randn(4, 3)).square().sum()
+        with torch.autocast("cpu", torch.bfloat16):
+            inputs = torch.randn(2, 4, 3)
+            loss = loss + (layers[1](inputs[0]) * layers[1](inputs[1])).float().sum()
+        loss.backward()
+        with torch.no_grad():
+            for layer in layers:
+                layer.weight -= layer.weight.grad
+    return torch.cat([layer.weight for layer in layers])
+
+
+def settings():
+    return (
+        torch.is_autocast_enabled("cpu"),
+        torch.is_autocast_cache_enabled(),
+        torch.is_grad_enabled(),
+        torch.get_default_device(),
+    )
 
 
 @pytest.mark.parametrize(
     "contexts",
     [
         [lambda: torch.autocast("cpu", torch.bfloat16)],
+        [lambda: torch.autocast("cpu", enabled=False, cache_enabled=False), lambda: torch.autocast("cpu")],
         [torch.no_grad],
         [torch.inference_mode],
         [lambda: torch.device("meta")],
@@ -33,10 +49,11 @@ def test_contexts_of_the_program_change_no_weights(contexts):
     with ExitStack() as stack:
         for context in contexts:
             stack.enter_context(context())
-        before = torch.is_autocast_enabled("cpu"), torch.is_grad_enabled(), torch.get_default_device()
+        before = settings()
         with process_state_restored():
             found = trained()
-        assert (torch.is_autocast_enabled("cpu"), torch.is_grad_enabled(), torch.get_default_device()) == before
+        assert settings() == before
+    assert (torch.autocast_increment_nesting(), torch.autocast_decrement_nesting()) == (1, 0)
     assert (found.dtype, found.device.type) == (torch.float32, "cpu")
     assert torch.equal(found, expected)
 
