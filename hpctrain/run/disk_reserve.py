@@ -19,20 +19,24 @@ OF_LAUNCHER = tuple(f"{FILE_NAME}_{number}" for number in (1, 2, 3))
 
 
 def reserve(claim: Path) -> None:
-    """Reserve the space and the files that the launcher needs at the end.
+    """Reserve the space and the files that the launcher needs at the end, and the space for a traceback if it fits.
 
     Raises:
         OSError: the disk is full already; nothing is reserved.
     """
     try:
-        # random, since some file systems store no zeros
-        (claim / FILE_NAME).write_bytes(os.urandom(BYTES))
         for name in OF_LAUNCHER:
+            # random, since some file systems store no zeros
             (claim / name).write_bytes(os.urandom(SMALL_BYTES))
     except OSError as error:
         if error.errno in FULL:
             release(claim)
             raise
+    try:
+        (claim / FILE_NAME).write_bytes(os.urandom(BYTES))
+    except OSError:
+        with contextlib.suppress(OSError):
+            (claim / FILE_NAME).unlink(missing_ok=True)  # a part of it would leave nothing for the run itself
 
 
 def reserve_for_rank(claim: Path, rank: int) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -90,8 +91,25 @@ def test_an_attempt_that_could_not_end_does_not_begin(tmp_path):
         directory = RunDirectory.at(tmp_path / "run")
         directory.create(0o750)
         use_up_files(tmp_path)
-        for number in range(4):  # for the claim and a part of its reserve
+        for number in range(3):  # for the claim and a part of its reserve
             (tmp_path / f"filler_{number}").unlink()
         with pytest.raises(RunDirectoryUnavailableError, match=r"claimed \(No space left .* is out of files: "):
             Ledger(directory).claim()
         assert Ledger(directory).last_claim() == 0
+
+
+def test_an_attempt_begins_where_its_end_fits_but_not_a_long_traceback(tmp_path):
+    with small_disk(tmp_path, "size=1m"):
+        directory = RunDirectory.at(tmp_path / "run")
+        directory.create(0o750)
+        (tmp_path / "filler").write_bytes(bytes(2**20 - 100 * 2**10))
+        ledger = Ledger(directory)
+        claim = directory.claim(ledger.claim())
+        ledger.start(1, job_id=None, nodes=["n1"], world_size=1, step=0)
+        # the run itself may use the rest
+        with contextlib.suppress(OSError):
+            (tmp_path / "rest").write_bytes(bytes(2**20))
+        assert (tmp_path / "rest").stat().st_size > 2**14
+        record_end(directory, 1, Outcome(Reason.FAILED, 7, "why"), world_size=1)
+        assert [(one.reason, one.end_step, one.detail) for one in ledger.attempts()] == [(Reason.FAILED, 7, "why")]
+        assert not list(claim.glob("room*"))
