@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
@@ -62,7 +63,8 @@ class SharedGradients:
     def __init__(self, turn: Turn, parallel: Parallel) -> None:
         self._turn = turn
         self._parallel = parallel
-        self._reducer = None if turn.module.ddp is None else turn.module.ddp.reducer
+        self._has_ddp = turn.module.ddp is not None
+        self._check_finalized = _check_of_reducer(turn.module.ddp)
         self._witness = _own(turn)[0]
         self._was_constant = False
         turn.loss.complete_constant = self.complete_constant
@@ -91,7 +93,7 @@ class SharedGradients:
         """
         if not loss.requires_grad:
             return loss  # its backward pass raises an error, at any world size
-        if self._reducer is None:
+        if not self._has_ddp:
             raise TaskError(f"{_problem(self._turn, _own(self._turn))}; {TIMES_ZERO}")
         self._was_constant = True
         zero = zero_of(model)
@@ -106,9 +108,9 @@ class SharedGradients:
         gradient = self._witness.grad
         version = None if gradient is None else gradient._version
         self._turn.update.backward(loss)
-        if self._reducer is not None:
+        if self._check_finalized is not None:
             try:
-                self._reducer._check_reducer_finalized()
+                self._check_finalized()
             except RuntimeError:
                 unused = self._unreached(loss)
                 raise TaskError(f"{_problem(self._turn, unused or _own(self._turn))}: {OF_ALL}") from None
@@ -119,7 +121,7 @@ class SharedGradients:
     def _require_any(self, loss: Tensor) -> None:
         """Refuse a loss that has given no parameter a gradient; the witness alone may be one that isn't used."""
         own = _own(self._turn)
-        if self._reducer is None:
+        if not self._has_ddp:
             used = [parameter for parameter in own if parameter.grad is not None]
         else:
             unused = set(self._unreached(loss))
@@ -138,6 +140,17 @@ class SharedGradients:
                 reached.add(getattr(node, "variable", None))
                 nodes += [following for following, _ in node.next_functions]
         return [parameter for parameter in _own(self._turn) if parameter not in reached]
+
+
+def _check_of_reducer(ddp: nn.Module | None) -> Callable[[], object] | None:
+    """Return DDP's check that all ranks' gradients are averaged; None without DDP, or in a torch without this check."""
+    # private in torch 2.11 to 2.13; without it, DDP itself raises an error in the next forward pass
+    check: Callable[[], object] | None = getattr(getattr(ddp, "reducer", None), "_check_reducer_finalized", None)
+    if check is not None:
+        with contextlib.suppress(Exception):
+            check()  # before the first backward pass there is nothing to wait for
+            return check
+    return None
 
 
 def _own(turn: Turn) -> list[nn.Parameter]:

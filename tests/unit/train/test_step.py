@@ -662,6 +662,32 @@ def test_a_loss_without_gradients_for_which_other_ranks_wait_ends_the_run(shared
         two_steps(bench, *sizes)
 
 
+class OtherReducer:
+    """The reducer of a torch whose private check is another one, or that has none."""
+
+    def __init__(self, *error):
+        if error:
+            self._check_reducer_finalized = self._raise
+        self.error = error
+        self.calls = 0
+
+    def _raise(self):
+        self.calls += 1
+        raise self.error[0]
+
+
+@pytest.mark.parametrize("error", [(), (TypeError("expected an argument"),), (RuntimeError("no such check"),)])
+def test_a_torch_without_the_check_of_ddp_trains(shared, monkeypatch, error):
+    bench = shared(constant)
+    ddp, reducer = bench.turn.module.ddp, OtherReducer(*error)
+    with monkeypatch.context() as patch:
+        patch.setattr(ddp, "reducer", reducer)
+        gradients = SharedGradients(bench.turn, Parallel())
+    bench.turn.after_first_backward = gradients.check_first
+    assert two_steps(bench, 4).tolist() == [0.0] * 15
+    assert reducer.calls == len(error)
+
+
 class Stepper(Classify):
     def loss(self, model, batch):
         self.optimizer.step()
