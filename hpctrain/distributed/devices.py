@@ -7,7 +7,6 @@ import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
 import torch
 from torch._C._distributed_c10d import Store
@@ -17,10 +16,9 @@ from hpctrain.config.gpu_checks import SHARING
 from hpctrain.distributed.refusal import read_refusal, share_refusal
 from hpctrain.errors import DeviceError, RendezvousError
 from hpctrain.phrases import listed, numbered
+from hpctrain.run.process import boot_id
 
 TOPIC = "devices"
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-"""Tells machines apart that have the same host name, as containers may have (random(4))."""
 
 
 def choose_devices(
@@ -103,7 +101,7 @@ class RankDevices:
         return cls(
             rank=rank,
             host=host,
-            machine=_boot_id() or host,
+            machine=boot_id() or host,  # containers may have the same host name
             gpus=[_address(found) for found in properties],
             name=properties[0].name if properties else "",
             visible=visible,
@@ -223,13 +221,6 @@ def _address(properties: object) -> str:
 def _visibility(one: RankDevices) -> str:
     visible = [f"{name}={value}" for name, value in one.visible.items()]
     return f"rank {one.rank} sees {listed(visible) or 'all GPUs'}"
-
-
-def _boot_id() -> str:
-    try:
-        return BOOT_ID.read_text().strip()
-    except OSError:
-        return ""
 
 
 def _first_line(error: BaseException) -> str:

@@ -25,7 +25,7 @@ from hpctrain.distributed.sealed_store import PAUSE_S, ZERO_KEY, Handshake, Seal
 from hpctrain.errors import RendezvousError
 from hpctrain.phrases import listed
 from hpctrain.run.secret import VARIABLE
-from hpctrain.run.temporary_folder import remove_abandoned
+from hpctrain.run.temporary_folder import first_part, remove_abandoned
 
 LOOPBACK = "127.0.0.1"
 HANDSHAKE_S = 5.0
@@ -108,7 +108,7 @@ def _open(
     url = urlsplit(init_method)
     is_zero, world_size = environment.rank == 0, environment.world_size
     if url.scheme == "env" and environment.num_nodes == 1:
-        path = Path(lockable_folder() or tempfile.gettempdir()) / f"hpctrain-{handshake.name}"
+        path = Path(lockable_folder() or tempfile.gettempdir()) / f"{first_part()}{handshake.name}"
         file = _make_file(path, stack) if is_zero else _wait_for_file(path, timeout_s)
         # by its descriptor: torch opens the file for each access, and its path is removed once all have met
         store = _file_store(Path(f"/proc/self/fd/{file}"), world_size, timeout_s)

@@ -34,6 +34,13 @@ def process_start(pid: int) -> float | None:
     return int(boot.split()[1]) + _start_s(fields)
 
 
+def boot_id() -> str:
+    """What all processes of this machine share, and no others, also in containers (random(4)); empty if unreadable."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
+
+
 def process_age_s() -> float:
     """Seconds since Python began in this process."""
     return time.monotonic() - PYTHON_STARTED_S

@@ -1,4 +1,4 @@
-"""Temporary folders of this machine; the next process of hpctrain on it removes those whose process was killed."""
+"""Temporary folders; the next process of hpctrain on the same machine removes those whose process was killed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,19 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-# that of 16 digits is a `private_folder`, in which ranks meet
-_NAME = re.compile(r"hpctrain-((session|ranks|wandb|fit-batch)-[a-z0-9_]{8}|[0-9a-f]{16})")
+from hpctrain.run.process import boot_id
+
+_KINDS = "(session|ranks|wandb|fit-batch)-[a-z0-9_]{8}|[0-9a-f]{16}"  # the latter is a `private_folder`
 LOCKED_AFTER_S = 10.0
 """Seconds after which a folder that isn't locked was left behind: its process locks it once it has made it."""
+
+
+def first_part() -> str:
+    """The first part of a folder's name, with this machine's id, since others may see the folder, but not its lock.
+
+    NFS keeps locks of folders on the machine: the kernel's ``nfs_dir_operations`` has no ``flock``.
+    """
+    return f"hpctrain-{boot_id()[:8]}-"
 
 
 @contextlib.contextmanager
@@ -31,7 +40,7 @@ def temporary_folder(purpose: str, place: str | None = None) -> Iterator[Path]:
     """
     place = place or tempfile.gettempdir()
     remove_abandoned(place)
-    path = Path(tempfile.mkdtemp(prefix=f"hpctrain-{purpose}-", dir=place))
+    path = Path(tempfile.mkdtemp(prefix=f"{first_part()}{purpose}-", dir=place))
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with contextlib.suppress(OSError):  # without a lock, only `remove_abandoned` is in doubt, and passes over it
@@ -44,10 +53,11 @@ def temporary_folder(purpose: str, place: str | None = None) -> Iterator[Path]:
 
 
 def remove_abandoned(place: str) -> None:
-    """Remove this user's temporary folders of hpctrain whose process was killed."""
+    """Remove this user's temporary folders of hpctrain whose process was killed on this machine."""
+    name = re.compile(f"{first_part()}({_KINDS})")
     with contextlib.suppress(OSError), os.scandir(place) as entries:
         for entry in entries:
-            if _NAME.fullmatch(entry.name):
+            if name.fullmatch(entry.name):
                 with contextlib.suppress(OSError):
                     _remove_unlocked(entry.path)
 
@@ -58,6 +68,8 @@ def _remove_unlocked(path: str) -> None:
         state = os.fstat(folder)
         if state.st_uid == os.geteuid() and time.time() - state.st_mtime > LOCKED_AFTER_S:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(path, ignore_errors=True)
+            if os.path.samestat(state, Path(path).lstat()):
+                # else a later start has replaced it by one of the same name
+                shutil.rmtree(path, ignore_errors=True)
     finally:
         os.close(folder)

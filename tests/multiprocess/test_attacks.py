@@ -9,6 +9,7 @@ import pytest
 from meeting import WAITS_FOR_REPLACEMENT
 
 from hpctrain.distributed.sealed_store import Handshake
+from hpctrain.run.temporary_folder import first_part
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
@@ -45,7 +46,7 @@ def results(fork_server, *numbers):
 def test_nobody_enters_where_ranks_of_one_machine_meet(fork_server, rank, ports):
     token = f"attacked at port {ports[0]}"
     options = {"num_nodes": 1, "token": token}
-    intruder = fork_server.start("attacking:enter", ports[0], f"hpctrain-{Handshake(b's', token).name}")
+    intruder = fork_server.start("attacking:enter", ports[0], f"{first_part()}{Handshake(b's', token).name}")
     first, second, outcomes = results(fork_server, rank(0, **options), rank(1, delay_s=1.0, **options), intruder)
     assert outcomes == ["PermissionError"] * 4 + ["ConnectionRefusedError"]
     assert first == second == {"port": None, "heard": ["hello from 0", "hello from 1"]}

@@ -15,6 +15,7 @@ from hpctrain.distributed.private_folder import private_folder
 from hpctrain.distributed.rendezvous import meet
 from hpctrain.distributed.sealed_store import Handshake
 from hpctrain.errors import RendezvousError
+from hpctrain.run.temporary_folder import first_part
 
 WAITS_FOR_REPLACEMENT = {"read_after_s": 2.0}
 """Options of a rank that reads so late that an intruder was faster."""
@@ -64,7 +65,7 @@ def crash(path):
 def leave_folder(folder, token):
     """Rank zero of an earlier attempt on one machine, which was killed while it waited for the other ranks."""
     handshake = Handshake(b"s", token)
-    with private_folder(Path(folder, f"hpctrain-{handshake.name}")) as file:
+    with private_folder(Path(folder, f"{first_part()}{handshake.name}")) as file:
         handshake.announce(FileStore(f"/proc/self/fd/{file}", 2))
         os._exit(0)
 

@@ -4,7 +4,15 @@ import os
 
 import pytest
 
-from hpctrain.run.temporary_folder import LOCKED_AFTER_S, remove_abandoned, temporary_folder
+from hpctrain.run.temporary_folder import LOCKED_AFTER_S, first_part, remove_abandoned, temporary_folder
+
+# the last is in a TMPDIR that machines share; they don't see each other's locks of it
+FOREIGN = [
+    "hpctrain-results",
+    f"{first_part()}session-mine",
+    f"{first_part()}session-abcd_12x.bak",
+    "hpctrain-0f0f0f0f-session-abcd_12x",
+]
 
 
 def make_old(path):
@@ -21,7 +29,7 @@ def test_the_folder_is_private_and_removed(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["hpctrain-session-abcd_12x", "hpctrain-0123456789abcdef"])
+@pytest.mark.parametrize("name", [f"{first_part()}session-abcd_12x", f"{first_part()}0123456789abcdef"])
 def test_those_of_killed_processes_are_removed(tmp_path, name):
     (tmp_path / name).mkdir()
     (tmp_path / name / "events").touch()
@@ -32,11 +40,11 @@ def test_those_of_killed_processes_are_removed(tmp_path, name):
         assert not (tmp_path / name).exists()
 
 
-@pytest.mark.parametrize("name", ["hpctrain-results", "hpctrain-session-mine", "hpctrain-session-abcd_12x.bak"])
-def test_folders_of_the_user_stay(tmp_path, name):
+@pytest.mark.parametrize("name", FOREIGN)
+def test_folders_of_the_user_and_of_other_machines_stay(tmp_path, name):
     (tmp_path / name).mkdir()
     (tmp_path / "target").mkdir()
-    (tmp_path / "hpctrain-session-abcd_12x").symlink_to("target")
+    (tmp_path / f"{first_part()}session-abcd_12x").symlink_to("target")
     make_old(tmp_path / name)
     make_old(tmp_path / "target")
     remove_abandoned(str(tmp_path))
