@@ -8,14 +8,13 @@ from pathlib import Path
 
 from hpctrain.launch.code_choice import NEVER, is_below
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.launch_mark import LaunchMark
 
 COPY = re.compile(r"\.tmp-.*|([0-9a-f]{32}|damaged-[0-9a-f]{32}-[0-9a-f]{8})(\.json)?")
 """Names in a folder `code` of copies and of their lists."""
 
 LOG = re.compile(r"batch_[0-9]+(_[0-9]+)?\.log")
 """Names in a folder `logs` of the batch scripts' logs."""
-MARK = "launching.json"
-"""The name of a file in the directory of a launch that is under way, or was killed."""
 RECORDS = ("sweep.json", "search", "jobs.jsonl", "code.jsonl")
 """What a sweep's folder has beside its runs, copies and logs."""
 
@@ -41,7 +40,10 @@ class Runs:
     def contain(self, path: str) -> bool:
         """Whether a file or a folder was made by a launch; the path is relative to the root."""
         folder, _, name = path.rpartition("/")
-        if self.contain_folder(folder) or _is_copy(folder, name) or name == MARK:
+        if self.contain_folder(folder) or _is_copy(folder, name):
+            return True
+        there = RunDirectory(self._root / folder)
+        if name == there.launching.name and LaunchMark(there).exists():
             return True
         return self._is_record(folder, name) or self._is_log(folder, name)
 

@@ -8,6 +8,7 @@ import json
 import os
 import shlex
 import shutil
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,10 @@ from pathlib import Path
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import TEMPORARY_PREFIX, read_json_or_empty
 from hpctrain.run.directory import RunDirectory
+
+_BEGINNING = b'{"command": '
+_OF_A_RUN = {"attempts", "checkpoints", "code.jsonl", "logs", "manifest.json"}
+"""What a launch writes into the folder of a sweep's run before its configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +45,18 @@ class LaunchMark:
                 notice the death of a node.
 
         Raises:
-            RunDirectoryError: another launch holds it; or the directory can't be created.
+            RunDirectoryError: another launch holds it; or a file of the user has its name; or the directory can't be
+                created.
         """
         path = self.directory.launching
         self.directory.make()
         with self.directory.explained():
-            was_there = path.exists()
+            was_there = os.path.lexists(path)
+            if was_there and not self.exists():
+                raise RunDirectoryError(
+                    f"run_dir={self.directory.path}: {path.name} there is not a file of hpctrain, which marks a launch "
+                    "by this name; choose another run_dir, or rename the file"
+                )
             file = self._open()
         try:
             is_locked = _lock(file)
@@ -63,18 +74,40 @@ class LaunchMark:
                 yield
             except BaseException:
                 if not was_there:
-                    path.unlink(missing_ok=True)
+                    self._remove()
                 raise
-            path.unlink(missing_ok=True)
+            self._remove()
         finally:
             os.close(file)
 
-    def _open(self) -> int:
-        flags = os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    def _remove(self) -> None:
+        # in a sticky folder, that of another user stays, which says nothing once there is a configuration
+        with contextlib.suppress(OSError):
+            self.directory.launching.unlink(missing_ok=True)
+
+    def exists(self) -> bool:
+        """Whether the directory has the mark of a launch, and not a file of the user with this name."""
         try:
-            return os.open(self.directory.launching, flags | os.O_RDWR, 0o666)
+            file = os.open(self.directory.launching, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except PermissionError:
+            return True  # of another user
+        except OSError:
+            return False
+        try:
+            beginning = os.read(file, len(_BEGINNING)) if stat.S_ISREG(os.fstat(file).st_mode) else b"other"
+        except OSError:
+            return False
+        finally:
+            os.close(file)
+        # a launch that was killed, or met a full disk, may have written less
+        return _BEGINNING.startswith(beginning)
+
+    def _open(self) -> int:
+        try:
+            return os.open(self.directory.launching, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         except PermissionError:  # of another member of the group
-            return os.open(self.directory.launching, flags | os.O_RDONLY, 0o666)
+            # without O_CREAT, which the kernel refuses for a file of another user in a sticky folder
+            return os.open(self.directory.launching, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
 
     def remove_temporary_files(self) -> None:
         """Remove what a killed launch was writing."""
@@ -90,10 +123,17 @@ class LaunchMark:
 
         The runs of a sweep have no marks of their own.
         """
-        directory, home = self.directory, RunDirectory(self.directory.path.parent)
-        if not directory.launching.exists() and not (directory.path.name.isdecimal() and home.launching.exists()):
+        directory = self.directory
+        if directory.config.exists() or directory.claimed_attempts():
             return False
-        return not directory.config.exists() and not directory.claimed_attempts()
+        return self.exists() or (directory.path.name.isdecimal() and self._is_of_unfinished_sweep())
+
+    def _is_of_unfinished_sweep(self) -> bool:
+        # the user may have a folder with such a name beside the runs
+        path = self.directory.path
+        names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
+        others = [name for name in names - _OF_A_RUN if not name.startswith((TEMPORARY_PREFIX, ".nfs"))]
+        return not others and LaunchMark(RunDirectory(path.parent)).exists()
 
     def describe_unfinished(self) -> str:
         """Say in one line that the launch was killed before the run or the sweep was complete, and what to type.
@@ -101,7 +141,7 @@ class LaunchMark:
         Empty if there was no such launch.
         """
         path = self.directory.launching
-        if self.directory.config.exists() or not path.exists():
+        if self.directory.config.exists() or not self.exists():
             return ""
         what = "its launch is under way, or was killed before it was complete"
         # a command that another user proposes isn't shown

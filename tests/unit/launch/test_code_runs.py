@@ -22,3 +22,12 @@ def test_of_a_sweep_the_records_and_the_logs_are_left_out_and_what_users_put_the
         if file.is_file() and runs.contain(path := str(file.relative_to(tmp_path))) and not path.startswith("lr/0/")
     }
     assert made == {"lr/sweep.json", "lr/code.jsonl", "lr/logs/batch_10_0.log", "lr/logs/batch_11.log"}
+
+
+def test_the_mark_of_a_launch_is_left_out_and_a_file_of_the_user_with_its_name_is_not(tmp_path):
+    for folder, content in (("killed", '{"command": []}'), ("package", '{"angle": 45}')):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "launching.json").write_text(content)
+    runs = Runs(tmp_path, tmp_path / "R")
+    assert runs.contain("killed/launching.json")
+    assert not runs.contain("package/launching.json")

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -74,3 +77,62 @@ def test_a_command_of_another_user_is_not_shown(mark):
     killed(mark)
     os.chown(mark.directory.launching, 65_534, 65_534)
     assert mark.describe_unfinished().endswith("to repeat it, type its command again")
+
+
+@pytest.mark.parametrize("content", ['{"version": "0.2.0"}', "[]", "\x7fELF"])
+def test_a_file_of_the_user_with_the_name_of_the_mark_stays(mark, content):
+    mark.directory.path.mkdir()
+    mark.directory.launching.write_text(content)
+    assert not mark.is_unfinished
+    assert mark.describe_unfinished() == ""
+    with pytest.raises(RunDirectoryError, match=r"R: launching\.json there is not a file of hpctrain"), mark.held([]):
+        pass
+    assert mark.directory.launching.read_text() == content
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/null")])
+def test_nothing_but_a_file_is_a_mark(mark, make):
+    mark.directory.path.mkdir()
+    make(mark.directory.launching)
+    assert not mark.is_unfinished
+    with pytest.raises(RunDirectoryError, match=r"launching\.json there is not a file of hpctrain"), mark.held([]):
+        pass
+
+
+@pytest.mark.parametrize("content", ["", '{"comm', '{"command": ["python"], "fol'])
+def test_a_mark_that_a_full_disk_cut_off_is_one(mark, content):
+    mark.directory.path.mkdir()
+    mark.directory.launching.write_text(content)
+    assert mark.is_unfinished
+    assert mark.describe_unfinished().endswith("to repeat it, type its command again")
+    with mark.held(COMMAND):
+        pass
+    assert not mark.directory.launching.exists()
+
+
+def test_a_numbered_folder_of_the_user_in_that_of_a_sweep_is_none_of_its_runs(mark):
+    killed(mark)
+    (mark.directory.path / "7").mkdir()
+    run = LaunchMark(RunDirectory(mark.directory.path / "7"))
+    assert run.is_unfinished
+    (run.directory.path / "notes.txt").touch()
+    assert not run.is_unfinished
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_member_of_the_group_continues_in_a_sticky_folder(monkeypatch):
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o1777)
+        monkeypatch.chdir(folder)
+        mark = LaunchMark(RunDirectory.at("."))
+        mark.directory.launching.write_text('{"command": ')
+        child = os.fork()
+        if child == 0:
+            with contextlib.suppress(BaseException):
+                os.setresuid(65_534, 65_534, 65_534)
+                with mark.held(COMMAND):
+                    mark.directory.config.touch()
+                os._exit(0)
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert not mark.is_unfinished
