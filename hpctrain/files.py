@@ -29,8 +29,8 @@ TEMPORARY_PREFIX = ".tmp-"
 
 LARGEST_BYTES = 64 * 2**20
 """Size up to which a file of records is read: hpctrain writes none that is larger, except metrics and media."""
-LARGEST_LOG_BYTES = 4 * 2**30
-"""Size up to which such a file of metrics is read, record by record."""
+LARGEST_LOG_BYTES = 2**36
+"""Size up to which a file of metrics, saves or samples is read, record by record; by its own run at any size."""
 DEEPEST = 100
 """Levels of nested lists and objects: much deeper ones overflow the stack of whoever writes or compares them."""
 _LONGEST_LINE = 2**24
@@ -89,24 +89,27 @@ def fsync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_atomic(path: Path, content: str | bytes, *, durable: bool = True, mode: int = 0o666) -> None:
+def write_atomic(
+    path: Path, content: str | bytes | Iterable[bytes], *, durable: bool = True, mode: int = 0o666
+) -> None:
     """Replace the content of a file, or leave it as it was.
 
     Args:
         path: the file; its directory exists.
-        content: the whole new content; text is written as UTF-8.
+        content: the whole new content, perhaps in parts; text is written as UTF-8.
         durable: also wait until the content survives a power failure.
         mode: the file's permissions, of which the umask takes some away.
 
     Raises:
         OSError: the file system's error, which names ``path``; no temporary file is left.
     """
-    data = content.encode() if isinstance(content, str) else content
+    if isinstance(content, str):
+        content = content.encode()
     temporary = temporary_name(path)
     try:
         with errors_naming(path):
             with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-                file.write(data)
+                file.writelines([content] if isinstance(content, bytes) else content)
                 if durable:
                     file.flush()
                     os.fsync(file.fileno())
@@ -342,7 +345,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 def read_json_lines(
-    path: Path, *, last_bytes: int | None = None, at_most: int = LARGEST_BYTES
+    path: Path, *, last_bytes: int | None = None, at_most: int | None = LARGEST_BYTES
 ) -> Iterator[dict[str, Any]]:
     """Read the records of a file of JSON lines, oldest first; lines that a crash left incomplete are skipped.
 
@@ -351,7 +354,7 @@ def read_json_lines(
     Args:
         path: the file.
         last_bytes: read only this many bytes at the end; None reads the whole file.
-        at_most: the largest size, in bytes, of a file that is read as a whole.
+        at_most: the largest size, in bytes, of a file that is read as a whole; None for any.
 
     Raises:
         OSError: as `read_bytes`.
@@ -359,8 +362,11 @@ def read_json_lines(
     yield from json_lines(read_lines(path, last_bytes=last_bytes, at_most=at_most))
 
 
-def read_lines(path: Path, *, last_bytes: int | None = None, at_most: int = LARGEST_BYTES) -> Iterator[bytes]:
-    """Read the lines of a file, one after another, but those that are too long for a record; see `read_json_lines`."""
+def read_lines(path: Path, *, last_bytes: int | None = None, at_most: int | None = LARGEST_BYTES) -> Iterator[bytes]:
+    """Read the lines of a file, one after another, but those that are too long for a record; see `read_json_lines`.
+
+    The last one is what follows the last line break, which may be nothing.
+    """
     try:
         descriptor = _opened(path, at_most if last_bytes is None else None)
     except FileNotFoundError:
@@ -369,14 +375,19 @@ def read_lines(path: Path, *, last_bytes: int | None = None, at_most: int = LARG
         if last_bytes is not None:
             # they are likely to begin within a line; the rest of that line isn't valid JSON
             file.seek(max(0, file.seek(0, os.SEEK_END) - last_bytes))
-        rest = b""
-        while block := file.read(_BLOCK):
-            *lines, rest = (rest + block).split(b"\n")
-            yield from lines
-            if len(rest) > _LONGEST_LINE:
-                # the rest of such a line is skipped as it comes: its beginning makes it invalid
-                rest = b"\0"
-        yield rest
+        yield from split_lines(file)
+
+
+def split_lines(file: BinaryIO | io.FileIO) -> Iterator[bytes]:
+    """Read the lines of an open file from its position on, as `read_lines`."""
+    rest = b""
+    while block := file.read(_BLOCK):
+        *lines, rest = (rest + block).split(b"\n")
+        yield from lines
+        if len(rest) > _LONGEST_LINE:
+            # the rest of such a line is skipped as it comes: its beginning makes it invalid
+            rest = b"\0"
+    yield rest
 
 
 def json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:

@@ -39,9 +39,9 @@ from hpctrain.scheduler.settings import Partition
 from hpctrain.scheduler.slurm import Slurm
 
 CHECKPOINTS = 2
+"""Checkpoints that a run always keeps."""
 LAST_BYTES = 2**20
 """Bytes at the end of a log in which its last lines are looked for."""
-"""Checkpoints that a run always keeps."""
 
 Report = Callable[[str], None]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from hpctrain.files import read_json_lines
+from hpctrain.files import LARGEST_LOG_BYTES, read_json_lines
 from hpctrain.run.checkpoints import CheckpointInfo, newest_intact
 from hpctrain.run.directory import RunDirectory
 from hpctrain.status.metrics import read_metrics
@@ -103,7 +103,7 @@ def metrics_of(directory: RunDirectory, ignored: Sequence[str] = ()) -> dict[str
 def _samples(directory: RunDirectory) -> dict[int, dict[int, tuple[int, ...]]]:
     found: dict[int, dict[int, tuple[int, ...]]] = {}
     for rank in directory.ranks_with(directory.sample_log("*")):
-        for record in read_json_lines(directory.sample_log(rank)):
+        for record in read_json_lines(directory.sample_log(rank), at_most=LARGEST_LOG_BYTES):
             # if a step was repeated, its last record counts
             found.setdefault(int(record["step"]), {})[rank] = tuple(record["samples"])
     return found

@@ -6,10 +6,13 @@ import csv
 import io
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
-from hpctrain.files import LARGEST_LOG_BYTES, read_bytes, write_atomic
+from hpctrain.files import open_file, write_atomic
 from hpctrain.metrics.json_lines import WRITE_EVERY_S
 from hpctrain.metrics.sink import RecordFile
 from hpctrain.phrases import spreadsheet_text
@@ -21,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 MAX_WAITING = 100_000
 """Records to keep while the file can't be replaced; later ones are left out until the next attempt."""
+
+BLOCK_BYTES = 2**20
 
 TIME_SHARE = 0.01
 """Largest share of the time that may be spent on adding columns, but for those that a `flush` adds."""
@@ -35,23 +40,26 @@ class CsvSink:
 
     Args:
         path: the file, which is replaced.
-        records: that earlier attempts logged, up to the step from which this one resumes.
+        records: reads what earlier attempts logged, up to the step from which this one resumes.
         clock: epoch seconds.
 
     Raises:
         OSError: the file can't be replaced.
     """
 
-    def __init__(self, path: Path, records: Iterable[LoggedMetrics], clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, path: Path, records: Callable[[], Iterable[LoggedMetrics]], clock: Callable[[], float] = time.time
+    ) -> None:
         self._path = path
         self._clock = clock
         self._waiting: list[tuple[int, float | None, Mapping[str, float]]] = []
         self._written_at = float("-inf")
         self._next_columns_s = 0.0
         self._failing = False
-        before = [(record.step, record.time, record.values) for record in records]
-        self._columns = list(dict.fromkeys(name for _, _, values in before for name in values))
-        self._file = self._replaced(_header(self._columns) + _text([_row(self._columns, *record) for record in before]))
+        # twice: a long run has more of them than fit into memory
+        self._columns = list(dict.fromkeys(name for record in records() for name in record.values))
+        rows = (_text([_row(self._columns, one.step, one.time, one.values)]) for one in records())
+        self._file = self._replaced(chain([_header(self._columns)], rows))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Append one row."""
@@ -90,8 +98,8 @@ class CsvSink:
         begin_s = time.perf_counter()
         try:
             # numbers have no line end, so the rows need not be parsed, which takes seconds for a long file
-            rows = self._rows_so_far().replace(b"\n", b"," * len(names) + b"\n")
-            replaced = self._replaced(_header(columns) + rows)
+            rows = (block.replace(b"\n", b"," * len(names) + b"\n") for block in self._rows_so_far())
+            replaced = self._replaced(chain([_header(columns)], rows))
         except OSError as error:
             if not self._failing:
                 why = explain(error, self._path)
@@ -109,18 +117,18 @@ class CsvSink:
             now_s = time.perf_counter()
             self._next_columns_s = now_s + (now_s - begin_s) / TIME_SHARE
 
-    def _rows_so_far(self) -> bytes:
-        content = read_bytes(self._path, at_most=LARGEST_LOG_BYTES) if self._path.exists() else b""
+    def _rows_so_far(self) -> Iterator[bytes]:
         header = _header(self._columns)
-        if content.startswith(header):
-            return content[len(header) :]
+        with suppress(FileNotFoundError), open_file(self._path) as file:
+            if file.read(len(header)) == header:
+                yield from iter(partial(file.read, BLOCK_BYTES), b"")
+                return
         logger.warning(
             "%s was changed by something else: its rows so far are left out; the next attempt writes them again",
             self._path,
         )
-        return b""
 
-    def _replaced(self, content: bytes) -> RecordFile:
+    def _replaced(self, content: Iterable[bytes]) -> RecordFile:
         # replaced, never truncated: a superseded attempt that still appends then writes to the old, unlinked file
         write_atomic(self._path, content, durable=False)  # `flush` makes it durable
         return RecordFile(self._path)

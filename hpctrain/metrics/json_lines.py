@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from hpctrain.files import LARGEST_LOG_BYTES, parse_json, read_bytes, write_atomic
+from hpctrain.files import parse_json, read_lines, write_atomic
 from hpctrain.metrics.sink import RecordFile
 from hpctrain.run.evaluation import is_evaluation
 
@@ -48,7 +49,7 @@ class JsonLinesSink:
     ) -> None:
         self._clock = clock
         # replaced, never truncated: a superseded attempt that still appends then writes to the old, unlinked file
-        write_atomic(path, _kept(path, resume_step, evaluation_due))
+        write_atomic(path, kept_lines(path, resume_step, lambda record: evaluation_due and is_evaluation(record)))
         self._file = RecordFile(path)
         self._waiting: list[tuple[int, float, Mapping[str, float]]] = []
         self._written_at = float("-inf")
@@ -88,34 +89,25 @@ def _line(step: int, logged_at: float, values: Mapping[str, float]) -> bytes:
     return json.dumps(record, allow_nan=False).encode() + b"\n"
 
 
-def _kept(path: Path, resume_step: int, evaluation_due: bool) -> bytes:
-    """The complete lines of ``path`` up to the step from which an attempt resumes."""
-    if not path.exists():
-        return b""
-    return kept_lines(
-        read_bytes(path, at_most=LARGEST_LOG_BYTES),
-        resume_step,
-        lambda record: evaluation_due and is_evaluation(record),
-    )
-
-
-def kept_lines(data: bytes, resume_step: int, is_repeated: Callable[[dict[str, Any]], bool]) -> bytes:
-    """Return the complete lines of records up to a step.
+def kept_lines(path: Path, resume_step: int, is_repeated: Callable[[dict[str, Any]], bool]) -> Iterator[bytes]:
+    """Read the complete lines of records up to a step; none if the file doesn't exist.
 
     Args:
-        data: lines with JSON records, each with a `step`.
+        path: of a file of any size, with JSON records, each with a `step`.
         resume_step: from which an attempt resumes.
         is_repeated: whether the attempt will write a record of this very step again, which is then dropped.
     """
-    lines = data.splitlines(keepends=True)
-    kept = [(line, record) for line in lines if (record := _record(line)) and record["step"] <= resume_step]
-    return b"".join(line for line, record in kept if record["step"] < resume_step or not is_repeated(record))
+    # the last line lacks its line break
+    for line, _ in pairwise(read_lines(path, at_most=None)):
+        record = _record(line)
+        if record and (record["step"] < resume_step or (record["step"] == resume_step and not is_repeated(record))):
+            yield line + b"\n"
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
-    """Parse the record in a line; None if the line is incomplete, or isn't the record of a step."""
+    """Parse the record in a line; None if it isn't the record of a step."""
     try:
-        record = parse_json(line) if line.endswith(b"\n") else None
+        record = parse_json(line)
     except ValueError:
         return None
     return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None

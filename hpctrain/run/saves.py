@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.files import append_json_line, read_json_lines
+from hpctrain.files import LARGEST_LOG_BYTES, append_json_line, read_json_lines
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.record_fields import COUNT, PATH, TIME, describe_wrong_field
 
@@ -53,7 +53,7 @@ def record_save(directory: RunDirectory, attempt: int, step: int, path: Path) ->
 def read_saves(directory: RunDirectory) -> list[Save]:
     """The reported saves in order; a record that can't be read is left out."""
     try:
-        records = list(read_json_lines(directory.saves))
+        records = list(read_json_lines(directory.saves, at_most=LARGEST_LOG_BYTES))
     except OSError:
         return []
     found = [record for record in records if not describe_wrong_field(record, _FIELD_TYPES, tuple(_FIELD_TYPES))]

@@ -30,7 +30,9 @@ class LoggedMetrics:
     values: Mapping[str, float]
 
 
-def read_metrics(path: Path, *, last_bytes: int | None = None) -> Iterator[LoggedMetrics]:
+def read_metrics(
+    path: Path, *, last_bytes: int | None = None, at_most: int | None = LARGEST_LOG_BYTES
+) -> Iterator[LoggedMetrics]:
     """Read the records of metrics.jsonl, oldest first; lines that aren't the record of a step are skipped.
 
     Yields nothing if the file doesn't exist.
@@ -38,8 +40,9 @@ def read_metrics(path: Path, *, last_bytes: int | None = None) -> Iterator[Logge
     Args:
         path: the file.
         last_bytes: read only this many bytes at the end; None reads the whole file.
+        at_most: the largest size, in bytes, of a file that is read as a whole; None for any.
     """
-    yield from metrics_of(read_json_lines(path, last_bytes=last_bytes, at_most=LARGEST_LOG_BYTES))
+    yield from metrics_of(read_json_lines(path, last_bytes=last_bytes, at_most=at_most))
 
 
 def metrics_of(records: Iterable[dict[str, Any]]) -> Iterator[LoggedMetrics]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, BinaryIO
 
-from hpctrain.files import LARGEST_LOG_BYTES, IrregularFileError, json_lines, open_below
+from hpctrain.files import LARGEST_LOG_BYTES, json_lines, open_below, split_lines
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.record_fields import COUNT, TIME
 from hpctrain.status.metrics import LoggedMetrics, metrics_of
@@ -80,14 +80,17 @@ class GrowingFile:
         self._offset = 0
         self._last_line = b""
 
-    def read(self) -> tuple[bool, list[dict[str, Any]]]:
+    def read(self, after: int) -> tuple[bool, list[dict[str, Any]]]:
         """Return whether the file was replaced since the last call, and the complete records since then.
 
         After a replacement these are all of its records.
+
+        Args:
+            after: leave out the records up to this step: all of a long run may not fit into memory.
         """
         try:
             # opened anew each time: then NFS asks its server for the current size
-            file = open_below(self._path.parent, self._path.name)
+            file = open_below(self._path.parent, self._path.name, at_most=LARGEST_LOG_BYTES)
         except FileNotFoundError:
             return False, []
         with file:
@@ -99,14 +102,16 @@ class GrowingFile:
                 self._offset = 0
                 self._last_line = b""
             self._inode = inode
-            if os.fstat(file.fileno()).st_size - self._offset > LARGEST_LOG_BYTES:
-                raise IrregularFileError(errno.EFBIG, "too large to be the records of a run", str(self._path))
             file.seek(self._offset)
-            complete, end, _ = file.read().rpartition(b"\n")
-        if complete:
-            self._offset += len(complete) + 1
-            self._last_line = complete.rpartition(b"\n")[2] + end
-        return replaced, list(json_lines(complete.splitlines()))
+            records = json_lines(self._complete_lines(file))
+            return replaced, [one for one in records if COUNT.accepts(one.get("step")) and one["step"] > after]
+
+    def _complete_lines(self, file: BinaryIO) -> Iterator[bytes]:
+        # the last line lacks its line break
+        for line, _ in pairwise(split_lines(file)):
+            self._offset += len(line) + 1
+            self._last_line = line + b"\n"
+            yield line
 
 
 class Rows:
@@ -126,17 +131,17 @@ class Rows:
 
     def read(self) -> None:
         """Read what was logged since the last call."""
-        replaced, records = self._metrics.read()
-        media_replaced, media = self._media.read()
+        replaced, records = self._metrics.read(self._after)
+        media_replaced, media = self._media.read(self._after)
         if replaced or media_replaced:
             # a resume dropped records: what was read of either file may be void
             self._rows.clear()
             if not replaced:
                 self._metrics = GrowingFile(self._directory.metrics)
-                _, records = self._metrics.read()
+                _, records = self._metrics.read(self._after)
             if not media_replaced:
                 self._media = GrowingFile(self._directory.media_records)
-                _, media = self._media.read()
+                _, media = self._media.read(self._after)
         for logged in metrics_of(records):
             self._add(logged)
         for record in media:

@@ -7,11 +7,12 @@ import sys
 import time
 from collections.abc import Callable, Container, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
 from hpctrain.data.micro_batch import MicroBatch
-from hpctrain.files import LARGEST_LOG_BYTES, read_bytes, write_atomic
+from hpctrain.files import write_atomic
 from hpctrain.metrics.bar import Bar, BarSink
 from hpctrain.metrics.console import ConsoleSink
 from hpctrain.metrics.csv_file import CsvSink
@@ -90,7 +91,7 @@ class TrainingLog:
         if log_stream is not None:
             sinks.append(ConsoleSink(log_stream, total_steps, step, stamped=True))
         if self._parts.config.logger.csv:
-            sinks.append(CsvSink(directory.metrics_csv, read_metrics(directory.metrics)))
+            sinks.append(CsvSink(directory.metrics_csv, partial(read_metrics, directory.metrics, at_most=None)))
         files = MediaFiles(directory.media, directory.media_records, step, evaluation_due=due)
         if self._parts.config.logger.tensorboard:
             self._tensorboard = self._open_tensorboard(directory, files)
@@ -104,7 +105,7 @@ class TrainingLog:
             directory.tensorboard, step, evaluation_due=due, hyperparameters=hyperparameters(directory)
         )
         if due:
-            for record in read_metrics(directory.metrics):
+            for record in read_metrics(directory.metrics, at_most=None):
                 if record.step == step:
                     sink.repeat(step, record.time or 0.0, record.values)
             for medium in files.of_step(step):
@@ -174,10 +175,10 @@ def cut_sample_logs(directory: RunDirectory, ranks: Container[int], start_step: 
         rank = file.stem.rpartition("_")[2]
         if not rank.isdecimal() or int(rank) in ranks:
             continue
-        data = read_bytes(file, at_most=LARGEST_LOG_BYTES)
-        if (kept := kept_lines(data, start_step, lambda _: False)) != data:
+        kept = partial(kept_lines, file, start_step, lambda _: False)
+        if sum(map(len, kept())) < file.stat().st_size:
             # replaced, never truncated: a superseded attempt that still appends then writes to the old, unlinked file
-            write_atomic(file, kept)
+            write_atomic(file, kept())
 
 
 def log_samples(

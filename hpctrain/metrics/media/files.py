@@ -19,6 +19,7 @@ from hpctrain.files import (
     parse_json,
     read_bytes,
     read_json_lines,
+    read_lines,
     write_atomic,
 )
 from hpctrain.metrics.json_lines import kept_lines
@@ -111,7 +112,7 @@ class MediaFiles:
     def of_step(self, step: int) -> Iterator[Medium]:
         """The media that are recorded for a step, as far as their files can be read."""
         with suppress(OSError):
-            for record in read_json_lines(self._path, at_most=LARGEST_LOG_BYTES):
+            for record in read_json_lines(self._path, at_most=None):
                 if record.get("step") == step and not describe_wrong_field(record, _FIELD_TYPES, tuple(_FIELD_TYPES)):
                     name, kind = record["name"], record["kind"]
                     data = read_bytes(self._folder / file_name(name, step, kind), at_most=LARGEST_LOG_BYTES)
@@ -145,13 +146,12 @@ class MediaFiles:
         self._records.append(_line(medium, f"{self._folder.name}/{name}"))
 
     def _drop(self, resume_step: int, evaluation_due: bool) -> None:
-        before = read_bytes(self._path, at_most=LARGEST_LOG_BYTES) if self._path.exists() else b""
-        kept = kept_lines(before, resume_step, lambda record: evaluation_due and _is_of_evaluation(record))
+        files = set(map(_file_of, read_lines(self._path, at_most=None)))
+        kept = kept_lines(self._path, resume_step, lambda record: evaluation_due and _is_of_evaluation(record))
         # replaced, never truncated: a superseded attempt that still appends then writes to the old, unlinked file
         write_atomic(self._path, kept)
-        files = {line: _file_of(line) for line in before.splitlines(keepends=True)}
-        staying = {files[line] for line in kept.splitlines(keepends=True)}
-        for name in {*files.values()} - staying - {None}:
+        staying = set(map(_file_of, read_lines(self._path, at_most=None)))
+        for name in files - staying - {None}:
             with suppress(OSError):
                 (self._folder / str(name)).unlink()
         for leftover in self._folder.glob(f"*/{TEMPORARY_PREFIX}*"):

@@ -17,7 +17,7 @@ def rows(path):
 
 def test_columns_appear_when_their_names_do(tmp_path):
     path, now = tmp_path / "metrics.csv", [10.0]
-    sink = CsvSink(path, [], clock=lambda: now[0])
+    sink = CsvSink(path, list, clock=lambda: now[0])
     sink.log(1, {"train/loss": 0.5})
     now[0] = 11.5
     sink.log(2, {"train/loss": math.nan, "train/kl, all": 2.0})
@@ -34,7 +34,8 @@ def test_columns_appear_when_their_names_do(tmp_path):
 def test_it_continues_after_the_records_of_earlier_attempts(tmp_path):
     path = tmp_path / "metrics.csv"
     path.write_text("step,time,train/loss\n99,1.0,0.1\n")
-    sink = CsvSink(path, [LoggedMetrics(1, 3.0, {"b": 1.0}), LoggedMetrics(2, None, {"a": 2.0})], clock=lambda: 4.0)
+    before = [LoggedMetrics(1, 3.0, {"b": 1.0}), LoggedMetrics(2, None, {"a": 2.0})]
+    sink = CsvSink(path, lambda: before, clock=lambda: 4.0)
     sink.log(3, {"a": 3.0})
     sink.close()
     assert rows(path) == [
@@ -47,7 +48,7 @@ def test_it_continues_after_the_records_of_earlier_attempts(tmp_path):
 
 def test_rows_wait_for_a_file_that_cannot_be_replaced(tmp_path, caplog, monkeypatch):
     path, now = tmp_path / "metrics.csv", [0.0]
-    sink = CsvSink(path, [], clock=lambda: now[0])
+    sink = CsvSink(path, list, clock=lambda: now[0])
 
     def fail(*_, **__):
         raise OSError(28, "No space left on device")
@@ -64,7 +65,7 @@ def test_rows_wait_for_a_file_that_cannot_be_replaced(tmp_path, caplog, monkeypa
 
 def test_new_columns_wait_if_the_file_takes_long_to_replace(tmp_path, monkeypatch):
     path, now = tmp_path / "metrics.csv", [1000.0]
-    sink = CsvSink(path, [], clock=lambda: now[0])
+    sink = CsvSink(path, list, clock=lambda: now[0])
     replaced, replace = [], csv_file.write_atomic
 
     def slow(*arguments, **options):
@@ -89,7 +90,7 @@ def test_new_columns_wait_if_the_file_takes_long_to_replace(tmp_path, monkeypatc
 @pytest.mark.parametrize("content", [b"", b"\0\xff,mine\n1\n", None])
 def test_a_file_that_something_else_changed_is_a_warning(tmp_path, caplog, content):
     path, now = tmp_path / "metrics.csv", [0.0]
-    sink = CsvSink(path, [], clock=lambda: now[0])
+    sink = CsvSink(path, list, clock=lambda: now[0])
     sink.log(1, {"a": 1.0})
     if content is None:
         path.unlink()

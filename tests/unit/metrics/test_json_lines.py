@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import json
 import math
+import tracemalloc
 
 import pytest
 
 from hpctrain.files import read_json_lines
+from hpctrain.metrics.csv_file import CsvSink
 from hpctrain.metrics.json_lines import JsonLinesSink
+from hpctrain.status.metrics import read_metrics
 
 
 def steps(path):
@@ -110,3 +113,25 @@ def test_lines_that_are_not_records_are_dropped(tmp_path):
     path.write_bytes(b'[]\n{"time": 3}\n{"step": "7"}\n\x00\x00\n{"step": 7}\n')
     JsonLinesSink(path, 100).close()
     assert path.read_bytes() == b'{"step": 7}\n'
+
+
+def test_a_resume_reads_a_long_run_in_little_memory(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(f'{{"step": {step}, "{"a" * 20_000}": 0.5}}\n' for step in range(800)))
+    size = path.stat().st_size
+    tracemalloc.start()
+    try:
+        JsonLinesSink(path, 799).close()
+        csv = CsvSink(tmp_path / "metrics.csv", lambda: read_metrics(path, at_most=None))
+        csv.log(800, {"eval/loss": 1.0})
+        csv.close()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert path.stat().st_size == size
+    assert csv_rows(tmp_path / "metrics.csv") == 802
+    assert peak < size / 2
+
+
+def csv_rows(path):
+    return len(path.read_text().splitlines())
