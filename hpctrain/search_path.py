@@ -19,7 +19,8 @@ def exclude_working_directory() -> None:
         here = os.path.realpath(os.getcwd())
     except OSError:  # it was removed
         return
-    _original[:] = sys.path
+    if not _original:
+        _original[:] = sys.path
     own = tuple(os.path.join(os.path.realpath(prefix), "") for prefix in (sys.prefix, sys.base_prefix))
     sys.path[:] = [place for place in sys.path if os.path.realpath(place) != here or here.startswith(own)]
 

@@ -3,8 +3,11 @@
 The new run is a training, or a program if ``-- COMMAND`` follows.
 """
 
-# ruff: noqa: E402 - the slow imports come after the signals are blocked
-from __future__ import annotations
+# ruff: noqa: E402 - all imports come after the working directory is excluded, the slow ones after signals are blocked
+from hpctrain.search_path import exclude_working_directory
+
+# only the ranks import the user's code; another user may own the folder, or it has a signal.py
+exclude_working_directory()
 
 import signal
 
@@ -119,7 +122,7 @@ def _open_run(path: str) -> RunPlan:
     return RunPlan(config, directory, resources_of(config))
 
 
-def _composer(command: list[str] | None, config_dir: str | None) -> Composer:
+def _composer(command: list[str] | None, config_dir: str | None) -> "Composer":
     """The composer of a training, or of a program with its command."""
     # they import Hydra, which a run that exists doesn't need
     if command is None:
@@ -132,7 +135,7 @@ def _composer(command: list[str] | None, config_dir: str | None) -> Composer:
 
 
 def _prepare_run(
-    composer: Composer,
+    composer: "Composer",
     words: list[str],
     command: Sequence[str],
     environ: Mapping[str, str],

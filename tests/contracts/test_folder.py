@@ -127,6 +127,14 @@ def test_a_trial_of_fit_batch_imports_torch_before_the_folder_counts(planted: Pa
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("module", ["supervise", pytest.param("sweep", marks=pytest.mark.nightly)])
+def test_nor_does_the_program_of_a_batch_script(planted: Path, module: str) -> None:
+    done = run(planted, [sys.executable, "-m", f"hpctrain.{module}", "nowhere"])
+    require_nothing_imported(planted)
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+
+
 def test_nor_does_the_script_with_an_empty_entry_in_pythonpath(planted: Path, installed: Path) -> None:
     done = run(planted, [sys.executable, str(installed), "status"], PYTHONPATH=f"{Path(hpctrain.__file__).parents[1]}:")
     assert done.returncode == 0, done.stderr
