@@ -24,7 +24,16 @@ _SIMPLE = re.compile(
     r"(?:(?P<number>[1-9]\d{0,17})|(?!(?i:null|true|false|yes|no|on|off|y|n)\n)(?P<word>[a-zA-Z][\w-]*))\n"
 )
 """A whole number, or a word that stands for itself in YAML 1.1."""
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_LOADER: Any = type("PlainLoader", (getattr(yaml, "CSafeLoader", yaml.SafeLoader),), {})
+_TEXT = ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:binary")
+# as OmegaConf reads it: a date is text. JSON has none, and no sets
+_LOADER.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in _TEXT]
+    for first, resolvers in _LOADER.yaml_implicit_resolvers.items()
+}
+for _tag in _TEXT:
+    _LOADER.add_constructor(_tag, yaml.constructor.SafeConstructor.construct_yaml_str)
+_LOADER.add_constructor("tag:yaml.org,2002:set", lambda loader, node: list(loader.construct_mapping(node)))
 
 
 def read_yaml(path: Path) -> str:

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 
 import pytest
 
 from hpctrain.config.compose import Composer
-from hpctrain.config.plain_yaml import read_plain_config, read_plain_values
+from hpctrain.config.plain_yaml import parse_plain_config, read_plain_config, read_plain_values
 from hpctrain.config.stored import load, to_yaml
 from hpctrain.errors import ConfigError
 
@@ -106,3 +107,10 @@ def test_an_anchor_that_is_used_a_few_times_is_read(tmp_path):
     path.write_text("name: &n x\ngroup:\n  again: *n\n")
     assert read_plain_config(path) == {"name": "x", "group": {"again": "x"}}
     assert read_plain_values(path, ["group.again"]) == {"group.again": "x"}
+
+
+def test_what_json_lacks_is_text_or_a_list():
+    text = "a: 2026-01-31\nb: !!binary aGk=\nc: !!set {x, y}\nd: !!timestamp 2026-01-31\n2026-01-31: 1\n"
+    config = parse_plain_config(text.encode())
+    assert json.loads(json.dumps(config)) == config
+    assert config == {"a": "2026-01-31", "b": "aGk=", "c": ["x", "y"], "d": "2026-01-31", "2026-01-31": 1}
