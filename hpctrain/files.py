@@ -1,7 +1,7 @@
 """Files that are complete or absent, and files that others can write: atomic and durable writes, JSON, JSON lines.
 
-Whoever may write into a run can put anything in place of a file. What is read here is a regular file of a bounded size,
-and JSON of a bounded depth in valid Unicode.
+Other users who may write into a run can put anything in place of a file. So this module reads only regular files of a
+bounded size, and JSON of a bounded depth in valid Unicode.
 
 The protocol of a durable publish: write under a temporary name in the same directory, fsync the file, rename it over
 the final name, fsync the directory (POSIX rename(2); "All File Systems Are Not Created Equal", OSDI 2014).
@@ -32,7 +32,7 @@ LARGEST_BYTES = 64 * 2**20
 LARGEST_LOG_BYTES = 2**36
 """Size up to which a file of metrics, saves or samples is read, record by record; by its own run at any size."""
 DEEPEST = 100
-"""Levels of nested lists and objects: much deeper ones overflow the stack of whoever writes or compares them."""
+"""Levels of nested lists and objects: writing or comparing much deeper ones overflows the stack."""
 _LONGEST_LINE = 2**24
 _BLOCK = 2**20
 _SURROGATES = re.compile(
@@ -128,7 +128,7 @@ def write_json(path: Path, record: Mapping[str, Any], *, durable: bool = True) -
 
 
 class IrregularFileError(OSError):
-    """In the place of a file is a directory, a pipe or a device, or a file that is too large to be the right one."""
+    """A directory, a pipe, a device, or a file that is too large stands in the place of a file."""
 
 
 def parse_json(data: bytes) -> Any:
@@ -216,7 +216,7 @@ def _opened(path: Path, at_most: int | None = None) -> int:
 
 
 def _require_regular(descriptor: int, path: Path, at_most: int | None) -> os.stat_result:
-    """The status of a regular file that isn't too large; any other one is closed and refused."""
+    """Return the status of a regular file that isn't too large; close and refuse any other."""
     status = os.fstat(descriptor)
     if stat.S_ISREG(status.st_mode) and (at_most is None or status.st_size <= at_most):
         return status
@@ -228,11 +228,11 @@ def _require_regular(descriptor: int, path: Path, at_most: int | None) -> os.sta
 
 
 def open_below(folder: Path, name: str, *, at_most: int | None = None) -> BinaryIO:
-    """Open a file of a folder in which other users may write, so that it is no other file of this user.
+    """Open a file of a folder in which other users may write; a link can't lead to this user's other files.
 
     Args:
         folder: as the user named it; links in its path are followed.
-        name: the file's path below the folder, in which they aren't.
+        name: the file's path below the folder, in which links aren't followed.
         at_most: the largest size of the file, in bytes; None for any.
 
     Raises:
@@ -246,7 +246,7 @@ def open_below(folder: Path, name: str, *, at_most: int | None = None) -> Binary
     state = _require_regular(descriptor, folder / name, at_most)
     if state.st_nlink > 1 and not private:
         os.close(descriptor)
-        problem = "has another name (a hard link), in a folder that other users can write to"
+        problem = "has another name (a hard link), in a folder that other users can write to; replace it by a copy"
         raise OSError(errno.EINVAL, problem, str(folder / name))
     return os.fdopen(descriptor, "rb")
 
@@ -295,7 +295,7 @@ def _open_part(part: str, folder: int, path: Path, flags: int) -> int:
     except OSError as error:
         # ENOTDIR: of a link in the place of a folder
         if error.errno in (errno.ELOOP, errno.ENOTDIR) and stat.S_ISLNK(os.lstat(part, dir_fd=folder).st_mode):
-            text = f"{part} is a symbolic link, which isn't followed here"
+            text = f"{part} is a symbolic link, which isn't followed here; replace it by what it names"
             raise OSError(errno.ELOOP, text, str(path)) from None
         raise OSError(error.errno, error.strerror, str(path)) from None
 
@@ -363,7 +363,7 @@ def read_json_lines(
 
 
 def read_lines(path: Path, *, last_bytes: int | None = None, at_most: int | None = LARGEST_BYTES) -> Iterator[bytes]:
-    """Read the lines of a file, one after another, but those that are too long for a record; see `read_json_lines`.
+    """Read the lines of a file, without those that are too long for a record; see `read_json_lines`.
 
     The last one is what follows the last line break, which may be nothing.
     """

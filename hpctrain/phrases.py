@@ -14,7 +14,7 @@ SHOWN = 8
 
 
 def spreadsheet_text(text: str) -> str:
-    """Text of a cell in CSV, with a quote before what a spreadsheet would take for a formula, and isn't a number."""
+    """Return the text of a CSV cell; what a spreadsheet would take for a formula, and isn't a number, gets a quote."""
     if not text.startswith(("=", "+", "-", "@", "\t", "\r")):
         return text
     try:

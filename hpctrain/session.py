@@ -1,8 +1,8 @@
 """Report to hpctrain from any program, and learn when to stop.
 
 Standard library only: import it from hpctrain, or copy this file into a project. Outside of a run of hpctrain, every
-function works and reports nothing. A report never ends the training: what is wrong with it is a warning on standard
-error, one for each kind of report. Example; all ranks call `should_stop` after each step:
+function works and reports nothing. A report never ends the training: if something is wrong with it, a warning on
+standard error says so, once for each kind of problem. Example; all ranks call `should_stop` after each step:
 
     session.start(total_steps=1000)
     save = session.last_save()
@@ -210,7 +210,7 @@ class _Agreement:
 
 
 def _report(function: F) -> F:
-    # whatever a report gets and meets, the training goes on
+    # whatever a report gets and meets, the training continues
     @functools.wraps(function)
     def report(*arguments: Any, **options: Any) -> None:
         try:

@@ -30,12 +30,12 @@ SOON_S = 5.0
 """Seconds for the last command if the nodes, the terminal or the next run wait for this process."""
 KILLED_S = 2.0
 """Seconds for killed processes to disappear: on a hanging file system, a process outlives SIGKILL."""
-LEFT_S = 0.2
+CHILDREN_END_S = 0.2
 """Seconds for child processes that end just after their command, such as the first ones of a pipeline."""
 POLL_S = 0.02
 LONGEST_MESSAGE = 500
 """Characters of a message."""
-WATCHED = "trap '' TERM USR1 USR2; (read x <&2 || { pkill -9 -s $$; kill -9 -$$; }) & exec sh -c \"$1\" 2>&1"
+COMMAND_SCRIPT = "trap '' TERM USR1 USR2; (read x <&2 || { pkill -9 -s $$; kill -9 -$$; }) & exec sh -c \"$1\" 2>&1"
 """Runs a command so that it ends with its launcher, however that ends: the kernel then closes the pipe at descriptor 2.
 
 SLURM sends the ignored signals to all processes of a job that it requeues, when there is something to report.
@@ -227,7 +227,7 @@ class _Command:
             output = self._open_log(stack)
             reader, writer = map(stack.enter_context, map(os.fdopen, os.pipe(), ("rb", "wb")))
             process = subprocess.Popen(
-                ["sh", "-c", WATCHED, "sh", self.command],
+                ["sh", "-c", COMMAND_SCRIPT, "sh", self.command],
                 env=self.environ,
                 stdin=text,
                 stdout=output,
@@ -237,7 +237,7 @@ class _Command:
             while not (ended := _has_ended(process.pid)) and time.monotonic() < self.deadline:
                 time.sleep(POLL_S)
             if ended:
-                self._report_left(process.pid, writer)
+                self._report_background_processes(process.pid, writer)
             # before the shell is reaped: until then, no other process gets its number
             kill_session(process.pid)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -245,19 +245,19 @@ class _Command:
             return code if ended else None
         return None
 
-    def _report_left(self, leader: int, watch: IO[bytes]) -> None:
-        """Dismiss the watch, and warn of processes that the command left in the background."""
+    def _report_background_processes(self, leader: int, watch: IO[bytes]) -> None:
+        """Dismiss the watching shell, and warn of processes that the command left in the background."""
         with contextlib.suppress(OSError):  # the command may have killed it
             watch.write(b"\n")
             watch.flush()
-        deadline = time.monotonic() + LEFT_S
+        deadline = time.monotonic() + CHILDREN_END_S
         while (left := session_members(leader)) and time.monotonic() < deadline:
             time.sleep(POLL_S)
         # on a busy machine, the watch may need longer
-        if commands := [line for line in map(command_line, left) if line and WATCHED not in line]:
+        if commands := [line for line in map(command_line, left) if line and COMMAND_SCRIPT not in line]:
             log.warning(
-                "what notify.command left in the background for %s was killed: %s; leave out the &, or start it by "
-                "setsid if it is to stay",
+                "killed what notify.command left in the background for %s: %s; remove the &, or start it with setsid "
+                "to keep it",
                 *(self.notification.event, listed(commands)),
             )
 

@@ -175,7 +175,7 @@ class Outcome:
 
     @property
     def cancelled(self) -> Outcome:
-        """This outcome of an attempt that its user has cancelled, which a completed or failed one doesn't show."""
+        """The outcome of an attempt that its user has cancelled: `cancelled`, unless it completed, failed or paused."""
         if self.reason in (Reason.COMPLETED, Reason.FAILED, Reason.PAUSED, Reason.CANCELLED):
             return self
         after = "" if self.reason.meaning.orderly else f"cancelled by its user; {self.reason.value}: "

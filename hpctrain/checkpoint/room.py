@@ -20,7 +20,7 @@ from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 
 FILES = 5
-"""Files of a checkpoint, with its folder, as long as the run has none that could be looked at."""
+"""Files of a checkpoint, including its folder, while the run has no checkpoint in which to count them."""
 SHOWN = 5
 """Number of folders that a message names; it only counts the others."""
 KEEP_FEWER = "checkpoint.keep, checkpoint.keep_every and checkpoint.keep_best decide how many are kept"
@@ -106,7 +106,7 @@ def is_full(error: Exception) -> bool:
 
 
 def after_full(directory: RunDirectory, error: Exception, temporary: Path | None = None) -> str:
-    """Which limit a save has met that failed for want of room, what is free without it, and what can be removed.
+    """Describe the limit that a failed save has met, what is free without its files, and what can be removed.
 
     Args:
         directory: of the run.

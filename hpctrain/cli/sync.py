@@ -87,7 +87,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _services(directory: RunDirectory, options: argparse.Namespace) -> Sequence[str]:
-    open_below(directory.path, directory.config.name).close()  # it is no link
+    open_below(directory.path, directory.config.name).close()  # refuses a link
     if options.service is not None:
         return [options.service]
     logger = read_plain_config(directory.config).get("logger")

@@ -40,7 +40,7 @@ PRIMARY = "train"
 
 
 LARGEST = 1_000_000
-"""Bytes of an override, or of a file of options. Parsers in Python read 1 MB in seconds, and 50 MB in minutes."""
+"""Most bytes of an override, or of a file of options. Parsers in Python read 1 MB in seconds, and 50 MB in minutes."""
 
 
 class Composer:
@@ -267,9 +267,9 @@ class Composer:
 
 
 def _refuse_data(key: str, value: str, size: int) -> None:
-    """Refuse a value or a file of options that is as large as data."""
+    """Refuse a value or a file of options that is too large for a configuration."""
     if size > LARGEST:
-        problem = f"has {scaled(size, 'B')}, more than the {scaled(LARGEST, 'B')} of a configuration"
+        problem = f"expected at most {scaled(LARGEST, 'B')}, got {scaled(size, 'B')}"
         raise ConfigError(key, value, problem, "write data into a file of its own, and set the key to its path")
 
 

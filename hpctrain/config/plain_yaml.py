@@ -37,7 +37,7 @@ _LOADER.add_constructor("tag:yaml.org,2002:set", lambda loader, node: list(loade
 
 
 def read_yaml(path: Path) -> str:
-    """Read YAML that others can write, and refuse what would not fit into the stack or the memory of whoever loads it.
+    """Read YAML that others can write, and refuse what would overflow the stack or the memory of its loader.
 
     Raises:
         OSError: as `read_bytes`.

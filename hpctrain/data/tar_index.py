@@ -140,15 +140,15 @@ def _read(place: Path, state: IntArray) -> TarIndex | None:
 
 
 def _find_mistake(index: TarIndex) -> str:
-    """What can't be in an index; empty if it is consistent: others may be able to write it."""
+    """Describe what is wrong with an index, which others may have written; empty if nothing is."""
     for name, dtype in _DTYPES.items():
         array = getattr(index, name)
         if array.dtype.kind != dtype.kind or array.ndim != 1 or (dtype.itemsize and array.dtype != dtype):
             return f"{name} is an array of {array.dtype} with {array.ndim} dimensions"
     files, samples = len(index.kinds), len(index.key_ends)
     if len(index.state) != 3 or not files or not samples or {len(index.offsets), len(index.sizes)} != {files}:
-        return "its arrays have other lengths"
-    right = {
+        return "the lengths of its arrays don't match"
+    checks = {
         "samples": len(index.firsts) == samples + 1
         and index.firsts[0] == 0
         and index.firsts[-1] == files
@@ -161,7 +161,7 @@ def _find_mistake(index: TarIndex) -> str:
         and index.sizes.min() >= 0
         and np.all(index.offsets <= index.state[1] - index.sizes),
     }
-    return next((f"its {what} can't be those of the tar file" for what, is_right in right.items() if not is_right), "")
+    return next((f"its {what} can't be those of the tar file" for what, passed in checks.items() if not passed), "")
 
 
 def _write(place: Path, index: TarIndex) -> None:
@@ -235,7 +235,7 @@ def _members(path: Path, file: BinaryIO) -> Iterator[tarfile.TarInfo]:
     try:
         with tarfile.open(fileobj=file, mode="r:") as tar:
             while (member := tar.next()) is not None:
-                # a size that was forged may be negative, and lead back
+                # a forged size may be negative, and lead back
                 if not offset < tar.offset or not 0 <= member.size <= end - member.offset_data:
                     raise tarfile.ReadError(f"{member.name} has the size {member.size}")
                 offset = tar.offset

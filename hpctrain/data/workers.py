@@ -50,9 +50,9 @@ CPU_SHARE = 4
 FORK_TIMEOUT_S = 10.0
 """Seconds within which a forked worker must run; it takes milliseconds."""
 POLL_S = 0.5
-"""Seconds between two looks for a stop, while a rank waits for its workers."""
+"""Seconds between two checks for a stop, while a rank waits for its workers."""
 END_S = 5.0
-"""Seconds that busy workers get to end; PyTorch gives as many to one after the other."""
+"""Seconds that all busy workers together get to end; PyTorch gives as many to each, one after another."""
 MAX_SOCKET_FOLDER_BYTES = 103 - len("/pymp-12345678/listener-12345678")
 """Longest TMPDIR in which a worker can make the socket by which it hands over batches: macOS allows 103 bytes for the
 path, Linux 107 (unix(7))."""
@@ -278,7 +278,7 @@ class _BatchQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # no
         """Put a batch, or an error; one line in place of the traceback if collating lacked shared memory."""
         if isinstance(obj, tuple) and isinstance(obj[1], ExceptionWrapper) and "shared memory" in obj[1].exc_msg:
             shortage = _shortage(RuntimeError(obj[1].exc_msg))
-            obj = (obj[0], _Undelivered(HpctrainError, shortage)) if shortage else obj
+            obj = (obj[0], _SendError(HpctrainError, shortage)) if shortage else obj
         super().put(obj, block, timeout)
 
     def _on_queue_feeder_error(self, error: Exception, item: Any) -> None:
@@ -297,10 +297,10 @@ class _BatchQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # no
                 f"a DataLoader worker can't send a batch to its rank: {text}; with data.num_workers=0 the rank fetches "
                 "batches itself"
             )
-        self.put((item[0], _Undelivered(TaskError if unpickled else HpctrainError, message)))
+        self.put((item[0], _SendError(TaskError if unpickled else HpctrainError, message)))
 
 
-class _Undelivered(ExceptionWrapper):
+class _SendError(ExceptionWrapper):
     """An error in place of a batch, without the traceback of the worker's feeding thread."""
 
     def __init__(self, kind: type[HpctrainError], message: str) -> None:
@@ -365,13 +365,13 @@ def _unchanged(batch: Any) -> Any:
 
 
 def _shortage(error: Exception) -> str:
-    """Describe what the system lacks to hand over a batch, and the remedy; empty if the error is another one."""
+    """Describe what the system lacks to send a batch, and the remedy; empty for any other error."""
     number, text = getattr(error, "errno", None), error_text(error)
     if "AF_UNIX path too long" in text:
         folder = tempfile.gettempdir()
         return (
             f"a DataLoader worker can't make a socket in {folder}: its path has {len(os.fsencode(folder))} bytes, and "
-            f"{MAX_SOCKET_FOLDER_BYTES} fit; set TMPDIR to a shorter path, such as /tmp"
+            f"at most {MAX_SOCKET_FOLDER_BYTES} fit; set TMPDIR to a shorter path, such as /tmp"
         )
     # "received 0 items of ancdata": the kernel has dropped a descriptor for which there was no room
     if number in (errno.EMFILE, errno.ENFILE) or "Too many open files" in text or "items of ancdata" in text:

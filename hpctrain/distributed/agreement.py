@@ -109,7 +109,7 @@ class Agreement:
         return _stop(*flags.tolist())
 
     def loading_stop(self, position: Callable[[], str]) -> LoadingStop:
-        """Make what lets the ranks stop while they wait for batches; `LoadingStop` explains the argument."""
+        """Make the `LoadingStop` of this rank; its class explains the argument."""
         return LoadingStop(self._stop, self._world, position)
 
     def restarted(self) -> Agreement:
@@ -166,8 +166,8 @@ class LoadingStop:
 
     A rank can't leave alone: others may have their batch, and wait for its gradients. So ranks that wait while a stop
     is requested count themselves in the store. If all of them wait for the batch of the same step, they stop before it.
-    If one gets its batch first, they don't: the stop follows that step, or SLURM ends the job before. The first one to
-    take a ticket decides between the two.
+    If one of them gets its batch first, they don't: the stop follows that step, or SLURM ends the job before. The rank
+    that takes the first ticket decides between the two.
 
     A rank alone stops at once, also while it fetches a batch itself (`fetch`): then the signal's handler raises. It
     does so only where nothing is saved afterwards that the unfinished fetch may have changed, such as the task's state.
@@ -222,7 +222,7 @@ class LoadingStop:
         """Continue with the batch, after this rank has counted itself.
 
         Raises:
-            StopWhileLoading: too late, all ranks have decided to stop.
+            StopWhileLoading: all ranks have decided to stop already.
         """
         assert self._store is not None
         self._decide(self._store, self._key(), stops=False)

@@ -38,14 +38,14 @@ def choose_interface(
         environ.setdefault("GLOO_SOCKET_IFNAME", name)
         environ.setdefault("NCCL_SOCKET_IFNAME", name)
     elif nodes and "GLOO_SOCKET_IFNAME" not in environ and (address := own_address()).startswith("127."):
-        leading = sorted(interfaces_to(nodes))
-        if len(leading) == 1:
-            environ["GLOO_SOCKET_IFNAME"] = leading[0]
+        names = sorted(interfaces_to(nodes))
+        if len(names) == 1:
+            environ["GLOO_SOCKET_IFNAME"] = names[0]
             return
         log.warning(
-            "%s, the own name of this node, stands for %s, which other nodes can't reach: set "
-            "cluster.network_interface to the interface that connects them%s",
-            *(socket.gethostname(), address, f": {either(leading)}" if leading else ""),
+            "this node's own name, %s, resolves to %s, which other nodes can't reach: set cluster.network_interface to "
+            "the interface that connects the nodes%s",
+            *(socket.gethostname(), address, f": {either(names)}" if names else ""),
         )
 
 

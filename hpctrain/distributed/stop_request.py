@@ -1,4 +1,4 @@
-"""The request to stop: signal handlers that set a flag, and that are restored where a library replaces them."""
+"""The request to stop: signal handlers that set a flag; they are restored if a library replaces them."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ class StopRequest:
         blocked = set(STOP_SIGNALS) & signal.pthread_sigmask(signal.SIG_BLOCK, ())
         if blocked:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
-            self._warn("a library has blocked", blocked, "undone that")
+            self._warn("a library has blocked", blocked, "unblocked them")
         replaced = defaultdict(list)
         for number in self._installed:
             if change := self._replacement(number):

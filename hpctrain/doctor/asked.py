@@ -54,7 +54,7 @@ class Asked:
         """What an earlier command asked for.
 
         Raises:
-            RunDirectoryError: a field of the record can't be.
+            RunDirectoryError: a field of the record has the wrong type.
         """
         found = read_fields(folder.asked, _FIELD_TYPES)
         return cls(

@@ -41,7 +41,7 @@ from hpctrain.scheduler.slurm import Slurm
 CHECKPOINTS = 2
 """Checkpoints that a run always keeps."""
 LAST_BYTES = 2**20
-"""Bytes at the end of a log in which its last lines are looked for."""
+"""Bytes at the end of a log that are searched for its last lines."""
 
 Report = Callable[[str], None]
 

@@ -61,7 +61,7 @@ class JobRecord:
         """The stored record; None as long as there is none.
 
         Raises:
-            RunDirectoryError: a field of it can't be.
+            RunDirectoryError: a field of the record has the wrong type.
         """
         found = read_fields(folder.job, _FIELD_TYPES)
         return cls.from_record(found) if found else None

@@ -48,16 +48,16 @@ def read_rank(folder: DoctorFolder, rank: int) -> dict[str, Any]:
     """Read the record of a rank; empty if it left none.
 
     Raises:
-        RunDirectoryError: a field of it can't be.
+        RunDirectoryError: a field of the record has the wrong type.
     """
     return _without_nulls(read_fields(folder.rank(rank), _OF_A_RANK, ("node", "stage")))
 
 
 def read_measured(folder: DoctorFolder) -> dict[str, Any]:
-    """Read what the ranks measured together; empty if they didn't come that far.
+    """Read what the ranks measured together; empty if they didn't get that far.
 
     Raises:
-        RunDirectoryError: a field of it can't be.
+        RunDirectoryError: a field of the record has the wrong type.
     """
     return _without_nulls(read_fields(folder.measured, _MEASURED))
 
@@ -73,7 +73,7 @@ class RankAnswers:
     Attributes:
         job: the record of the batch script.
         records: of the ranks, by rank.
-        measured: what they measured together; empty if they didn't come that far.
+        measured: what they measured together; empty if they didn't get that far.
         processes_per_node: ranks on each node.
         gpus_per_node: that the request asks for.
         interface: `cluster.network_interface`.

@@ -81,7 +81,7 @@ def _reserve(folder: Path, count: int) -> int | None:
 
 
 def full_finding(folder: Path, error: OSError) -> Finding:
-    """What an error of `file_system.FULL` means, with which a folder couldn't be written."""
+    """The finding of a folder that couldn't be written because of an error of `file_system.FULL`."""
     return Finding(
         check="room",
         severity=Severity.ERROR,

@@ -94,7 +94,7 @@ def wait_for_records(folder: DoctorFolder, world_size: int, *, late_s: float = L
         The records by rank, without ranks that left none.
 
     Raises:
-        RunDirectoryError: a field of a record can't be.
+        RunDirectoryError: a field of the record has the wrong type.
     """
     deadline = time.monotonic() + late_s
     while True:

@@ -144,7 +144,7 @@ def _stop_process(directory: RunDirectory) -> list[str]:
         with directory.permissions():
             write_json(directory.stop_file(number), {"signal": None, "time": time.time(), "deadline": None})
     except OSError as error:
-        problem = f"{directory.stop_file(number)} can't be written ({error.strerror}), by which it is asked to stop"
+        problem = f"the stop file {directory.stop_file(number)} can't be written ({error.strerror})"
         if not takes_signals:
             raise HpctrainError(problem) from error
     _record_cancelled(directory, cancelled=True)

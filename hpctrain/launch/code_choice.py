@@ -190,7 +190,7 @@ def _parts(path: str) -> Iterable[str]:
 
 
 def is_home(root: Path) -> bool:
-    """Whether a folder is the user's home or the root of the file system, and not a folder of code."""
+    """Return whether a folder is the user's home or the root of the file system, rather than a folder of code."""
     # not Path.home(), which raises an error without HOME for a user without an entry in /etc/passwd, as in containers
     return root in (Path(os.path.realpath(os.path.expanduser("~"))), Path("/"))  # noqa: PTH111
 

@@ -41,7 +41,7 @@ def crash_recorder(conclude: Callable[[signal.Signals | None], object]) -> Itera
     parent = os.getpid()
     recorder = 0
     really_exit = os._exit
-    report, is_crash = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    report, report_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     enables = not faulthandler.is_enabled()
 
     def exit_failed(status: int) -> NoReturn:
@@ -54,14 +54,14 @@ def crash_recorder(conclude: Callable[[signal.Signals | None], object]) -> Itera
             recorder = _start(report, conclude)
         os._exit = exit_failed
         if enables:
-            faulthandler.enable(is_crash)
+            faulthandler.enable(report_writer)
         yield
     finally:
         os._exit = really_exit
         if enables:
             faulthandler.disable()
         os.close(report)
-        os.close(is_crash)
+        os.close(report_writer)
         if recorder:
             # the task may have reaped all children, or SIGCHLD may be ignored (perhaps already in the parent)
             with contextlib.suppress(ProcessLookupError, ChildProcessError):

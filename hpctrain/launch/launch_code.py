@@ -178,7 +178,7 @@ class LaunchCode:
             secrets = sorted(copy.files.secrets)
             self._warn(
                 f"{listed(secrets)}: not copied with the code, since such names are usual for passwords and keys; the "
-                f"run finds the original through a link. To copy it: code.include=[{secrets[0]}]"
+                f"run finds the originals through links. To copy one: code.include=[{secrets[0]}]"
             )
         if copy is not None and copy.set_aside is not None:
             new_name = f"it is {copy.set_aside.name} now, and a new copy was made"

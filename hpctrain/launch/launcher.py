@@ -113,7 +113,8 @@ def begin(
     require_others(config, existing or plan(config).directory)
     with undone_on_error(config.run_dir, config.name, command) as directory:
         if existing is not None and existing.config.is_file() is not is_run:
-            raise RunDirectoryError(f"{directory.path}: another command has just launched a run there")
+            problem = "another command has just launched a run there; choose another run_dir"
+            raise RunDirectoryError(f"{directory.path}: {problem}")
         log = directory.rank_log(0)
         seen_bytes = log.stat().st_size if log.exists() else 0
         code = LaunchCode(directory, now=code_now, required=code_required, warn=warn)

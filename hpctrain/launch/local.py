@@ -325,7 +325,7 @@ class LocalRanks:
             if process.poll() is None:
                 # the terminal was closed: a stop, and ranks don't handle its signal
                 process.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
-                # a stopped process (SIGSTOP) gets the signal, and its loading processes work, once they continue
+                # suspended processes (SIGSTOP) handle the signal, and load samples, only once they continue
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGCONT)
 

@@ -62,11 +62,11 @@ class ForwardedStop:
             if process in self._shells:  # it runs no program
                 self._shells.remove(process)
                 process.send(signal.SIGCONT)
-        self._continue_stopped()
+        self._continue_suspended()
         return f"sent {self.number.name} to {names}"
 
-    def _continue_stopped(self) -> None:
-        """Continue what its user has stopped (SIGSTOP): only then do signals reach it, and what waits for it ends."""
+    def _continue_suspended(self) -> None:
+        """Continue suspended processes (SIGSTOP): only then do they handle signals, and end."""
         for orphan in self.orphans():
             for process in (orphan, *orphan.descendants()):
                 if process.state == "T" and process not in self._shells:

@@ -11,10 +11,10 @@ from hpctrain.run.file_system import FULL
 
 FILE_NAME = "room"
 BYTES = 256 * 2**10
-"""For whoever needs them first: a traceback may be long."""
+"""Size of the file that the launcher and the ranks share: a traceback may be long."""
 SMALL_BYTES = 16 * 2**10
-"""Of each other file."""
-OF_LAUNCHER = tuple(f"{FILE_NAME}_{number}" for number in (1, 2, 3))
+"""Size of each other file."""
+LAUNCHER_FILE_NAMES = tuple(f"{FILE_NAME}_{number}" for number in (1, 2, 3))
 """For the marker of the end, a record that doesn't exist yet, and a temporary file."""
 
 
@@ -25,7 +25,7 @@ def reserve(claim: Path) -> None:
         OSError: the disk is full already; nothing is reserved.
     """
     try:
-        for name in OF_LAUNCHER:
+        for name in LAUNCHER_FILE_NAMES:
             # random, since some file systems store no zeros
             (claim / name).write_bytes(os.urandom(SMALL_BYTES))
     except OSError as error:
@@ -64,12 +64,12 @@ def write_with_reserve(claim: Path, write: Callable[[], None], *, rank: int | No
     Args:
         claim: of the attempt.
         write: may be called several times.
-        rank: that writes, which leaves the launcher's files to it; None for the launcher.
+        rank: the one that writes, which doesn't release the launcher's files; None for the launcher.
 
     Raises:
         OSError: it still can't be written.
     """
-    files = [claim / name for name in (FILE_NAME, *OF_LAUNCHER)]
+    files = [claim / name for name in (FILE_NAME, *LAUNCHER_FILE_NAMES)]
     if rank is not None:
         files = [_of_rank(claim, rank), claim / FILE_NAME]
     for file in files:

@@ -16,9 +16,9 @@ from hpctrain.phrases import counted, scaled
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """Errors of a file system, or a quota, that has no room: for bytes or for files."""
 MUCH_BYTES = 2**28
-"""Free bytes from which a refused write means something else than a full file system."""
+"""Free bytes from which a refused write means something other than a full file system."""
 FEW_FILES = 32
-"""Files from which a file system counts as out of files: a checkpoint and the end of an attempt need several."""
+"""Free files below which a file system counts as out of files: a checkpoint or the end of an attempt needs several."""
 QUOTA_COMMANDS = {
     "lustre": "lfs quota -h -u $USER {folder}",
     "gpfs": "mmlsquota --block-size auto",
@@ -73,7 +73,7 @@ class FileSystem:
         return self.free_files is not None and self.free_files < FEW_FILES
 
     def describe_free(self) -> str:
-        """What is free: the bytes, and the files where they are scarce."""
+        """What is free: the bytes, and the files if they are scarce."""
         free = f"{scaled(self.free_bytes, 'B')} are free"
         if not self.lacks_files:
             return free
@@ -124,7 +124,7 @@ def limit_met(error: Exception, folder: Path) -> str:
 def _limit_of(system: FileSystem, number: int, folder: Path) -> str:
     place = system.mount_point or str(folder)
     if number == errno.EROFS:
-        return f"{place} is read-only, perhaps because of an error of its disk: ask who maintains it"
+        return f"{place} is read-only, perhaps because of a disk error: ask its administrator"
     if number == errno.EDQUOT:
         return f"your quota of bytes or of files on {place} is used up: `{system.quota_command(folder)}` shows both"
     if system.lacks_files:
@@ -133,15 +133,15 @@ def _limit_of(system: FileSystem, number: int, folder: Path) -> str:
         return f"{place} is out of space: {system.describe_free()}; `df -h {folder}` shows it"
     # XFS reports the quota of a project so
     quota = f"perhaps the quota of a project or folder is used up; `{system.quota_command(folder)}` shows yours"
-    return f"{place} takes no more, although {system.describe_free()}: {quota}"
+    return f"{place} refuses to store more, although {system.describe_free()}: {quota}"
 
 
 def explain(error: OSError, path: Path | None = None) -> str:
-    """An error of the file system, and the limit that it means, if any.
+    """Describe an error of the file system, and the limit that the write has met, if any.
 
     Args:
         error: as raised.
-        path: what was to be written, if a message has named it already; None names what the error names.
+        path: the file or folder to write, if the message names it already; None has the text name the error's file.
     """
     text = describe_os_error(error) if path is None else error.strerror or str(error)
     place = path or (None if error.filename is None else Path(str(error.filename)))

@@ -1,4 +1,4 @@
-"""The mark of a launch in its directory: other launches stay out, and one that was killed can be repeated."""
+"""The mark of a launch in its directory: it keeps other launches out, and lets one that was killed continue."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class LaunchMark:
             is_locked = _lock(file)
             if not requeued and (not is_locked or not os.fstat(file).st_nlink):
                 raise RunDirectoryError(
-                    f"run_dir={self.directory.path}: another command launches a run there at this moment; see "
+                    f"run_dir={self.directory.path}: another command is launching a run there; see "
                     f"`python -m hpctrain status {self.directory.as_typed}`, or choose another run_dir"
                 )
             if was_there:
@@ -144,15 +144,15 @@ class LaunchMark:
         if self.directory.config.exists() or not self.exists():
             return ""
         what = "its launch is under way, or was killed before it was complete"
-        # a command that another user proposes isn't shown
+        # another user's mark could propose a harmful command
         found = read_json_or_empty(path) if path.stat().st_uid == os.geteuid() else {}
         command, folder = found.get("command"), found.get("folder")
         if not isinstance(command, list) or not isinstance(folder, str):
             # without a command, the mark of a sweep is that of a later change of it
-            return "" if self.directory.sweep.exists() else f"{what}; to repeat it, type its command again"
+            return "" if self.directory.sweep.exists() else f"{what}; to continue it, type its command again"
         named = any(str(word).startswith("run_dir=") for word in command)
         more = "" if named else f" with run_dir={self.directory.as_typed}"
-        return f"{what}; to repeat it, type `{shlex.join(map(str, command))}`{more} in {folder}"
+        return f"{what}; to continue it, type `{shlex.join(map(str, command))}`{more} in {folder}"
 
 
 def _lock(file: int) -> bool:

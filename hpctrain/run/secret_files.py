@@ -53,7 +53,7 @@ SAMPLE = re.compile(r"\.(example|sample|template)\.")
 
 
 def secret_part(path: str) -> str:
-    """Return the first part of a file's path that says that it holds secrets: a folder, or the path; else nothing.
+    """Return the part of a file's path whose name is usual for secrets, a folder or the whole path; else nothing.
 
     Args:
         path: relative.

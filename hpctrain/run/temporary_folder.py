@@ -16,7 +16,7 @@ from hpctrain.run.process import boot_id
 
 _KINDS = "(session|ranks|wandb|fit-batch)-[a-z0-9_]{8}|[0-9a-f]{16}"  # the latter is a `private_folder`
 LOCKED_AFTER_S = 10.0
-"""Seconds after which a folder that isn't locked was left behind: its process locks it once it has made it."""
+"""Age in seconds from which a folder without a lock counts as left behind: a process locks it right after making it."""
 
 
 def first_part() -> str:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PREFIX = "sampler-"
 """Of the files with the sampler's state after a draw."""
-DAMAGED = (AttributeError, KeyError, OverflowError, RuntimeError, TypeError, ValueError)
+RECORD_ERRORS = (AttributeError, KeyError, OverflowError, RuntimeError, TypeError, ValueError)
 """What Optuna, numpy and torch raise for a record that someone has edited."""
 UNUSED_S = 3600.0
 """Age at which the file of a draw that lost the race is removed."""
@@ -134,7 +134,7 @@ class OptunaChooser:
         if not name or Path(name).name != name:
             return
         # without the file, whose disk may be damaged, the search goes on with other random numbers
-        with contextlib.suppress(OSError, RunDirectoryError, *DAMAGED):
+        with contextlib.suppress(OSError, RunDirectoryError, *RECORD_ERRORS):
             restore_sampler(sampler, read_json(self._folder / name))
             return
         sampler.reseed_rng()
@@ -172,12 +172,12 @@ def overrides_of(drawn: Mapping[str, Any]) -> list[str]:
 
 
 def _readable_trial(state: SearchState, number: int) -> optuna.trial.FrozenTrial:
-    """Return a run as Optuna has it; one that failed without values if what was recorded of its draw is damaged."""
+    """Return a run as Optuna's trial; if the record of its draw is damaged, a failed trial without values."""
     import optuna
 
     try:
         return _trial(state, number)
-    except DAMAGED:
+    except RECORD_ERRORS:
         return optuna.trial.create_trial(state=optuna.trial.TrialState.FAIL)
 
 

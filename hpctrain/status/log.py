@@ -16,7 +16,7 @@ from hpctrain.terminal import LogOutput
 
 CHUNK_BYTES = 2**20
 LAST_CHUNKS = 64
-"""Chunks at the end of a log in which its last lines are looked for."""
+"""Chunks at the end of a log that are searched for its last lines."""
 SETUP_ERROR = f"{ERROR_PREFIX}a line of cluster.setup failed: "
 """Beginning of a line with which the batch script names a line of cluster.setup that failed, before the job ends."""
 SUPERVISED = re.compile(r"\S+ \S+ attempt \d+ on ")

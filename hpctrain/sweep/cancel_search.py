@@ -1,4 +1,4 @@
-"""Cancel the tasks of a search, or the process that trains a sweep on one machine: none begins another run."""
+"""Cancel a search or a sweep: its tasks, or the process that trains it on one machine, begin no further run."""
 
 from __future__ import annotations
 
@@ -34,9 +34,12 @@ def sweep_home(typed: str, runs_dir: Path) -> RunDirectory | None:
 
 
 def cancel_on_machine(home: RunDirectory, *, runs: Sequence[RunDirectory]) -> str:
-    """Keep a process that trains a sweep's runs one after another from beginning another; empty if all have jobs.
+    """Keep the process that trains a sweep on one machine from beginning another run.
 
-    Call it before the runs are cancelled. The next launch or resume of the sweep withdraws it.
+    Call it before the runs are cancelled. The next launch or resume of the sweep removes the file that this writes.
+
+    Returns:
+        What was done, for the user; empty if all runs have jobs.
 
     Raises:
         OSError: the sweep's folder can't be written.
@@ -44,7 +47,7 @@ def cancel_on_machine(home: RunDirectory, *, runs: Sequence[RunDirectory]) -> st
     if all(job_ids(run) for run in runs):
         return ""
     write_json(home.sweep_stop_file, {"time": time.time()})
-    return "no further run begins on this machine"
+    return "no further run begins"
 
 
 def cancel_waiting_tasks(home: RunDirectory, warn: Report = print_warning) -> str:

@@ -58,7 +58,7 @@ class Transfer:
         return f"{os.path.relpath(self.directory.path)}: {SHOWN_AS[self.service]}"
 
     def require_trusted(self) -> None:
-        """Check, before anything is written, that a server is known, and not only from other users.
+        """Check, before anything is written, that a server is known, and that other users alone couldn't have named it.
 
         Raises:
             UntrustedServerError: other users could have named the server.

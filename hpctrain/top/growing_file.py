@@ -16,7 +16,7 @@ OPEN_EVERY_S = 15.0
 """Seconds after which the file is opened although its size is the same: over NFS, only an open is sure to show what
 another machine has appended."""
 MOST_BYTES = 64 * 2**20
-"""Bytes that one read returns at most."""
+"""Most bytes that one read returns."""
 _KEPT = 64
 
 

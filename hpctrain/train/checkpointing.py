@@ -38,7 +38,7 @@ FIRST_AUTO_SAVE_S = 60.0
 """Seconds until the first save with checkpoint.auto: early, because the cost of a save has to be measured."""
 
 WAIT_S = 0.2
-"""Seconds between two looks for a stop, while a save waits for an earlier one."""
+"""Seconds between two checks for a stop, while a save waits for an earlier one."""
 
 log = logging.getLogger("hpctrain.train")
 
@@ -251,7 +251,7 @@ class Checkpointing:
         return stop
 
     def _wait_for_earlier(self, step: int) -> tuple[bool, Stop | None]:
-        """Wait for an earlier save, if one of both is of the best; return whether to leave this one out, and a stop."""
+        """Wait for an earlier save if either is of the best; return whether to leave this one out, and a stop."""
         if not self._world.broadcast(self._saver.busy):
             return False, None
         # saves of the best evaluations are extra: no other save is left out for one

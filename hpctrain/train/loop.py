@@ -253,7 +253,7 @@ class Loop:
         return False
 
     def _save(self, *, wait: bool) -> Stop | None:
-        """Save; return the stop that came while the save waited for an earlier one, which it then gave up."""
+        """Save; return the stop that came while this save waited for an earlier one. Then this one is left out."""
         with self._times.during("save_s"):
             self._profiler.before_save(self.step)
             # before the checkpoint is published: a resume from it must find every record up to its step

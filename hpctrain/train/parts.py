@@ -75,7 +75,7 @@ class Parts:
         fresh: whether the run is new, and starts from the weights of `config.init_from` if that is set.
         resumes: whether a checkpoint is there. Then a mesh leaves out initial values that it contains, until
             `settle_values`; the same on every rank.
-        stop: ends the wait for the samples that the ranks compare; None for nothing.
+        stop: a request to stop ends the wait for the samples that the ranks compare; None for no stop.
 
     Attributes:
         task: what is trained.

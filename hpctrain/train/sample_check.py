@@ -65,7 +65,7 @@ class SampleCheck:
         collate_fn: as the loader gets it.
         workers: as the loader gets them. If there are any, one of them reads the samples: what a dataset opens when it
             is first read, such as a file, must not be open already when workers are forked.
-        stop: upon which this rank compares only what it has read so far; None for nothing.
+        stop: after a request to stop, this rank compares only what it has read so far; None for no stop.
     """
 
     def __init__(

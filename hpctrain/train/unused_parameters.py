@@ -1,4 +1,4 @@
-"""Find parameters that a loss trains, but to which it gives no gradient, before other ranks wait for it in vain."""
+"""Find parameters that a loss trains but gives no gradient, before other ranks wait for that gradient forever."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hpctrain.phrases import either, listed
 from hpctrain.train.empty_pass import zero_of
 from hpctrain.train.turn import Turn
 
-WITH_MODEL = "compute the loss with the model that the method gets as its argument"
-OF_ALL = "freeze them, or set parallel.find_unused_parameters=true: DDP waits for these gradients"
-TIMES_ZERO = (
+USE_MODEL_ARGUMENT = "compute the loss with the model that the method gets as its argument"
+FREEZE_UNUSED = "freeze them, or set parallel.find_unused_parameters=true: DDP waits for these gradients"
+RETURN_ZERO_LOSS = (
     "other ranks wait for it; where a batch has nothing to learn from, return a loss that depends on the model, such "
     "as 0 * model(inputs).sum()"
 )
@@ -42,9 +42,9 @@ def check_gradients(turn: Turn, parallel: Parallel, *, warns: bool = True) -> No
         return
     problem = _problem(turn, unused)
     if len(unused) == len(own):
-        raise TaskError(f"{problem}: {WITH_MODEL}")
+        raise TaskError(f"{problem}: {USE_MODEL_ARGUMENT}")
     if module.ddp is not None and not (parallel.find_unused_parameters or parallel.static_graph):
-        raise TaskError(f"{problem}: {OF_ALL}")
+        raise TaskError(f"{problem}: {FREEZE_UNUSED}")
     if warns:
         log.warning("%s: freeze them, unless a later step uses them", problem)
 
@@ -78,7 +78,7 @@ class SharedGradients:
         """
         own = _own(self._turn)
         if self._was_constant and not any(parameter.grad is not None and parameter.grad.any() for parameter in own):
-            raise TaskError(f"{_problem(self._turn, own)}: {WITH_MODEL}")
+            raise TaskError(f"{_problem(self._turn, own)}: {USE_MODEL_ARGUMENT}")
         check_gradients(self._turn, self._parallel, warns=warns)
 
     def complete_constant(self, loss: Tensor, model: nn.Module) -> Tensor:
@@ -94,7 +94,7 @@ class SharedGradients:
         if not loss.requires_grad:
             return loss  # its backward pass raises an error, at any world size
         if not self._has_ddp:
-            raise TaskError(f"{_problem(self._turn, _own(self._turn))}; {TIMES_ZERO}")
+            raise TaskError(f"{_problem(self._turn, _own(self._turn))}; {RETURN_ZERO_LOSS}")
         self._was_constant = True
         zero = zero_of(model)
         return loss.to(zero.device) + zero.to(loss.dtype)
@@ -103,7 +103,7 @@ class SharedGradients:
         """Add the gradients of a loss in the last micro-batch of a step; collective.
 
         Raises:
-            TaskError: parameters didn't get those for which other ranks wait.
+            TaskError: parameters got no gradient, and other ranks wait for it.
         """
         gradient = self._witness.grad
         version = None if gradient is None else gradient._version
@@ -113,7 +113,7 @@ class SharedGradients:
                 self._check_finalized()
             except RuntimeError:
                 unused = self._unreached(loss)
-                raise TaskError(f"{_problem(self._turn, unused or _own(self._turn))}: {OF_ALL}") from None
+                raise TaskError(f"{_problem(self._turn, unused or _own(self._turn))}: {FREEZE_UNUSED}") from None
         gradient = self._witness.grad
         if gradient is None or gradient._version == version:
             self._require_any(loss)
@@ -127,7 +127,7 @@ class SharedGradients:
             unused = set(self._unreached(loss))
             used = [parameter for parameter in own if parameter not in unused]
         if not used:
-            raise TaskError(f"{_problem(self._turn, own)}; {TIMES_ZERO}")
+            raise TaskError(f"{_problem(self._turn, own)}; {RETURN_ZERO_LOSS}")
         self._witness = used[0]
 
     def _unreached(self, loss: Tensor) -> list[nn.Parameter]:

@@ -1,6 +1,6 @@
 """The watchdog of a rank: if the rank hangs, it writes the stacks and ends the process.
 
-It also looks for what other processes ask of the rank by files: its stacks, or a stop.
+It also looks for files by which other processes request the rank's stacks, or a stop.
 """
 
 from __future__ import annotations

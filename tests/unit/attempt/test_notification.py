@@ -229,7 +229,7 @@ def test_a_child_that_keeps_the_output_open_holds_nothing_up(directory, make, ca
         time.sleep(0.01)
     assert is_gone(pid)
     (line,) = caplog.messages
-    assert line.startswith("what notify.command left in the background for failed was killed: sleep 600; ")
+    assert line.startswith("killed what notify.command left in the background for failed: sleep 600; ")
 
 
 def test_a_daemon_is_its_users_business(directory, make, caplog):

@@ -125,7 +125,7 @@ def test_a_run_on_another_machine_cannot_be_asked_on_a_full_disk(make_run, capsy
     number = own(directory, "another-host", 1)
     monkeypatch.setattr("hpctrain.launch.cancellation.write_json", full)
     assert main(["digits"]) == 1
-    problem = f"{directory.stop_file(number)} can't be written (No space left on device), by which it is asked to stop"
+    problem = f"the stop file {directory.stop_file(number)} can't be written (No space left on device)"
     assert capsys.readouterr().err == f"hpctrain: error: runs/digits: {problem}\n"
     assert not directory.jobs.exists()
 
@@ -281,6 +281,6 @@ def test_a_sweep_on_this_machine_begins_no_further_run(make_run, capsys):
     assert main(["S"]) == 0
     assert home.sweep_stop_file.exists()
     assert capsys.readouterr().out.splitlines()[1:] == [
-        "runs/S: no further run begins on this machine",
+        "runs/S: no further run begins",
         "runs/S/0: nothing to cancel: the run is prepared",
     ]

@@ -194,7 +194,7 @@ def test_commands_that_are_killed_and_repeated_end_with_the_same_weights(folder,
             for name in ("status", "inspect", "logs", "resume"):
                 refused = command(name, "R")
                 assert refused.returncode == 2
-                assert "to repeat it, type" in refused.stderr
+                assert "to continue it, type" in refused.stderr
         done = command(*TRAINS)
         assert done.returncode == 0, done.stderr
         assert weights() == expected, number

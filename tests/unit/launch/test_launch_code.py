@@ -30,8 +30,8 @@ from hpctrain.sweep.runs import SweepRun
 from hpctrain.sweep.sweep import Sweep
 
 SECRETS = (
-    ".env: not copied with the code, since such names are usual for passwords and keys; the run finds the original "
-    "through a link. To copy it: code.include=[.env]"
+    ".env: not copied with the code, since such names are usual for passwords and keys; the run finds the originals "
+    "through links. To copy one: code.include=[.env]"
 )
 OWN = ["task=custom", "task._target_=my_task.Mine", "model=mlp"]
 TASK = """

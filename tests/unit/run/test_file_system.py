@@ -24,7 +24,7 @@ def test_which_limit_was_met(tmp_path):
         )
     with small_disk(tmp_path, "size=1g,nr_inodes=100"):
         found = limit_met(error(errno.ENOSPC), tmp_path)
-        assert found.startswith(f"{tmp_path} takes no more, although 1.07 GB are free: perhaps the quota of a project ")
+        assert found.startswith(f"{tmp_path} refuses to store more, although 1.07 GB are free: perhaps the quota of ")
     with small_disk(tmp_path, "size=1m,nr_inodes=100"):
         use_up_files(tmp_path)
         expected = f"{tmp_path} is out of files: 1.05 MB are free, but no more files (inodes) can be created; "

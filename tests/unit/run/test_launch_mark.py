@@ -53,7 +53,7 @@ def killed(mark, lines=""):
 def test_what_to_type_after_a_launch_that_was_killed(mark, tmp_path):
     killed(mark, "(RunDirectory.at('R').path / '.tmp-config.yaml-1').touch()")
     typed = f"type `python -m hpctrain seed=1` with run_dir={tmp_path}/R in {tmp_path}"
-    assert mark.describe_unfinished().endswith(f"was killed before it was complete; to repeat it, {typed}")
+    assert mark.describe_unfinished().endswith(f"was killed before it was complete; to continue it, {typed}")
     with mark.held(COMMAND):
         assert [path.name for path in mark.directory.path.iterdir()] == ["launching.json"]
     assert mark.describe_unfinished() == ""
@@ -76,7 +76,7 @@ def test_runs_of_a_sweep_are_marked_by_its_folder(mark):
 def test_a_command_of_another_user_is_not_shown(mark):
     killed(mark)
     os.chown(mark.directory.launching, 65_534, 65_534)
-    assert mark.describe_unfinished().endswith("to repeat it, type its command again")
+    assert mark.describe_unfinished().endswith("to continue it, type its command again")
 
 
 @pytest.mark.parametrize("content", ['{"version": "0.2.0"}', "[]", "\x7fELF"])
@@ -104,7 +104,7 @@ def test_a_mark_that_a_full_disk_cut_off_is_one(mark, content):
     mark.directory.path.mkdir()
     mark.directory.launching.write_text(content)
     assert mark.is_unfinished
-    assert mark.describe_unfinished().endswith("to repeat it, type its command again")
+    assert mark.describe_unfinished().endswith("to continue it, type its command again")
     with mark.held(COMMAND):
         pass
     assert not mark.directory.launching.exists()

@@ -16,7 +16,7 @@ import pytest
 from hpctrain.run.reason import Reason
 from hpctrain.search.distribution import Choice, Floats, Integers
 from hpctrain.search.journal import read_journal
-from hpctrain.search.optuna_study import DAMAGED, OptunaChooser, overrides_of, to_optuna
+from hpctrain.search.optuna_study import RECORD_ERRORS, OptunaChooser, overrides_of, to_optuna
 from hpctrain.search.sampler_state import restore_sampler, sampler_state
 from hpctrain.search.search import Search
 
@@ -128,7 +128,7 @@ def test_the_state_of_a_sampler_is_checked_before_numpy_trusts_it(changed) -> No
     state = sampler_state(sampler)
     (path,) = state["random"]
     state["random"][path] |= changed
-    with pytest.raises(DAMAGED):
+    with pytest.raises(RECORD_ERRORS):
         restore_sampler(sampler, state)
 
 
