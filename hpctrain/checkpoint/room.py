@@ -64,7 +64,7 @@ def shortage(directory: RunDirectory, step: int, checkpoint_bytes: int, policy: 
         why = f"{count} more checkpoints of {each}" if count > 1 else f"a checkpoint of {each}"
         why += f" ({all_of([*kept, 'one while it is written'])})"
         if system.free_files is not None and system.free_files < count * num_files:
-            problem = f"{system.describe_free()}, but {count * num_files} files are needed: {why}"
+            problem = f"{system.describe_free()}; {count * num_files} files are needed: {why}"
             fits = system.free_files >= num_files and system.free_bytes >= checkpoint_bytes
         elif system.free_bytes < count * checkpoint_bytes:
             problem = f"{_size(system.free_bytes)} are free, but {_size(count * checkpoint_bytes)} are needed: {why}"

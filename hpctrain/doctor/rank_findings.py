@@ -63,7 +63,7 @@ def _names_of_nodes(answers: RankAnswers) -> Iterator[Finding]:
         yield Finding(
             check="interface",
             severity=Severity.ERROR,
-            problem=f"{listed(bad)}: the node's own name stands for {leaders[bad[0]]['own_address']}, "
+            problem=f"{listed(bad)}: the node's own name resolves to {leaders[bad[0]]['own_address']}, "
             "which others can't reach",
             why="gloo and NCCL listen at that address",
             remedy=f"set cluster.network_interface={known}",

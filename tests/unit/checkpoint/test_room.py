@@ -142,7 +142,7 @@ def test_after_a_full_disk(directory):
     found = after_full(directory, FULL_DISK)
     assert "B are free; older checkpoints, the largest first, of which you may remove what you don't need: " in found
     assert f"{directory.checkpoint(1)} (1." in found
-    assert "quota" not in found
+    assert "your quota" not in found
 
 
 def test_a_quota_has_a_command(directory):
@@ -155,10 +155,10 @@ def test_a_quota_has_a_command(directory):
 def test_files_may_be_what_is_missing(directory):
     with small_disk(directory.checkpoints, "size=8m,nr_inodes=8"):
         found = shortage(directory, 10, 1000, Checkpoint())
-        assert "MB are free, but only 7 more files (inodes) can be created, but 15 files are needed: 3 more " in found
+        assert "MB are free, but only 7 more files (inodes) can be created; 15 files are needed: 3 more " in found
         assert "checkpoints of 5 files and 1 kB (" in found
         assert "the checkpoint of step 10 still fits" in found
         save(directory, 1)
-        assert "4 more files (inodes) can be created, but 6 files are needed: " in shortage(
+        assert "4 more files (inodes) can be created; 6 files are needed: " in shortage(
             directory, 10, 1000, Checkpoint()
         )

@@ -101,8 +101,8 @@ def test_data_is_refused_before_it_is_parsed(tmp_path):
     (tmp_path / "task").mkdir()
     (tmp_path / "task" / "huge.yaml").write_text("x: " + "1" * 2_000_000)
     composer = Composer(str(tmp_path))
-    remedy = "than the 1 MB of a configuration; write data into a file of its own"
-    with pytest.raises(ConfigError, match=rf"^name=aaaaaaaaaaaaaaaaaaaa\.\.\.: has 2 MB, more {remedy}"):
+    remedy = "got 2 MB; write data into a file of its own"
+    with pytest.raises(ConfigError, match=rf"^name=aaaaaaaaaaaaaaaaaaaa\.\.\.: expected at most 1 MB, {remedy}"):
         composer.compose(["name=" + "a" * 2_000_000])
-    with pytest.raises(ConfigError, match=rf"^task=huge: has 2 MB, more {remedy}"):
+    with pytest.raises(ConfigError, match=rf"^task=huge: expected at most 1 MB, {remedy}"):
         composer.compose(["task=huge"])

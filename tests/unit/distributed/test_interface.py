@@ -43,4 +43,4 @@ def test_without_a_way_to_the_nodes_a_line_says_what_to_set(monkeypatch, caplog)
     monkeypatch.setattr(interface.log, "propagate", True)
     choose_interface(None, ["127.0.0.1"], variables := {})
     assert variables == {}
-    assert "stands for 127.0.1.1, which other nodes can't reach: set cluster.network_interface to" in caplog.text
+    assert "resolves to 127.0.1.1, which other nodes can't reach: set cluster.network_interface to" in caplog.text

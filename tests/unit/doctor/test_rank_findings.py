@@ -81,7 +81,7 @@ def test_nothing_is_found_where_all_is_well() -> None:
 @pytest.mark.parametrize(
     ("change", "check", "severity", "words"),
     [
-        ({"own_address": "127.0.1.1"}, "interface", Severity.ERROR, "stands for 127.0.1.1"),
+        ({"own_address": "127.0.1.1"}, "interface", Severity.ERROR, "resolves to 127.0.1.1"),
         ({"error": "CUDA error", "stage": "measuring its device"}, "ranks", Severity.ERROR, "failed while measuring"),
         ({"stage": "exchanging messages with n1"}, "ranks", Severity.ERROR, "while exchanging messages with n1"),
         ({"devices": ["cpu"]}, "devices", Severity.ERROR, "torch finds no GPU"),

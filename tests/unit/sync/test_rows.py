@@ -106,5 +106,5 @@ def test_no_claim_is_made_behind_a_link(run, tmp_path, linked):
 def test_a_configuration_that_is_a_link_is_one_line(run, secret, capsys):
     link(run.directory.config, secret)
     assert main(["sync", str(run.directory.path), "--service", "mlflow"]) == ExitCode.FAILED
-    message = "config.yaml is a symbolic link, which isn't followed here"
+    message = "config.yaml is a symbolic link, which isn't followed here; replace it by what it names"
     assert capsys.readouterr().err == f"hpctrain: error: {run.directory.config}: {message}\n"
