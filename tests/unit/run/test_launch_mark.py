@@ -26,7 +26,7 @@ def test_the_mark_lasts_as_long_as_the_launch(mark):
     assert not mark.is_unfinished
     with mark.held(COMMAND):
         assert mark.is_unfinished
-        with pytest.raises(RunDirectoryError, match=r"R: another command is launching a run there.*status"), mark.held([]):
+        with pytest.raises(RunDirectoryError, match=r"another command is launching a run there.*status"), mark.held([]):
             pass
         mark.directory.config.touch()
         assert not mark.is_unfinished
