@@ -24,7 +24,8 @@ def save(number, frame):
     sys.exit({code})
 signal.signal(signal.{name}, save)
 open("ready", "w").close()
-time.sleep(30)
+# in short sleeps: a signal just before the system call of a sleep is handled only after it
+for _ in range(300): time.sleep(0.1)
 """
 
 
