@@ -47,17 +47,27 @@ def compare_with_baseline(
         now: the new figures.
         renew: replace the stored ones.
         explained: whether a finding on the network explains why that is slow already.
-
-    Raises:
-        OSError: the baseline can't be written.
     """
     stored: dict[str, Any] = read_json_or_empty(path)
     before = stored.get(request)
     if not isinstance(before, dict) or describe_wrong_field(before, _FIELD_TYPES, tuple(_FIELD_TYPES)) or renew:
-        write_json(path, {**stored, request: {"time": time.time(), "figures": dict(now)}})
+        try:
+            write_json(path, {**stored, request: {"time": time.time(), "figures": dict(now)}})
+        except OSError as error:
+            return [_not_written(path, error)]
         return []
     compared = {name: value for name, value in now.items() if not (explained and name.startswith(OF_NETWORK))}
     return list(_worse(before, compared, path))
+
+
+def _not_written(path: Path, error: OSError) -> Finding:
+    return Finding(
+        check="baseline",
+        severity=Severity.WARNING,
+        problem=f"{path} can't be written: {error.strerror}",
+        why="later examinations compare their figures with those in it",
+        remedy=f"make room or correct the permissions; if {path} isn't a file, move it away",
+    )
 
 
 def _worse(before: Mapping[str, Any], now: Mapping[str, float], path: Path) -> Iterator[Finding]:

@@ -33,6 +33,13 @@ def test_figures_that_are_much_worse_are_found(tmp_path: Path) -> None:
     assert compare_with_baseline(path, "a", {"pair_latency_s": 9e-5}, renew=False) == []
 
 
+def test_a_baseline_that_cannot_be_written_is_a_finding_among_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "baseline.json"
+    path.mkdir()
+    (finding,) = compare_with_baseline(path, "a", NOW, renew=False)
+    assert finding.problem == f"{path} can't be written: Is a directory"
+
+
 def test_a_baseline_that_something_else_has_written_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "baseline.json"
     path.write_text('{"a": 3}')
