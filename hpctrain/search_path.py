@@ -32,7 +32,8 @@ def with_working_directory() -> list[str]:
     """
     places = list(sys.path)
     for position, place in enumerate(_original):
-        if place not in places:
+        # as often as before: `is_found_here` counts the entries
+        if places.count(place) < _original[: position + 1].count(place):
             places.insert(position, place)
     if not sys.flags.safe_path and (here := os.getcwd()) not in places:
         places.insert(0, here)

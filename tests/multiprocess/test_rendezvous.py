@@ -185,8 +185,8 @@ def test_ranks_of_one_machine_that_dont_share_the_folder(meeting, tmp_path):
     zero, one = meeting(2, [ONE | {"folder": str(folder), "timeout_s": 0.5} for folder in folders])
     assert zero["error"] == "rank 1 did not arrive within 0 s; check their logs"
     assert re.fullmatch(
-        rf"rank zero did not make the folder {folders[1]}/hpctrain-[0-9a-f]{{16}} in 0 s; check its log first; if the "
-        rf"ranks don't share {folders[1]}, give all of them the same TMPDIR, or, in containers, set "
+        rf"rank zero did not make the folder {folders[1]}/hpctrain-[0-9a-f]{{8}}-[0-9a-f]{{16}} in 0 s; check its log "
+        rf"first; if the ranks don't share {folders[1]}, give all of them the same TMPDIR, or, in containers, set "
         r"parallel\.init_method=tcp://HOST:PORT",
         one["error"],
     )

@@ -157,7 +157,8 @@ def test_a_line_of_the_setup_that_works_ends_nothing(batch_script, options):
     assert SETUP_ERROR not in done.stderr
 
 
-def test_every_key_reaches_the_script(composer, run):
+def test_every_key_reaches_the_script(composer, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # in a checkout of hpctrain, that is imported from there
     assert script(plan(composer.compose(EVERYTHING)), run).replace(sys.executable, "PYTHON") == TEXT
 
 
