@@ -132,6 +132,8 @@ class TopApp(App[None]):
 
     def on_top_app_looked(self) -> None:
         """Show what is new on the screen in sight."""
+        if not self.screen_stack:  # the app is ending
+            return
         if isinstance(self.screen, RunScreen):
             if self.screen.is_mounted:  # not before its parts are there; it shows the run itself then
                 self.screen.show_run()

@@ -246,6 +246,7 @@ def test_the_command_can_leave_and_come_back(doctor: Doctor) -> None:
     assert "no fault was found" in done.stdout
 
 
+@pytest.mark.nightly
 def test_a_disk_that_is_full_and_one_that_is_too_small(doctor: Doctor, disk: Disk) -> None:
     small = doctor.examine(f"run_dir={disk.path}/a", code=1)
     assert found(small) == [("error", "room", ())]

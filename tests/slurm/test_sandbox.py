@@ -237,7 +237,7 @@ def test_a_link_can_be_slow_lossy_and_cut_at_once(start_sandbox: StartSandbox) -
     assert "its link" not in small.command("status")
 
 
-@pytest.mark.parametrize("fault", ["slow", "lossy"])
+@pytest.mark.parametrize("fault", ["slow", pytest.param("lossy", marks=pytest.mark.nightly)])
 def test_a_reset_makes_links_whole(sandbox: SlurmSandbox, fault: str) -> None:
     sandbox.command(fault, "n3")
     assert "has started afresh" in sandbox.command("reset")
@@ -356,6 +356,7 @@ def test_an_interrupted_up_cleans_up_itself(sandbox: SlurmSandbox) -> None:
     assert leftovers(name) == {}
 
 
+@pytest.mark.nightly
 def test_an_up_that_is_interrupted_before_it_begins_cleans_up_itself(sandbox: SlurmSandbox) -> None:
     """It waits for another command, which ends and leaves an empty folder."""
     home = STATES / f"{sandbox.name}-waiting"

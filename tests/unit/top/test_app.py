@@ -217,7 +217,7 @@ def test_many_attempts_scroll_and_a_log_that_turns_unreadable_says_so(make_run, 
     asyncio.run(use())
 
 
-@pytest.mark.parametrize("size", [(80, 24), (200, 60), (30, 8)])
+@pytest.mark.parametrize("size", [(80, 24), pytest.param((200, 60), marks=pytest.mark.nightly), (30, 8)])
 def test_every_line_fits(make_run, tmp_path, size):
     make_run("a-name-that-is-long/2026-01-31_12-00-00", reason=Reason.FAILED, detail="why " * 50)
     make_run("日本語" * 8, pid=os.getpid())
