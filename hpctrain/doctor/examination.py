@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -158,7 +159,7 @@ class Examination:
         self._check_room(folder, answers)
         if answers.measured:
             self._compare(folder, config, answers)
-            self._write_site_file(record, answers)
+            self._write_site_file(folder, record, answers)
 
     def _without_answers(self, folder: DoctorFolder, job_id: str, state: str) -> Finding:
         host = self._slurm.batch_host(job_id)
@@ -216,8 +217,15 @@ class Examination:
             explained=any(one.check == "network" for one in self.examined.findings),
         )
 
-    def _write_site_file(self, record: JobRecord, answers: RankAnswers) -> None:
+    def _write_site_file(self, folder: DoctorFolder, record: JobRecord, answers: RankAnswers) -> None:
         if any(one.get("stage") != "done" for one in answers.records.values()) or self._asked.has_site:
+            return
+        if folder.request.stat().st_uid != os.geteuid():
+            # its keys, such as cluster.setup, would run in all jobs of this user
+            self._report(
+                f"{folder.path} belongs to another user, so no site file is written; to get one, type the "
+                "examination's command yourself"
+            )
             return
         # of the request as typed: the job had a shorter time limit
         cluster = self._config.cluster

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -89,8 +90,13 @@ def test_no_fault_is_found_on_a_cluster_that_works_and_the_site_file_trains(doct
     assert "partition: low" in site.read_text()
     trained = doctor.run(f"cluster={site.stem}", "nodes=2", "trainer.max_steps=1", "cluster.wait=true")
     assert trained.returncode == 0, trained.stdout + trained.stderr
+    # a request of another user may hold commands, which the site file would run in all jobs
+    os.chown(Path(record["folder"]) / "request.yaml", 65_534, 65_534)
+    site.unlink()
     again = doctor.run("doctor", record["folder"])
     assert "no fault was found" in again.stdout
+    assert "belongs to another user, so no site file is written" in again.stdout
+    assert not site.exists()
 
 
 def test_three_nodes_with_a_fault_each_are_named_and_left_out(doctor: Doctor) -> None:
