@@ -129,7 +129,7 @@ class Outcome:
 
     @classmethod
     def _of_silence(cls, silent: tuple[int, ...], world_size: int, step: int, complaints: str) -> Outcome:
-        reason, advice = Reason.INFRASTRUCTURE, "see its log"
+        reason, advice = Reason.INFRASTRUCTURE, "see its log" if len(silent) == 1 else "see their logs"
         if OUT_OF_MEMORY.search(complaints):
             reason = Reason.OUT_OF_MEMORY
         elif SIGALRM_MESSAGE in complaints:
