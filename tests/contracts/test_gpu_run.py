@@ -35,7 +35,7 @@ def results(out):
 def test_it_says_what_its_arguments_are(tmp_path):
     done = subprocess.run(["bash", TESTS / "gpu" / "run"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "bash tests/gpu/run OUT [--device cuda|cpu] [--minutes 9] [--only PHASE,...] [--tiny]" in done.stderr
+    assert "bash tests/gpu/run OUT [--device cuda|cpu] [--minutes 13.5] [--only PHASE,...] [--tiny]" in done.stderr
     assert "expected the folder OUT as the first argument, got ''; type: bash tests/gpu/run OUT" in done.stderr
     process = start(tmp_path / "out", "--only", "smokes")
     assert "there is no phase smokes; the phases are machine, smoke, " in process.communicate(timeout=60)[0]
@@ -52,7 +52,7 @@ def test_ended_in_its_middle_it_prints_a_table_and_leaves_no_process(tmp_path):
     skipped, *measured, ended = results(tmp_path / "out")
     assert skipped.keys() == FIELDS
     assert (skipped["phase"], skipped["ok"]) == ("core", None)
-    assert skipped["detail"].startswith("skipped: it may take 170 s, and 15")
+    assert skipped["detail"].startswith("skipped: it may take 210 s, and 15")
     assert (measured[-1]["phase"], measured[-1]["name"], measured[-1]["ok"]) == ("machine", "measured", True)
     assert (ended["phase"], ended["detail"], ended["ok"]) == ("smoke", "ended by SIGTERM", False)
     table = (tmp_path / "out" / "table.txt").read_text()

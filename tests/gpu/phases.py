@@ -537,14 +537,14 @@ class Phase:
 
 
 PHASES = {
-    "machine": Phase(machine, 20),
-    "smoke": Phase(smoke, 55),
-    "core": Phase(core, 85),
-    "gpt2": Phase(gpt2, 150),
-    "saves": Phase(saves, 50),
-    "exactness": Phase(exactness, 70),
-    "models": Phase(models, 60),
-    "rest": Phase(rest, 50),
+    "machine": Phase(machine, 15),
+    "smoke": Phase(smoke, 50),
+    "core": Phase(core, 105),
+    "gpt2": Phase(gpt2, 220),
+    "saves": Phase(saves, 60),
+    "exactness": Phase(exactness, 140),
+    "models": Phase(models, 80),
+    "rest": Phase(rest, 140),
 }
 """In the order in which they run."""
 
@@ -593,13 +593,13 @@ def _json_lines_of(file: Path) -> list[dict]:  # type: ignore[type-arg]  # of an
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        usage="bash tests/gpu/run OUT [--device cuda|cpu] [--minutes 9] [--only PHASE,...] [--tiny]",
+        usage="bash tests/gpu/run OUT [--device cuda|cpu] [--minutes 13.5] [--only PHASE,...] [--tiny]",
         description="Run trials, tests and benchmarks of hpctrain on one GPU; each result is written at once.",
     )
     parser.add_argument("out", type=Path, metavar="OUT", help="folder for results.jsonl, table.txt and log.txt")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: a rehearsal without a GPU")
     parser.add_argument(
-        "--minutes", type=float, default=9, help="a phase that may not end in the time left is skipped (%(default)s)"
+        "--minutes", type=float, default=13.5, help="a phase that may not end in the time left is skipped (%(default)s)"
     )
     parser.add_argument("--only", default=",".join(PHASES), help="phases, in this order: %(default)s")
     parser.add_argument("--tiny", action="store_true", help="small models, and fewer tests")
