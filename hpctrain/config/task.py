@@ -12,7 +12,6 @@ from hpctrain.config.paths import is_folder
 
 EXTRAS = {
     "hpctrain.tasks.digits": ("sklearn", "examples"),
-    "hpctrain.tasks.image_folder": ("PIL", "images"),
     "hpctrain.tasks.keras_digits": ("keras", "keras"),
 }
 """By module of a task: the optional package that it imports, and the extra that installs it."""
@@ -62,7 +61,7 @@ class Text(require.Checked):
 
 @dataclass(kw_only=True, slots=True)
 class ImageFolder(require.Checked):
-    """Images in DATA/train/CLASS and DATA/val/CLASS, the usual layout of ImageNet. Needs `hpctrain[images]`."""
+    """Images in DATA/train/CLASS and DATA/val/CLASS, the usual layout of ImageNet."""
 
     _target_: str = "hpctrain.tasks.image_folder.ImageFolder"
     """Class to instantiate."""

@@ -11,8 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpctrain.errors import TaskError
-
 
 def decode_by_extension(extension: str, data: bytes) -> Any:
     """The value of a file of a sample; what follows the last dot of its name decides.
@@ -30,10 +28,8 @@ def decode_by_extension(extension: str, data: bytes) -> Any:
 
 
 def _image(data: bytes) -> Tensor:
-    try:
-        from PIL import Image
-    except ModuleNotFoundError:
-        raise TaskError('images need Pillow, which isn\'t installed: pip install "hpctrain[images]"') from None
+    from PIL import Image
+
     with Image.open(io.BytesIO(data)) as image:
         # not `asarray`: Pillow's own memory is read-only, and torch warns about that
         pixels = np.array(image.convert("RGB"))

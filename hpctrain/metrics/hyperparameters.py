@@ -1,22 +1,14 @@
-"""Hyperparameters for TensorBoard's page HParams.
-
-The page reads them from the metadata of two summaries, `tensorboard.plugins.hparams.metadata` names them; it takes all
-scalars of a run as its metrics. Importing that module would import TensorFlow where it is installed.
-"""
+"""Hyperparameters of a run, for TensorBoard's page HParams, which takes all scalars of the run as its metrics."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
-from typing import Any
 
 from hpctrain.files import read_json_or_empty
 from hpctrain.run.config_change import trained_varied
 from hpctrain.run.directory import RunDirectory
 
-START_TAG = "_hparams_/session_start_info"
-END_TAG = "_hparams_/session_end_info"
 NOT_OF_THE_TRAINING = (
     *("run_dir", "run_mode", "name", "nodes", "after", "after_failure"),
     *("cluster", "logger", "health", "notify", "resume", "checkpoint"),
@@ -49,56 +41,8 @@ def parsed(typed: str) -> str | float | bool:
     return value if isinstance(value, bool | int | float) else typed[:MOST_CHARS]
 
 
-def add_start(summary: Any, values: Mapping[str, str | float | bool], time: float) -> None:
-    """Add the start of a session, with its hyperparameters, to an event's summary.
-
-    Args:
-        summary: of the event.
-        values: by key.
-        time: epoch seconds.
-    """
-    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
-
-    data = HParamsPluginData(version=0)
-    start = data.session_start_info
-    start.start_time_secs = time
-    for key, value in values.items():
-        if isinstance(value, bool):
-            start.hparams[key].bool_value = value
-        elif isinstance(value, str):
-            start.hparams[key].string_value = value
-        else:
-            start.hparams[key].number_value = value
-    _add(summary, START_TAG, data)
-
-
-def add_end(summary: Any, time: float) -> None:
-    """Add the successful end of a session to an event's summary.
-
-    Args:
-        summary: of the event.
-        time: epoch seconds.
-    """
-    from tensorboard.plugins.hparams.api_pb2 import STATUS_SUCCESS
-    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
-
-    data = HParamsPluginData(version=0)
-    data.session_end_info.status = STATUS_SUCCESS
-    data.session_end_info.end_time_secs = time
-    _add(summary, END_TAG, data)
-
-
 def _words(command: str) -> list[str]:
     try:
         return shlex.split(command)
     except ValueError:
         return []
-
-
-def _add(summary: Any, tag: str, data: Any) -> None:
-    value = summary.value.add(tag=tag)
-    value.metadata.plugin_data.plugin_name = "hparams"
-    value.metadata.plugin_data.content = data.SerializeToString()
-    # since 2.0 the page looks for summaries with a tensor, whatever it is
-    value.tensor.dtype = 1  # DT_FLOAT
-    value.tensor.tensor_shape.dim.add(size=0)

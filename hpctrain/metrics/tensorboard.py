@@ -1,12 +1,14 @@
-"""Metrics for TensorBoard.
+"""Metrics and media for TensorBoard.
 
-Event files are written without TensorBoard's own writer, which takes 0.1 s to import, starts a thread, and keeps
-records for up to two minutes. A record is 16 bytes of frame around a protocol buffer (TFRecord, as in TensorBoard's
-`record_writer.py`).
+The messages are TensorBoard's, and `RecordFile` appends them. TensorBoard's `EventFileWriter` would keep records for up
+to two minutes in a thread, and raise once the disk is full. Its `RecordWriter` computes checksums in Python: 0.1 s per
+megabyte of media, in which the training waits for Python's lock.
 """
 
 from __future__ import annotations
 
+import io
+import json
 import logging
 import os
 import re
@@ -14,11 +16,13 @@ import socket
 import struct
 import threading
 import time
+import wave
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpctrain.metrics.crc32c import crc32c
+import google_crc32c
+
 from hpctrain.metrics.sink import RecordFile
 from hpctrain.run.evaluation import is_evaluation
 from hpctrain.run.file_system import explain
@@ -31,7 +35,6 @@ logger = logging.getLogger(__name__)
 
 _PAUSE_S = 0.1
 """TensorBoard draws a thousand points of a curve by default, and an event costs 0.1 ms."""
-_MASK_DELTA = 0xA282EAD8
 
 HyperparameterValue = str | float | bool
 
@@ -95,20 +98,20 @@ class TensorBoardSink:
 
     def media(self, medium: Medium) -> None:
         """Append one event with a medium."""
-        from hpctrain.metrics.media.events import add_medium
-
         event = _event(medium.time, medium.step)
-        add_medium(event.summary, medium)
+        _add_medium(event.summary, medium)
         self._append(event)
 
     def complete(self) -> None:
         """Mark the run as completed on the page HParams."""
         if self._hyperparameters:
-            from hpctrain.metrics.hyperparameters import add_end
+            from tensorboard.plugins.hparams.api_pb2 import STATUS_SUCCESS
+            from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-            event = _event(self._clock(), 0)
-            add_end(event.summary, self._clock())
-            self._append(event)
+            data, now = HParamsPluginData(), self._clock()
+            data.session_end_info.status = STATUS_SUCCESS
+            data.session_end_info.end_time_secs = now
+            self._append(_hparams_event(now, "session_end_info", data))
 
     def flush(self) -> None:
         """Make the events durable; a failure is a warning."""
@@ -155,12 +158,30 @@ class TensorBoardSink:
         purge = Event(wall_time=self._clock(), step=self._purge_step, session_log=start)
         file.append(frame(purge.SerializeToString()))
         if self._hyperparameters:
-            from hpctrain.metrics.hyperparameters import add_start
-
-            event = Event(wall_time=self._clock())
-            add_start(event.summary, self._hyperparameters, self._clock())
-            file.append(frame(event.SerializeToString()))
+            file.append(frame(self._session_start().SerializeToString()))
         return file
+
+    def _session_start(self) -> Any:
+        from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+        data, now = HParamsPluginData(), self._clock()
+        data.session_start_info.start_time_secs = now
+        fields = {bool: "bool_value", str: "string_value"}
+        for key, value in self._hyperparameters.items():
+            setattr(data.session_start_info.hparams[key], fields.get(type(value), "number_value"), value)
+        return _hparams_event(now, "session_start_info", data)
+
+
+def _hparams_event(time: float, name: str, data: Any) -> Any:
+    # without `tensorboard.plugins.hparams.summary_v2`, whose import would take 0.2 s of every attempt
+    event = _event(time, 0)
+    value = event.summary.value.add(tag=f"_hparams_/{name}")
+    value.metadata.plugin_data.plugin_name = "hparams"
+    value.metadata.plugin_data.content = data.SerializeToString()
+    # the page looks for summaries with a tensor, whatever it is
+    value.tensor.dtype = 1  # DT_FLOAT
+    value.tensor.tensor_shape.dim.add(size=0)
+    return event
 
 
 def _event(wall_time: float, step: int) -> Any:
@@ -170,16 +191,76 @@ def _event(wall_time: float, step: int) -> Any:
     return Event(wall_time=wall_time, step=step)
 
 
-def masked_crc32c(data: bytes) -> int:
-    """CRC-32C of ``data``, rotated by 15 bits and offset, as TFRecord requires."""
-    crc = crc32c(data)
-    return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF
+def _add_medium(summary: Any, medium: Medium) -> None:
+    """Add a medium to an event's summary as `torch.utils.tensorboard.SummaryWriter` does."""
+    if medium.kind in ("image", "figure"):
+        width, height = _png_size(medium.data)
+        image = summary.value.add(tag=medium.name).image
+        image.width = width
+        image.height = height
+        image.encoded_image_string = medium.data
+    elif medium.kind == "audio":
+        _add_audio(summary.value.add(tag=medium.name).audio, medium.data)
+    elif medium.kind == "histogram":
+        _add_histogram(summary.value.add(tag=medium.name).histo, json.loads(medium.data))
+    else:
+        from tensorboard.plugins.text.summary_v2 import text_pb
+
+        is_text = medium.kind == "text"
+        text = medium.data if is_text else _markdown(json.loads(medium.data)).encode(errors="replace")
+        summary.MergeFrom(text_pb(medium.name, [text]))
+
+
+def _png_size(data: bytes) -> tuple[int, int]:
+    """Width and height of a PNG; zeros for anything else that a figure's `savefig` has written."""
+    if not data.startswith(b"\x89PNG\r\n\x1a\n") or len(data) < 24:
+        return 0, 0
+    width, height = struct.unpack(">II", data[16:24])
+    return width, height
+
+
+def _add_audio(audio: Any, data: bytes) -> None:
+    with wave.open(io.BytesIO(data)) as file:
+        audio.sample_rate = file.getframerate()
+        audio.num_channels = file.getnchannels()
+        audio.length_frames = file.getnframes()
+    audio.encoded_audio_string = data
+    audio.content_type = "audio/wav"
+
+
+def _add_histogram(histogram: Any, record: dict[str, Any]) -> None:
+    counts, edges = record["counts"], record["edges"]
+    histogram.num = sum(counts)
+    for name in ("sum", "sum_squares"):
+        # null is beyond what JSON has
+        if record[name] is not None:
+            setattr(histogram, name, record[name])
+    if counts:
+        histogram.min = edges[0]
+        histogram.max = edges[-1]
+        histogram.bucket_limit.extend(edges[1:])
+        histogram.bucket.extend(counts)
+
+
+def _markdown(table: dict[str, Any]) -> str:
+    """A table, as `media.captured` encodes it."""
+    rows = [table["columns"], ["---"] * len(table["columns"]), *table["data"]]
+    return "\n".join("|" + "|".join(_in_cell(value) for value in row) + "|" for row in rows)
+
+
+def _in_cell(value: object) -> str:
+    return "" if value is None else str(value).replace("|", "\\|").replace("\n", " ")
 
 
 def frame(data: bytes) -> bytes:
-    """One record: length, its checksum, the data, their checksum; little-endian."""
+    """One record, as TensorBoard's `RecordWriter` writes it: length, its checksum, the data, their checksum."""
     length = struct.pack("<Q", len(data))
-    return b"".join((length, struct.pack("<I", masked_crc32c(length)), data, struct.pack("<I", masked_crc32c(data))))
+    return b"".join((length, _masked_crc32c(length), data, _masked_crc32c(data)))
+
+
+def _masked_crc32c(data: bytes) -> bytes:
+    crc = google_crc32c.value(data)
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
 def event_files(directory: Path) -> list[Path]:

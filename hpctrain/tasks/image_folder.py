@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  # its usual name
 from torch.utils.data import Dataset
@@ -20,13 +21,6 @@ from hpctrain.errors import ConfigError, TaskError
 from hpctrain.models.resnet import ResNet
 from hpctrain.tasks.image_list import ImageList
 from hpctrain.tasks.task import Sums, Task, classification_sums
-
-try:
-    from PIL import Image
-except ModuleNotFoundError as missing:
-    raise ConfigError(
-        "task", "image_folder", "needs Pillow, which isn't installed", 'pip install "hpctrain[images]"'
-    ) from missing
 
 Box = tuple[int, int, int, int]
 

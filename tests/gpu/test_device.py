@@ -17,8 +17,7 @@ from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.distributed.devices import choose_devices
 from hpctrain.distributed.replica import replicate
 from hpctrain.distributed.world import World
-from hpctrain.metrics.media.captured import capture
-from hpctrain.metrics.media.png import png_of
+from hpctrain.metrics.media.captured import capture, png_of
 from hpctrain.metrics.meter import Meter
 from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task

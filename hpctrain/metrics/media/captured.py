@@ -17,7 +17,6 @@ from torch import Tensor
 
 from hpctrain.errors import TaskError
 from hpctrain.metrics.media.host_array import Array, HostArray
-from hpctrain.metrics.media.png import has_image_shape, png_of
 from hpctrain.tasks.log import Kind
 
 SUFFIXES: Mapping[Kind, str] = {
@@ -28,6 +27,9 @@ SUFFIXES: Mapping[Kind, str] = {
     "audio": "wav",
     "table": "json",
 }
+IMAGE_CHANNELS = (1, 3, 4)
+_GAP = 2
+"""Pixels between the images of a grid."""
 MOST_CHANNELS = 16
 """Channels of a sound; more are a shape in the wrong order."""
 
@@ -82,7 +84,7 @@ def _copied(content: Any) -> HostArray:
 
 def _image(image: Any) -> Captured:
     copy = _copied(image)
-    if not has_image_shape(copy.shape):
+    if not _has_image_shape(copy.shape):
         raise _WrongError(
             "expected the shape [H, W], [C, H, W] or [H, W, C] with 1, 3 or 4 channels, or a batch of such images, "
             f"found {list(copy.shape)}"
@@ -90,6 +92,58 @@ def _image(image: Any) -> Captured:
     if not copy.is_floating() and copy.dtype() not in ("uint8", "bool"):
         raise _WrongError(f"expected uint8, bool or floats from 0 to 1, found {copy.dtype()}: convert it")
     return Captured("image", copy.num_bytes, lambda: png_of(copy.values()))
+
+
+def _has_image_shape(shape: tuple[int, ...]) -> bool:
+    if 0 in shape:
+        return False
+    return len(shape) == 2 or (len(shape) in (3, 4) and (shape[-3] in IMAGE_CHANNELS or shape[-1] in IMAGE_CHANNELS))
+
+
+def png_of(values: Array) -> bytes:
+    """Encode an image, or a batch of them as a grid.
+
+    Args:
+        values: of shape [H, W], [C, H, W] or [H, W, C] with C of 1, 3 or 4, or a batch of the latter two; uint8, bool,
+            or floats, which are clipped to [0, 1].
+    """
+    # Pillow is imported with the first image, in the background
+    from PIL import Image
+
+    if values.ndim == 2:
+        values = values[None]
+    if values.shape[-3] in IMAGE_CHANNELS:
+        values = np.moveaxis(values, -3, -1)
+    grid = _grid(_pixels(values))
+    encoded = io.BytesIO()
+    # Pillow has grey images without a dimension for their channel
+    Image.fromarray(grid[..., 0] if grid.shape[-1] == 1 else grid).save(encoded, format="png")
+    return encoded.getvalue()
+
+
+def _pixels(values: Array) -> Array:
+    if values.dtype == np.bool_:
+        return values.astype(np.uint8) * 255
+    if values.dtype == np.uint8:
+        return values
+    scaled: Array = np.clip(np.nan_to_num(values), 0, 1) * 255 + 0.5
+    return scaled.astype(np.uint8)
+
+
+def _grid(pixels: Array) -> Array:
+    if pixels.ndim == 3:
+        return pixels
+    number, height, width, channels = pixels.shape
+    if number == 1:
+        first: Array = pixels[0]
+        return first
+    columns = math.ceil(math.sqrt(number))
+    rows = math.ceil(number / columns)
+    grid = np.zeros((rows * (height + _GAP) - _GAP, columns * (width + _GAP) - _GAP, channels), np.uint8)
+    for index, one in enumerate(pixels):
+        top, left = index // columns * (height + _GAP), index % columns * (width + _GAP)
+        grid[top : top + height, left : left + width] = one
+    return grid
 
 
 def _figure(figure: Any) -> Captured:

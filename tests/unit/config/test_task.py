@@ -10,7 +10,6 @@ from hpctrain.errors import ConfigError
 
 CLASSES = {
     "hpctrain.tasks.digits": ["Digits"],
-    "hpctrain.tasks.image_folder": ["ImageFolder", "+task.data=."],
     "hpctrain.tasks.keras_digits": ["KerasDigits"],
 }
 

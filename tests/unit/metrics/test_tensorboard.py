@@ -10,10 +10,9 @@ import sys
 import pytest
 import torch
 
-from hpctrain.metrics.media.captured import capture
+from hpctrain.metrics.media.captured import capture, png_of
 from hpctrain.metrics.media.files import Medium
-from hpctrain.metrics.media.png import png_of
-from hpctrain.metrics.tensorboard import TensorBoardSink, event_files, frame, make_event_file, masked_crc32c
+from hpctrain.metrics.tensorboard import TensorBoardSink, event_files, frame, make_event_file
 
 
 def read(directory):
@@ -131,7 +130,7 @@ from pathlib import Path
 from hpctrain.metrics.tensorboard import TensorBoardSink
 
 sink = TensorBoardSink(Path(sys.argv[1]), 0)
-assert not [name for name in sys.modules if name.startswith(("tensorboard", "google", "torch"))]
+assert not [name for name in sys.modules if name.startswith(("tensorboard", "google.", "torch"))]
 sink.log(1, {"train/loss": 1.0})
 sink.close()
 print(sorted({"torch", "tensorboard.compat.tensorflow_stub", "tensorboard.summary"} & set(sys.modules)))
@@ -144,16 +143,11 @@ def test_frames_are_those_of_tensorboards_writer():
     from tensorboard.summary.writer.record_writer import RecordWriter
 
     generator = random.Random(5)
-    for size in (0, 1, 7, 300):
+    for size in (0, 1, 7, 300, 70_001):
         data = generator.randbytes(size)
         expected = io.BytesIO()
         RecordWriter(expected).write(data)
         assert frame(data) == expected.getvalue()
-
-
-def test_checksum_of_the_rfc():
-    unmasked = (masked_crc32c(bytes(32)) - 0xA282EAD8) & 0xFFFFFFFF
-    assert ((unmasked << 15) | (unmasked >> 17)) & 0xFFFFFFFF == 0x8A9136AA  # RFC 3720, B.4: 32 bytes of zeroes
 
 
 def test_a_new_file_comes_last_even_after_a_clock_that_was_ahead(tmp_path):
