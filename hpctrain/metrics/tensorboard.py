@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _PAUSE_S = 0.1
-"""TensorBoard draws a thousand points of a curve by default, and an event costs 0.1 ms."""
+"""TensorBoard draws a thousand points of a curve by default, and each event is a write to a file system."""
 
 HyperparameterValue = str | float | bool
 
