@@ -1,6 +1,6 @@
-"""Write weights as a safetensors file: a header that says where each tensor is, then the tensors one after the other.
+"""Write weights that don't fit into memory together as a safetensors file.
 
-The format: https://github.com/huggingface/safetensors#format.
+The package writes tensors that are all in memory. It makes the header here, and the elements follow piece by piece.
 """
 
 from __future__ import annotations
@@ -10,35 +10,14 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import torch
+from safetensors import SafetensorError, TensorSpec, serialize
 
 from hpctrain.checkpoint.weight_stream import WeightStream
 from hpctrain.errors import CheckpointError
 from hpctrain.files import errors_naming
 
-DTYPES = {
-    torch.uint64: "U64",
-    torch.int64: "I64",
-    torch.float64: "F64",
-    torch.complex64: "C64",
-    torch.float32: "F32",
-    torch.uint32: "U32",
-    torch.int32: "I32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.uint16: "U16",
-    torch.int16: "I16",
-    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
-    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-"""Names of the types. Tensors are written in this order, large elements first, so that each one is aligned."""
-_ORDER = {dtype: number for number, dtype in enumerate(DTYPES)}
-_ALIGNMENT = 8
+_LENGTH_BYTES = 8
+"""Of the number before the header; the header's end, where the elements begin, is aligned to as many bytes."""
 
 
 def write_safetensors(path: Path, weights: Mapping[str, WeightStream], on_write: Callable[[int], None]) -> None:
@@ -53,32 +32,34 @@ def write_safetensors(path: Path, weights: Mapping[str, WeightStream], on_write:
         CheckpointError: the format lacks the type of a tensor.
         OSError: the file can't be written; a part of it may be left.
     """
-    for name, weight in weights.items():
-        if weight.dtype not in DTYPES:
-            kind = str(weight.dtype).removeprefix("torch.")
-            raise CheckpointError(f"{name} is {kind}, which safetensors files can't hold; export to a .pt file instead")
-    ordered = dict(sorted(weights.items(), key=lambda item: (_ORDER[item[1].dtype], item[0])))
+    header, names = _header(weights)
     with errors_naming(path), path.open("xb") as file:
-        file.write(_header(ordered))
-        for weight in ordered.values():
-            for piece in weight.pieces():
+        file.write(header)
+        for name in names:
+            for piece in weights[name].pieces():
                 file.write(piece)
                 on_write(len(piece))
         file.flush()
         os.fsync(file.fileno())
 
 
-def _header(weights: Mapping[str, WeightStream]) -> bytes:
-    """Return the length of the header, and the header."""
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    end = 0
+def _header(weights: Mapping[str, WeightStream]) -> tuple[bytes, list[str]]:
+    """Return what comes before the elements, and the names in the order of their elements."""
+    empty = {}
     for name, weight in weights.items():
-        begin, end = end, end + weight.nbytes
-        entries[name] = {
-            "dtype": DTYPES[weight.dtype],
-            "shape": list(weight.shape),
-            "data_offsets": [begin, end],
-        }
+        kind = str(weight.dtype).removeprefix("torch.")
+        try:
+            empty[name] = TensorSpec(dtype=kind, shape=(0, *weight.shape), data_ptr=0, data_len=0)
+        except SafetensorError as error:
+            problem = f"{name} is {kind}, which safetensors files can't hold; export to a .pt file instead"
+            raise CheckpointError(problem) from error
+    entries = json.loads(serialize(empty, metadata={"format": "pt"})[_LENGTH_BYTES:])
+    names = [name for name in entries if name in weights]
+    end = 0
+    for name in names:
+        begin, end = end, end + weights[name].nbytes
+        entries[name]["shape"].pop(0)
+        entries[name]["data_offsets"] = [begin, end]
     text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
-    return len(text).to_bytes(8, "little") + text
+    text += b" " * (-len(text) % _LENGTH_BYTES)
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text, names

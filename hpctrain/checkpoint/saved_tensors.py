@@ -113,10 +113,8 @@ def _is_torch_archive(path: Path) -> bool:
 
 
 def _safetensors(path: Path) -> dict[str, Callable[[], torch.Tensor]]:
-    try:
-        from safetensors import safe_open
-    except ImportError as error:
-        raise ImportError('needs pip install "hpctrain[safetensors]"') from error
+    from safetensors import safe_open
+
     file: Any = safe_open(str(path), framework="pt")
     return {name: _getting(file, name) for name in file.keys()}  # noqa: SIM118 - not a mapping
 

@@ -81,8 +81,6 @@ def read_weights(source: Path) -> Mapping[str, Any]:
             return dict(load_file(source))
         # mapped, so that a rank that needs a shard reads a shard; torch can't map files of its oldest format
         found = torch.load(source, map_location="cpu", weights_only=True, mmap=is_zipfile(source))
-    except ImportError as error:
-        raise CheckpointError(f'{source} can\'t be read: pip install "hpctrain[safetensors]"') from error
     except Exception as error:  # of any type, for a file of another kind
         raise CheckpointError(f"{source} can't be read: {describe_unreadable(error)}") from error
     if not isinstance(found, Mapping) or not all(

@@ -92,25 +92,24 @@ def write_part(path: Path, part: Any) -> dict[str, Any]:
 
 
 def _write_safetensors(path: Path, model: Mapping[str, Tensor]) -> dict[str, Any]:
-    # optional: the configuration's check reports a missing package before the run starts
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
+    from safetensors import SafetensorError, TensorSpec, serialize_file
 
-    tensors: dict[str, Tensor] = {}
-    written: set[int] = set()
-    for name, value in model.items():
-        # extra state of a module has no place in the format
-        if isinstance(value, Tensor):
-            # the package rejects tied weights: each of their names gets a copy
-            tensors[name] = (
-                value.clone(memory_format=torch.contiguous_format)
-                if value.data_ptr() in written
-                else value.contiguous()
-            )
-            written.add(value.data_ptr())
+    # extra state of a module has no place in the format
+    tensors = {name: value.contiguous() for name, value in model.items() if isinstance(value, Tensor)}
     try:
-        save_file(tensors, path, metadata={"format": "pt"})
-    except (SafetensorError, KeyError) as error:
+        # not `save_file`, which refuses tied weights: each of their names gets the same elements
+        specs = {
+            name: TensorSpec(
+                dtype=str(value.dtype).removeprefix("torch."),
+                shape=value.shape,
+                data_ptr=value.data_ptr(),
+                # a subclass without memory of its own is at address 0, and refused for its missing bytes
+                data_len=value.nbytes if value.data_ptr() else 0,
+            )
+            for name, value in tensors.items()
+        }
+        serialize_file(specs, path, metadata={"format": "pt"})
+    except SafetensorError as error:
         raise CheckpointError(f"{path.name}: {error}; checkpoint.safetensors=false leaves this file out") from error
     # the package creates it readable by its owner alone; the directory has the mode that the umask gives
     path.chmod(stat.S_IMODE(path.parent.stat().st_mode) & 0o666)

@@ -39,7 +39,7 @@ class Checkpoint(require.Checked):
     metric_mode: Annotated[str | None, require.one_of("min", "max")] = None
     """Whether the lowest or the highest metric is best, `min` or `max`; null: as the task defines, `min` for `loss`."""
     safetensors: bool = False
-    """Also save the model's weights as model.safetensors, for other programs. Needs `hpctrain[safetensors]`."""
+    """Also save the model's weights as model.safetensors, for other programs."""
     writers: Annotated[int, require.at_least(1, at_most=64)] = 1
     """With `parallel=mesh`: files that each rank writes side by side, for file systems that are slow for each file."""
 

@@ -6,7 +6,6 @@ import importlib.util
 import operator
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
 from hpctrain.config.batch import check_batch
 from hpctrain.config.cluster import Slurm
@@ -77,15 +76,11 @@ def _check_training(
         raise ConfigError("trainer.max_steps", None, "the run would never end", "set it, or trainer.max_epochs")
     if config.init_from is not None:
         check_weights(config.init_from)
-        if Path(config.init_from).suffix == ".safetensors":
-            _require_package("init_from", config.init_from, "safetensors", "safetensors")
     if config.checkpoint.writers > 1 and config.parallel.kind != "mesh":
         problem = "has no effect: only the ranks of parallel=mesh write side by side"
         raise ConfigError(
             "checkpoint.writers", config.checkpoint.writers, problem, "leave it out, or use parallel=mesh"
         )
-    if config.checkpoint.safetensors:
-        _require_package("checkpoint.safetensors", "true", "safetensors", "safetensors")
     _check_services(config, environ)
     for group in ("task", "model", "optimizer", "schedule", "callbacks"):
         check_targets(group, getattr(config, group))
@@ -121,7 +116,7 @@ def _check_classes_of_the_program(config: Config, num_ranks: int) -> None:
 
 
 def _require_package(key: str, value: object, package: str, extra: str) -> None:
-    # found, not imported: safetensors and keras take seconds to import
+    # found, not imported: keras takes seconds to import
     if importlib.util.find_spec(package) is None:
         problem = f"needs the package {package}, which isn't installed"
         raise ConfigError(key, value, problem, f'pip install "hpctrain[{extra}]"')

@@ -1134,33 +1134,6 @@ def test_one_of_several_processes_that_does_not_know_its_place(variables, remedy
     assert list(empty_folder.iterdir()) == []
 
 
-@pytest.fixture
-def without_safetensors(monkeypatch):
-    """An installation without the package, whatever this process has imported before."""
-    monkeypatch.setattr(sys, "path", [place for place in sys.path if "site-packages" not in place])
-    monkeypatch.delitem(sys.modules, "safetensors", raising=False)
-
-
-def test_weights_whose_package_is_missing(empty_folder, without_safetensors, capfd):
-    weights = empty_folder / "w.safetensors"
-    weights.touch()
-    assert main([f"init_from={weights}", "task=text"]) == 2
-    error = capfd.readouterr().err
-    assert error.count("\n") == 1
-    assert f"init_from={weights}: needs the package safetensors" in error
-    assert 'pip install "hpctrain[safetensors]"' in error
-    assert list(empty_folder.iterdir()) == [weights]
-
-
-def test_safetensors_are_to_be_written_and_the_package_is_missing(empty_folder, without_safetensors, capfd):
-    assert main(["checkpoint.safetensors=true", "task=text"]) == 2
-    error = capfd.readouterr().err
-    assert error.count("\n") == 1
-    assert "checkpoint.safetensors=true: needs the package safetensors" in error
-    assert 'pip install "hpctrain[safetensors]"' in error
-    assert list(empty_folder.iterdir()) == []
-
-
 @pytest.mark.parametrize("words", [["trainer.max_step=3"], ["-m", "cluster=slurm", "optimizer.lr=1e-3,0"]])
 def test_the_process_says_the_same(words, empty_folder):
     done = subprocess.run([sys.executable, "-m", "hpctrain", *words], capture_output=True, text=True, check=False)

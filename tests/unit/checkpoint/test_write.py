@@ -315,15 +315,21 @@ def test_safetensors_hold_every_dtype_and_shape(exchange):
 
 @pytest.mark.parametrize("weight", [torch.randn(3, 3), torch.randn(3, 2).t()], ids=["contiguous", "transposed"])
 def test_safetensors_hold_tied_weights_under_each_name_and_no_other_state(exchange, weight):
-    found = load_file(exchange({"a": weight, "b": weight, "_extra_state": {"calls": 7}}))
-    assert found.keys() == {"a", "b"}
-    assert torch.equal(found["a"], weight)
-    assert torch.equal(found["b"], weight)
+    state = {"a": weight, "b": weight, "rows": weight[1:]}
+    found = load_file(exchange({**state, "_extra_state": {"calls": 7}}))
+    assert found.keys() == state.keys()
+    assert all(torch.equal(found[name], state[name]) for name in state)
 
 
 def test_a_dtype_that_safetensors_lacks_is_refused(directory, exchange):
     with pytest.raises(CheckpointError, match=r"model\.safetensors: .*complex128.*checkpoint\.safetensors=false"):
         exchange({"w": torch.zeros(1, dtype=torch.complex128)})
+    assert names(directory) == []
+
+
+def test_a_tensor_without_memory_is_refused(directory, exchange):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: .*invalid shape.*checkpoint\.safetensors=false"):
+        exchange({"w": torch.zeros(1, device="meta")})
     assert names(directory) == []
 
 
