@@ -16,7 +16,7 @@ from hpctrain.phrases import listed
 from hpctrain.train.empty_pass import EmptyPass
 from hpctrain.train.joint_update import JointUpdate
 from hpctrain.train.loss import Loss
-from hpctrain.train.profiling.timing import PartTimer
+from hpctrain.train.part_timer import PartTimer
 from hpctrain.train.task_log import AttachedLog
 from hpctrain.train.task_state import TaskState
 from hpctrain.train.trained_module import TrainedModule

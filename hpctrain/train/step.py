@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.errors import TaskError
 from hpctrain.train.ema import Ema
-from hpctrain.train.profiling.timing import PartTimer
+from hpctrain.train.part_timer import PartTimer
 from hpctrain.train.turn import Turn
 from hpctrain.train.update import Update
 

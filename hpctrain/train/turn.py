@@ -14,7 +14,7 @@ from hpctrain.phrases import listed
 from hpctrain.train.empty_pass import EmptyPass, exchanges_nothing, zero_of
 from hpctrain.train.joint_update import JointUpdate
 from hpctrain.train.loss import Loss
-from hpctrain.train.profiling.timing import PartTimer
+from hpctrain.train.part_timer import PartTimer
 from hpctrain.train.trained_module import TrainedModule
 
 

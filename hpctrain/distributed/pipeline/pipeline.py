@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import zip_longest
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -19,8 +19,10 @@ from hpctrain.distributed.pipeline.random_streams import RandomStreams
 from hpctrain.distributed.pipeline.schedule import Pass, passes_of
 from hpctrain.distributed.pipeline.stages import Activations, Stages, forward_replaced
 from hpctrain.distributed.pipeline.wire import Arrival, Form
-from hpctrain.distributed.sharding import ShardedLossModule
 from hpctrain.errors import TaskError
+
+if TYPE_CHECKING:  # the mesh, which sharding builds on, imports this room's neighbours
+    from hpctrain.distributed.sharding import ShardedLossModule
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.bool)
 """Types of the tensors that callbacks can get from the model."""

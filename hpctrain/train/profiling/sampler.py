@@ -12,10 +12,10 @@ from hpctrain.data.loader import TrainLoader
 from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.distributed.world import World
 from hpctrain.metrics.memory import Memory
+from hpctrain.train.part_timer import PartTimer
 from hpctrain.train.profiling.device_syncs import counted_syncs
 from hpctrain.train.profiling.measurements import RankReport
 from hpctrain.train.profiling.memory_growth import MemoryGrowth
-from hpctrain.train.profiling.timing import PartTimer
 from hpctrain.train.step import TrainStep
 
 SAMPLE_EVERY_S = 0.25
