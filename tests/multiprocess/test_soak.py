@@ -236,7 +236,7 @@ class InterruptedRun:
             except OSError:
                 continue
             # pids are reused: another session may have one of theirs
-            ours = b"forked.py" in command or str(self.folder).encode() in command
+            ours = b"multiprocessing.forkserver" in command or str(self.folder).encode() in command
             if ours and int(session) in self.sessions and state not in "ZX":
                 found[entry.parent.name] = command
         return found

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from fork_server import ForkServer, clean_environment
+from fork_server import clean_environment
 from greedy import WORDS
 
 from hpctrain.config.batch import check_batch
@@ -18,21 +18,16 @@ UNIT = Path(__file__).parents[1]
 PLENTY = 64 << 30
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    server = ForkServer(tmp_path_factory.mktemp("fork_server"), clean_environment(UNIT))
-    yield server
-    server.close()
-
-
 @pytest.fixture
-def tried(server, tmp_path):
+def tried(fork_server, tmp_path):
     """Tries a size of a configuration: the process, and what it reports."""
 
     def run(*words, size=1, limit_bytes=PLENTY):
         path = tmp_path / "config.yaml"
         path.write_text(to_yaml(Composer().compose([*WORDS, *words])))
-        (done,) = server.wait(server.start("greedy:trial", str(path), size, limit_bytes, folder=tmp_path))
+        places = clean_environment(UNIT)["PYTHONPATH"]
+        number = fork_server.start("greedy:trial", str(path), size, limit_bytes, folder=tmp_path, PYTHONPATH=places)
+        (done,) = fork_server.wait(number)
         return done, json.loads(done.result["printed"]) if done.result else None
 
     return run
