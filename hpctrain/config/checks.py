@@ -18,6 +18,7 @@ from hpctrain.config.node_counts import check_node_counts
 from hpctrain.config.optimizer import Handling, handling_of
 from hpctrain.config.parameter_groups import entries_of
 from hpctrain.config.paths import check_weights
+from hpctrain.config.precision import FORMATS
 from hpctrain.config.program import ProgramConfig
 from hpctrain.config.program_checks import check_program, program_warnings
 from hpctrain.config.resources import ranks_per_node, resources_of
@@ -32,7 +33,11 @@ from hpctrain.errors import ConfigError
 
 NEEDS_GPU = (
     ("trainer.sync_batchnorm", True, "torch synchronises batch norm on GPUs only", ""),
-    ("precision.kind", "tf32", "needs NVIDIA GPUs", ", or use precision=fp32"),
+    *(
+        ("precision.kind", formats.kind, "needs NVIDIA GPUs", f", or use precision={formats.without_nvidia}")
+        for formats in FORMATS.values()
+        if formats.without_nvidia
+    ),
     ("parallel.kind", "data_parallel", "needs GPUs", ", or use parallel=ddp"),
     ("parallel.gradient_compression", "bf16", "needs GPUs: torch sends bf16 only through NCCL", ", or use fp16"),
     ("parallel.backend", "nccl", "needs GPUs", ", or use parallel.backend=gloo"),

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from functools import partial
 
 from hpctrain.config.mesh import MeshShape
 from hpctrain.config.named_optimizers import losses_of, named_optimizers
 from hpctrain.config.parallel import Parallel
 from hpctrain.config.parameter_groups import entries_of
 from hpctrain.config.plan_check import PIPELINE, TENSOR_PARALLEL, require_plan
+from hpctrain.config.precision import FORMATS
 from hpctrain.config.root import Config
 from hpctrain.errors import ConfigError
 from hpctrain.phrases import counted
 
 REFUSED: tuple[tuple[str, Callable[[object], bool], str, str], ...] = (
-    (
-        "precision.kind",
-        lambda kind: kind == "fp16_master",
-        "keeps a half copy next to the fp32 weights, as parallel=mesh does by itself",
-        "use precision=fp16",
+    *(
+        (
+            "precision.kind",
+            partial(operator.eq, formats.kind),
+            "keeps a half copy next to the fp32 weights, as parallel=mesh does by itself",
+            f"use precision={formats.by_autocast}",
+        )
+        for formats in FORMATS.values()
+        if formats.copy
     ),
     ("trainer.channels_last", bool, "reorders weights, which parallel=mesh cuts into shards", "set it to false"),
     (

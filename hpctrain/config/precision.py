@@ -7,14 +7,91 @@ from typing import Annotated
 
 from hpctrain.config import require
 
-KINDS = ("fp32", "tf32", "bf16", "fp16", "bf16_pure", "fp16_master")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumberFormats:
+    """The number formats of one precision, and the precisions to use where this one is slow or doesn't work.
+
+    Dtypes are named as in torch, which the login half doesn't import; an empty name means fp32. Without a mark, the
+    precision works everywhere.
+
+    Attributes:
+        kind: the precision.
+        products: the format of matrix products: `fp32`, `tf32`, `bf16` or `fp16`.
+        autocast: the dtype to which torch.autocast casts; empty without autocast.
+        model: the dtype of the whole model, and so of the optimizer's state.
+        copy: the dtype of a copy of the model that computes, while the optimizer works on the fp32 weights; empty
+            without a copy.
+        scales_loss: whether the loss is scaled: small gradients vanish in fp16.
+        faster: the precision that is faster and takes less memory.
+        by_autocast: the precision with the same products by autocast, for what needs weights in fp32.
+        without_nvidia: the precision to use without NVIDIA GPUs, which this one needs.
+        on_cpu: the precision to use on a CPU, where this one is slow.
+        capability: the first compute capability of NVIDIA GPUs with hardware for the products.
+        on_older_gpus: the precision to use below that capability.
+    """
+
+    kind: str
+    products: str
+    autocast: str = ""
+    model: str = ""
+    copy: str = ""
+    scales_loss: bool = False
+    faster: str = ""
+    by_autocast: str = ""
+    without_nvidia: str = ""
+    on_cpu: str = ""
+    capability: tuple[int, int] = (0, 0)
+    on_older_gpus: str = ""
+
+    @property
+    def has_half_weights(self) -> bool:
+        """Whether forward passes use weights in half precision, which have gradients in half precision."""
+        return bool(self.model or self.copy)
+
+
+_AMPERE = (8, 0)
+
+FORMATS = {
+    formats.kind: formats
+    for formats in (
+        NumberFormats(kind="fp32", products="fp32", faster="bf16"),
+        NumberFormats(
+            kind="tf32",
+            products="tf32",
+            faster="bf16",
+            without_nvidia="fp32",
+            capability=_AMPERE,
+            on_older_gpus="fp16",
+        ),
+        NumberFormats(kind="bf16", products="bf16", autocast="bfloat16", capability=_AMPERE, on_older_gpus="fp16"),
+        NumberFormats(kind="fp16", products="fp16", autocast="float16", scales_loss=True, on_cpu="bf16"),
+        NumberFormats(
+            kind="bf16_pure",
+            products="bf16",
+            model="bfloat16",
+            by_autocast="bf16",
+            capability=_AMPERE,
+            on_older_gpus="fp16",
+        ),
+        NumberFormats(
+            kind="fp16_master",
+            products="fp16",
+            copy="float16",
+            scales_loss=True,
+            by_autocast="fp16",
+            on_cpu="bf16",
+        ),
+    )
+}
+"""The precisions, by name. A new one is a row here, and a file of its name in ``conf/precision``."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Precision(require.Checked):
     """One of six kinds; checkpoints contain fp32 weights with all but `bf16_pure`."""
 
-    kind: Annotated[str, require.one_of(*KINDS)] = "fp32"
+    kind: Annotated[str, require.one_of(*FORMATS)] = "fp32"
     """`fp32`; `tf32`: fp32 with TF32 matrix products, GPUs only; `bf16`: autocast; `fp16`: autocast with a GradScaler;
     `bf16_pure`: the whole model in bf16; `fp16_master`: the model in fp16 with its norms in fp32, an fp32 master copy
     of the weights, and a GradScaler."""
@@ -25,3 +102,8 @@ class Precision(require.Checked):
     """Steps without an overflow after which the loss scale doubles."""
     min_loss_scale: Annotated[float, require.at_least(0)] = 1.0
     """The run fails if overflows halve the loss scale below this."""
+
+    @property
+    def formats(self) -> NumberFormats:
+        """The row of the table for `kind`."""
+        return FORMATS[self.kind]

@@ -30,10 +30,9 @@ def check_turns(config: Config) -> None:
 
 
 def _check_several_losses(config: Config) -> None:
-    kind = config.precision.kind
-    if kind in ("bf16_pure", "fp16_master"):
-        remedy = f"use precision={kind.partition('_')[0]}"
-        raise ConfigError("precision.kind", kind, WHOLE_CALLS, remedy)
+    if (formats := config.precision.formats).has_half_weights:
+        remedy = f"use precision={formats.by_autocast}"
+        raise ConfigError("precision.kind", formats.kind, WHOLE_CALLS, remedy)
     if (mode := config.trainer.compile_mode) != "default":
         problem = (
             "doesn't work with several losses: it uses CUDA graphs, in which a second call of a part of the model "

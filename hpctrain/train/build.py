@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from hpctrain.checkpoint.warm_start import warm_start
 from hpctrain.config.main_module import find_own
 from hpctrain.config.named_optimizers import losses_of, named_optimizers
+from hpctrain.config.precision import NumberFormats
 from hpctrain.config.root import Config
 from hpctrain.distributed.compiler import compile_in_place, compile_parts_in_place
 from hpctrain.distributed.replica import broadcast_tensors, inner, synchronise_batchnorm
@@ -27,10 +28,9 @@ from hpctrain.train.activation_checkpointing import checkpoint_activations
 from hpctrain.train.modes import begin_training
 from hpctrain.train.parameter_groups import freeze
 from hpctrain.train.precision import (
-    MASTER_TYPES,
-    PURE_TYPES,
     MasterWeights,
     compute_in,
+    dtype_of,
     order_channels_last,
     poor_fit,
     set_fp32_precision,
@@ -166,9 +166,9 @@ def build_network(config: Config, task: Task, world: World, *, fresh: bool = Fal
     # The order matters. Batch norms are replaced before anything refers to them. The half copy is made on the device
     # and in its memory format: it would never see a weight that is moved later. Whatever changes a forward pass comes
     # before the compiler, and the compiler before DDP.
-    trainer, kind = config.trainer, config.precision.kind
-    set_fp32_precision(kind)
-    if world.is_rank_zero and (remark := poor_fit(kind, world.device)):
+    trainer, formats = config.trainer, config.precision.formats
+    set_fp32_precision(formats)
+    if world.is_rank_zero and (remark := poor_fit(formats, world.device)):
         log.warning(remark)
     module = build_model(config.model, task)
     if trainer.sync_batchnorm:
@@ -185,7 +185,7 @@ def build_network(config: Config, task: Task, world: World, *, fresh: bool = Fal
         log.info("the model was built in evaluation mode: calling train() on it and all its modules")
     if trainer.channels_last:
         order_channels_last(module)
-    called, master = _in_precision(module, kind, world)
+    called, master = _in_precision(module, formats, world)
     if trainer.activation_checkpointing:
         checkpoint_activations(called, trainer.activation_checkpointing, compiled=trainer.compile)
     if trainer.compile:
@@ -195,15 +195,15 @@ def build_network(config: Config, task: Task, world: World, *, fresh: bool = Fal
     return Network(module, called, master)
 
 
-def _in_precision(module: nn.Module, kind: str, world: World) -> tuple[nn.Module, MasterWeights | None]:
+def _in_precision(module: nn.Module, formats: NumberFormats, world: World) -> tuple[nn.Module, MasterWeights | None]:
     """Return the module for forward passes, and the link to its fp32 weights if these are separate."""
-    if kind in PURE_TYPES:
-        module.to(PURE_TYPES[kind])
-        compute_in(PURE_TYPES[kind], module, given=torch.float32)
-    if kind not in MASTER_TYPES:
+    if (dtype := dtype_of(formats.model)) is not None:
+        module.to(dtype)
+        compute_in(dtype, module, given=torch.float32)
+    if (half := dtype_of(formats.copy)) is None:
         return module, None
     # DDP broadcasts only the copy's weights, and the fp32 ones have to be equal on all ranks, too
     broadcast_tensors([*module.parameters(), *module.buffers()], world)
-    master = MasterWeights(module, MASTER_TYPES[kind])
-    compute_in(MASTER_TYPES[kind], master.copy, given=torch.float32)
+    master = MasterWeights(module, half)
+    compute_in(half, master.copy, given=torch.float32)
     return master.copy, master

@@ -29,7 +29,7 @@ from hpctrain.train.build_pipeline import cut_into_stages, join_pipeline
 from hpctrain.train.deferred_values import DeferredValues, deferred_values
 from hpctrain.train.modes import begin_training
 from hpctrain.train.parameter_groups import freeze
-from hpctrain.train.precision import AUTOCAST_TYPES, PURE_TYPES, compute_in, poor_fit, set_fp32_precision
+from hpctrain.train.precision import compute_in, dtype_of, poor_fit, set_fp32_precision
 from hpctrain.train.rank_comparison import require_same_model
 
 log = logging.getLogger("hpctrain.train")
@@ -48,9 +48,9 @@ def build_sharded_network(
         fresh: start from the weights of `config.init_from`, if it is set; every rank reads its own shards.
         leave_saved: leave out the initial values of what a checkpoint contains; the same on every rank.
     """
-    kind, trainer = config.precision.kind, config.trainer
-    set_fp32_precision(kind)
-    if world.is_rank_zero and (remark := poor_fit(kind, world.device)):
+    formats, trainer = config.precision.formats, config.trainer
+    set_fp32_precision(formats)
+    if world.is_rank_zero and (remark := poor_fit(formats, world.device)):
         log.warning(remark)
     if world.device.type == "cpu":
         return_freed_memory()
@@ -71,8 +71,8 @@ def build_sharded_network(
         stages = cut_into_stages(model, task, config.parallel, mesh.neighbours, is_logged=world.is_rank_zero)
     if begin_training(model) and world.is_rank_zero:
         log.info("the model was built in evaluation mode: calling train() on it and all its modules")
-    if kind in PURE_TYPES:
-        compute_in(PURE_TYPES[kind], model, given=torch.float32)
+    if (dtype := dtype_of(formats.model)) is not None:
+        compute_in(dtype, model, given=torch.float32)
     if trainer.activation_checkpointing:
         found = checkpoint_activations(model, trainer.activation_checkpointing, compiled=trainer.compile)
         if stages is not None:
@@ -87,9 +87,9 @@ def build_sharded_network(
         config.parallel,
         blocks=task.blocks,
         ignored=() if stages is None else stages.absent_parameters(),
-        compute_dtype=AUTOCAST_TYPES.get(kind),
+        compute_dtype=dtype_of(formats.autocast),
         # sums of half-precision gradients over many ranks would lose digits
-        reduce_dtype=torch.float32 if kind in (*AUTOCAST_TYPES, *PURE_TYPES) else None,
+        reduce_dtype=torch.float32 if formats.autocast or formats.model else None,
         is_logged=world.is_rank_zero,
     )
     with nullcontext() if stages is None else stages.absent_set_aside():
@@ -106,7 +106,8 @@ def _build(config: Config, task: Task, mesh: Mesh) -> nn.Module:
     model = build_model(config.model, task)
     if config.trainer.sync_batchnorm:
         model = synchronise_batchnorm(model, mesh.same_stages)
-    return model.to(PURE_TYPES[kind]) if (kind := config.precision.kind) in PURE_TYPES else model
+    dtype = dtype_of(config.precision.formats.model)
+    return model if dtype is None else model.to(dtype)
 
 
 def _refuse_keras(model: nn.Module) -> None:

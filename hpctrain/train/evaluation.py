@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 
 from hpctrain.attempt.lost_gpu import closing_unless_lost
 from hpctrain.checkpoint.rng import restore_rng, rng_state
+from hpctrain.config.precision import NumberFormats
 from hpctrain.data.eval_loader import EvalLoader
 from hpctrain.data.micro_batch import samples_in
 from hpctrain.data.workers import Workers
@@ -72,7 +73,7 @@ class Evaluation:
         world: the ranks.
         task_state: of the task.
         task_log: of the task.
-        precision: the kind, which decides the autocast.
+        precision: the number formats, which decide the autocast.
         workers: how samples are loaded.
         micro_batch_size: samples per forward.
         ema: averaged weights to evaluate; None for the live ones.
@@ -95,7 +96,7 @@ class Evaluation:
         *,
         task_state: TaskState,
         task_log: AttachedLog,
-        precision: str,
+        precision: NumberFormats,
         workers: Workers,
         micro_batch_size: int,
         ema: Ema | None = None,

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hpctrain.config.precision import NumberFormats
 from hpctrain.data.micro_batch import MicroBatch, map_tensors
 from hpctrain.distributed.local_part import whole
 from hpctrain.metrics.meter import Meter
@@ -25,7 +26,7 @@ class Loss:
         task: computes the loss.
         meter: collects the loss and the logged scalars.
         task_log: of the task.
-        precision: the kind, which decides the autocast.
+        precision: the number formats, which decide the autocast.
         device: where the model is, or its first part.
         method: the task's method that computes the loss.
         makes_whole: whether results may be DTensors, as those of a model are that divides its outputs among ranks.
@@ -48,7 +49,7 @@ class Loss:
         meter: Meter,
         task_log: AttachedLog,
         *,
-        precision: str,
+        precision: NumberFormats,
         device: torch.device,
         method: str = "loss",
         name: str = "",

@@ -276,7 +276,7 @@ class Parts:
             self.world,
             task_state=self.task_state,
             task_log=self.task_log,
-            precision=self.config.precision.kind,
+            precision=self.config.precision.formats,
             workers=self._workers(dataset),
             micro_batch_size=self.plan.micro_batch_size,
             ema=self.ema if self.config.trainer.eval_ema else None,

@@ -11,39 +11,35 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hpctrain.config.precision import Precision
+from hpctrain.config.precision import NumberFormats, Precision
 from hpctrain.data.micro_batch import map_tensors
 
 Compute = TypeVar("Compute", bound=Callable[..., Any])
 
-AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-PURE_TYPES = {"bf16_pure": torch.bfloat16}
-"""Kinds in which the whole model, and with it the optimizer's state, has one format."""
-MASTER_TYPES = {"fp16_master": torch.float16}
-"""Kinds in which a copy of the model is in half precision, while the optimizer works on the fp32 weights."""
-SCALED = ("fp16", "fp16_master")
-"""Kinds that need a loss scale: small gradients vanish in fp16."""
-AMPERE = (8, 0)
-"""The first compute capability of NVIDIA GPUs with bf16 and TF32."""
+
+def dtype_of(name: str) -> torch.dtype | None:
+    """Return the dtype that a row of `FORMATS` names; None for an empty name."""
+    dtype: torch.dtype | None = getattr(torch, name) if name else None
+    return dtype
 
 
-def autocast(kind: str, device: torch.device) -> AbstractContextManager[object]:
+def autocast(formats: NumberFormats, device: torch.device) -> AbstractContextManager[object]:
     """Return the context for a forward pass and its loss, which can be entered repeatedly; empty without autocast."""
-    dtype = AUTOCAST_TYPES.get(kind)
+    dtype = dtype_of(formats.autocast)
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
-def autocasting(compute: Compute, kind: str, device: torch.device) -> Compute:
-    """Return a function as it runs inside the autocast of a kind; the function itself without autocast."""
+def autocasting(compute: Compute, formats: NumberFormats, device: torch.device) -> Compute:
+    """Return a function as it runs inside the autocast of a precision; the function itself without autocast."""
     # an empty context would cost each step something
-    dtype = AUTOCAST_TYPES.get(kind)
+    dtype = dtype_of(formats.autocast)
     return compute if dtype is None else torch.autocast(device.type, dtype=dtype)(compute)
 
 
 def gradient_scaler(
     precision: Precision, device: torch.device, *, is_shared: bool = False, on_host: bool = False
 ) -> torch.amp.GradScaler | None:
-    """Return the loss scaler of the kinds in `SCALED`; None for other kinds.
+    """Return the loss scaler; None for a precision without a loss scale.
 
     Args:
         precision: of the configuration.
@@ -51,7 +47,7 @@ def gradient_scaler(
         is_shared: whether an overflow on one rank may be unknown to others that share its model.
         on_host: whether gradients are in host memory, whatever the device.
     """
-    if precision.kind not in SCALED:
+    if not precision.formats.scales_loss:
         return None
     kind = _SharedScaler if is_shared else torch.amp.GradScaler
     scaler = kind(
@@ -74,21 +70,22 @@ class _SharedScaler(torch.amp.GradScaler):
         return found
 
 
-def poor_fit(kind: str, device: torch.device) -> str | None:
-    """Explain why this device gains nothing from the kind; None if it may gain."""
+def poor_fit(formats: NumberFormats, device: torch.device) -> str | None:
+    """Explain why this device gains nothing from the precision; None if it may gain."""
     if device.type == "cpu":
-        return f"precision={kind} works on a CPU, but slowly: try bf16" if kind in SCALED else None
-    name, before_ampere = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device) < AMPERE
-    if before_ampere and (kind == "tf32" or kind.startswith("bf16")):
-        return f"{name} has no hardware support for {kind.partition('_')[0]}: try precision=fp16"
-    return None
+        other = formats.on_cpu
+        return f"precision={formats.kind} works on a CPU, but slowly: try {other}" if other else None
+    if torch.cuda.get_device_capability(device) >= formats.capability:
+        return None
+    name = torch.cuda.get_device_name(device)
+    return f"{name} has no hardware support for {formats.products}: try precision={formats.on_older_gpus}"
 
 
-def set_fp32_precision(kind: str) -> None:
+def set_fp32_precision(formats: NumberFormats) -> None:
     """Compute fp32 matrix products, convolutions and recurrent layers in TF32 or in fp32, in the whole process."""
     # By torch's older API for both: its compiler reads that one, and raises an error if the newer one (fp32_precision)
     # has set another value. torch's default allows cuDNN, but not cuBLAS, to compute in TF32.
-    in_tf32 = kind == "tf32"
+    in_tf32 = formats.products == "tf32"
     torch.set_float32_matmul_precision("high" if in_tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = in_tf32
 

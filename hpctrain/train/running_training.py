@@ -73,7 +73,7 @@ class RunningTraining(CallbackContext):
         """See `Training`."""
         parts = self._parts
         averaged = parts.ema if self.config.trainer.eval_ema else None
-        precision = autocast(self.config.precision.kind, self.device)
+        precision = autocast(self.config.precision.formats, self.device)
         with (
             buffers_and_rng_restored(self.model, parts.world),
             evaluation_mode(self.model),

@@ -23,7 +23,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.gone_checkpoints import describe_gone
 from hpctrain.tasks.task import Task
 from hpctrain.train.build import build_model, build_task
-from hpctrain.train.precision import PURE_TYPES, compute_in
+from hpctrain.train.precision import compute_in, dtype_of
 from hpctrain.train.process_state import process_state_restored
 
 Which: TypeAlias = Literal["newest", "best"] | int
@@ -62,8 +62,7 @@ def load_model(
     with process_state_restored():
         seed_everything(config.seed)  # as on the ranks: building may draw what no checkpoint holds
         model = build_model(config.model, build_task(config.task))
-    dtype = PURE_TYPES.get(config.precision.kind)
-    if dtype is not None:
+    if (dtype := dtype_of(config.precision.formats.model)) is not None:
         model.to(dtype)
         compute_in(dtype, model, given=torch.float32)
     found = load(path)

@@ -73,7 +73,7 @@ def build_turns(
             task,
             meter,
             task_log,
-            precision=config.precision.kind,
+            precision=config.precision.formats,
             device=world.device,
             method=method,
             name=name,

@@ -101,8 +101,8 @@ def _smaller(config: Config, world_size: int, local_world_size: int) -> list[str
         found.append(f"set {also}trainer.micro_batch_size below {size}{fit}")
     if not trainer.activation_checkpointing:
         found.append("set trainer.activation_checkpointing")
-    if config.precision.kind in ("fp32", "tf32"):
-        found.append("use precision=bf16")
+    if faster := config.precision.formats.faster:
+        found.append(f"use precision={faster}")
     return found
 
 

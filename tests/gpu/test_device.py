@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.parallel import Parallel
+from hpctrain.config.precision import FORMATS
 from hpctrain.config.trainer import Trainer
 from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.distributed.devices import choose_devices
@@ -51,7 +52,7 @@ def step_over(model, device):
     update = Update(optimizer, LearningRate(optimizer, lambda _: 1.0), clipping=clipping)
     meter = Meter(device, names=("train/loss",))
     log = AttachedLog("Task", Position(), total_steps=1, every_steps=1)
-    loss = Loss(task, meter, log, precision="bf16", device=device)
+    loss = Loss(task, meter, log, precision=FORMATS["bf16"], device=device)
     module = TrainedModule(model, [(parameter, 0) for parameter in model.parameters()])
     step = TrainStep([Turn(loss, module, JointUpdate([update], meter))])
     step.prepare(0)

@@ -133,9 +133,9 @@ def gradient_sync(measured: Measurements) -> Finding | None:
     if len(measured.reports) < 2:
         return None
     weight = min(report.share("gradient_sync") for report in measured.reports) * _share_of_steps(measured)
-    parallel, precision = measured.config.parallel, measured.config.precision.kind
-    # these two send half precision anyway
-    compressible = parallel.gradient_compression == "none" and precision not in ("bf16_pure", "fp16_master")
+    parallel, formats = measured.config.parallel, measured.config.precision.formats
+    # half-precision gradients have that size already
+    compressible = parallel.gradient_compression == "none" and not formats.has_half_weights
     if measured.gradient_bytes < COMPRESSIBLE_BYTES:
         size, ranks = scaled(measured.gradient_bytes, "B"), counted(measured.world.size, "rank")
         remedy = f"with gradients of {size} the model is small for {ranks}; fewer may be as fast"
@@ -243,8 +243,8 @@ def _own_compute(measured: Measurements) -> str:
         return f"too short to find a bottleneck: evaluating and saving once take {once:.0%} of the time"
     text = f"the model's own compute takes {share:.0%} of the time"
     faster = []
-    if measured.world.gpus and measured.bf16_is_faster and measured.config.precision.kind in ("fp32", "tf32"):
-        faster.append("precision=bf16")
+    if measured.world.gpus and measured.faster_precision:
+        faster.append(f"precision={measured.faster_precision}")
     if measured.world.gpus and not measured.config.trainer.compile:
         faster.append("trainer.compile=true")
     if share > 0.5:

@@ -58,14 +58,14 @@ A100, A40, A10, L40S, L4, V100 and T4; the RTX A6000, GA102 and Ada white papers
 _PEAKS_BY_NAME = {name: peaks for peaks, names in PEAKS for name in names}
 
 
-def peak_flops(name: str, precision: str) -> float | None:
+def peak_flops(name: str, products: str) -> float | None:
     """Return a device's peak in FLOP/s; None if it isn't known.
 
     Args:
         name: as `torch.cuda.get_device_name` returns it.
-        precision: `fp32`, `tf32`, or a half precision.
+        products: the format of matrix products: `fp32`, `tf32`, or a half precision.
     """
-    kind = {"fp32": _FP32, "tf32": _TF32}.get(precision, _HALF)
+    kind = {"fp32": _FP32, "tf32": _TF32}.get(products, _HALF)
     peaks = _PEAKS_BY_NAME.get(name.removeprefix("NVIDIA "))
     peak = None if peaks is None else peaks[kind]
     return None if peak is None else peak * 1e12
@@ -150,7 +150,7 @@ class FlopCounter:
         step: of the training.
         plan: the batch arithmetic.
         world: the ranks.
-        precision: the kind, which decides the peak.
+        products: the format of matrix products, which decides the peak.
         per_sample: as counted by an earlier attempt; None without one.
 
     Attributes:
@@ -158,9 +158,7 @@ class FlopCounter:
         by_trial: whether `before_step` counts, which is collective, and not `in_step`.
     """
 
-    def __init__(
-        self, step: TrainStep, plan: BatchPlan, world: World, precision: str, per_sample: float | None
-    ) -> None:
+    def __init__(self, step: TrainStep, plan: BatchPlan, world: World, products: str, per_sample: float | None) -> None:
         self._step = step
         self._plan = plan
         self._world = world
@@ -169,7 +167,7 @@ class FlopCounter:
         self.by_trial = hidden and world.pipeline_size == 1
         self._peak: float | None = None
         if world.device.type == "cuda":
-            self._peak = peak_flops(torch.cuda.get_device_name(world.device), precision)
+            self._peak = peak_flops(torch.cuda.get_device_name(world.device), products)
 
     def in_step(self, step: int, micro_batches: Iterator[MicroBatch]) -> None:
         """Do a step, and count it on rank zero if its FLOPs aren't known yet; collective."""

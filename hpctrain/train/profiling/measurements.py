@@ -101,7 +101,7 @@ class Measurements:
         num_workers: loading processes per rank.
         more_workers_help: whether more of them can help; they can't for data that comes in batches or as a stream.
         gradient_bytes: size of the gradients that a rank sends in each step.
-        bf16_is_faster: whether the device computes faster in bf16.
+        faster_precision: with which the device may compute faster; empty without one.
     """
 
     config: Config
@@ -122,7 +122,7 @@ class Measurements:
     num_workers: int = 0
     more_workers_help: bool = True
     gradient_bytes: int = 0
-    bf16_is_faster: bool = True
+    faster_precision: str = ""
 
     @property
     def wall_s(self) -> float:

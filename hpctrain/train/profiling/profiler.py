@@ -9,6 +9,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from hpctrain.config.precision import FORMATS
 from hpctrain.data.loader import TrainLoader
 from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.data.workers import workers_can_help
@@ -72,7 +73,7 @@ class Profiler:
         self._times = times
         self._start_step = start_step
         self._clock = clock
-        self._flops = FlopCounter(parts.step, parts.plan, world, config.precision.kind, flops_per_sample)
+        self._flops = FlopCounter(parts.step, parts.plan, world, config.precision.formats.products, flops_per_sample)
         self._sampler: StepSampler | None = None
         if config.logger.measure:
             self._sampler = StepSampler(parts.step, world, loader, start_step=start_step, clock=clock)
@@ -203,6 +204,7 @@ class Profiler:
     def _measurements(self, step: int) -> Measurements:
         spent, plan = self._times.spent(), self._parts.plan
         begun = min(step, self._start_step + 1)
+        faster = FORMATS.get(self._parts.config.precision.formats.faster)
         return Measurements(
             config=self._parts.config,
             world=self._world,
@@ -222,5 +224,5 @@ class Profiler:
             num_workers=self._parts.workers.num_workers,
             more_workers_help=workers_can_help(self._parts.train_data),
             gradient_bytes=self._gradient_bytes,
-            bf16_is_faster=poor_fit("bf16", self._world.device) is None,
+            faster_precision="" if faster is None or poor_fit(faster, self._world.device) else faster.kind,
         )

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.parallel import Parallel
+from hpctrain.config.precision import FORMATS
 from hpctrain.data.workers import Workers
 from hpctrain.distributed.agreement import Agreement
 from hpctrain.distributed.replica import replicate
@@ -110,7 +111,7 @@ def be_rank(num_samples, micro_batch_size, num_workers, signal_at, kind, tried):
         world,
         task_state=TaskState(task, world),
         task_log=AttachedLog("Count", Position(), total_steps=1, every_steps=1),
-        precision="fp32",
+        precision=FORMATS["fp32"],
         workers=Workers(num_workers),
         micro_batch_size=micro_batch_size,
     )

@@ -10,6 +10,7 @@ from gloo_world import joined
 from torch import nn
 
 from hpctrain.config.parallel import Parallel
+from hpctrain.config.precision import FORMATS
 from hpctrain.data.workers import Workers
 from hpctrain.distributed.agreement import Agreement
 from hpctrain.distributed.replica import replicate
@@ -125,7 +126,7 @@ def be_rank(num_samples, micro_batch_size, fails, with_torchmetrics, tried=0):
             world,
             task_state=TaskState(task, world),
             task_log=AttachedLog("Scoring", Position(), total_steps=1, every_steps=1),
-            precision="fp32",
+            precision=FORMATS["fp32"],
             workers=Workers(0),
             micro_batch_size=micro_batch_size,
             max_gathered_mb=1,

@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.compose import Composer
+from hpctrain.config.precision import FORMATS
 from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.distributed.stop_request import STOP_SIGNALS, StopRequest
 from hpctrain.distributed.world import World
@@ -74,7 +75,7 @@ def step_over():
         update = Update(optimizer, LearningRate(optimizer, lambda update: 1.0))
         meter = Meter(CPU, names=("train/loss",))
         log = AttachedLog("Sorting", Position(), total_steps=1, every_steps=1)
-        loss = Loss(task or Sorting(), meter, log, precision="fp32", device=CPU)
+        loss = Loss(task or Sorting(), meter, log, precision=FORMATS["fp32"], device=CPU)
         module = TrainedModule(model, [(parameter, 0) for parameter in trained])
         step = TrainStep([Turn(loss, module, JointUpdate([update], meter))])
         step.prepare(0)

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from hpctrain.config.compose import Composer
+from hpctrain.config.precision import FORMATS
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.tasks.digits import Digits
 from hpctrain.train.build import build_model, build_network, build_task, instantiate, locate
-from hpctrain.train.precision import MASTER_TYPES
 
 OWN = """
 from torch import nn
@@ -123,7 +123,7 @@ def composer():
     return Composer()
 
 
-@pytest.mark.parametrize("precision", MASTER_TYPES)
+@pytest.mark.parametrize("precision", [formats.kind for formats in FORMATS.values() if formats.copy])
 @pytest.mark.parametrize(
     "words",
     [

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from hpctrain.config.precision import FORMATS
 from hpctrain.train.precision import (
     MasterWeights,
     autocast,
@@ -45,13 +46,13 @@ def test_a_half_model_takes_and_gives_fp32_and_leaves_the_rest(dtype):
 
 @pytest.mark.parametrize("kind", ["fp32", "tf32", "bf16_pure", "fp16_master"])
 def test_what_is_no_autocast_enters_none(kind):
-    with autocast(kind, CPU):
+    with autocast(FORMATS[kind], CPU):
         assert not torch.is_autocast_enabled("cpu")
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
 def test_an_autocast_is_entered_any_number_of_times(kind, dtype):
-    context = autocast(kind, CPU)
+    context = autocast(FORMATS[kind], CPU)
     for _ in range(2):
         with context:
             assert torch.get_autocast_dtype("cpu") == dtype
@@ -77,12 +78,12 @@ def torchs_precision():
 @pytest.mark.parametrize("kind", ["fp32", "bf16", "fp16", "bf16_pure", "fp16_master"])
 def test_tf32_is_for_one_run_and_not_for_the_next(kind):
     torch.backends.cudnn.allow_tf32 = True  # torch's default
-    set_fp32_precision(kind)
+    set_fp32_precision(FORMATS[kind])
     assert in_tf32() == [False, False, False]
-    set_fp32_precision("tf32")
+    set_fp32_precision(FORMATS["tf32"])
     assert in_tf32() == [True, True, True]
     assert torch.get_float32_matmul_precision() == "high"
-    set_fp32_precision(kind)
+    set_fp32_precision(FORMATS[kind])
     assert in_tf32() == [False, False, False]
     assert torch.get_float32_matmul_precision() == "highest"
 
@@ -94,14 +95,14 @@ def test_what_a_program_has_set_by_torchs_newer_api_is_overwritten_and_torch_can
     before = {"matmul": torch.backends.cuda.matmul, "conv": torch.backends.cudnn.conv, "rnn": torch.backends.cudnn.rnn}
     for operation in before.values():
         operation.fp32_precision = "ieee" if kind == "tf32" else "tf32"
-    set_fp32_precision(kind)
+    set_fp32_precision(FORMATS[kind])
     assert in_tf32() == [kind == "tf32"] * 3
     assert torch.backends.cuda.matmul.allow_tf32 is torch.backends.cudnn.allow_tf32 is (kind == "tf32")
 
 
 def test_what_gains_nothing_on_a_cpu_is_told():
-    assert "try bf16" in poor_fit("fp16", CPU)
-    assert poor_fit("bf16", CPU) is None
+    assert "try bf16" in poor_fit(FORMATS["fp16"], CPU)
+    assert poor_fit(FORMATS["bf16"], CPU) is None
 
 
 def test_channels_last_is_a_layout_and_nothing_else():

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from hpctrain.config.parallel import Parallel
-from hpctrain.config.precision import Precision
+from hpctrain.config.precision import FORMATS, Precision
 from hpctrain.config.trainer import Trainer
 from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.distributed.replica import LossModule
@@ -70,7 +70,7 @@ class Bench:
         self.position = Position()
         self.log = AttachedLog("Task", self.position, total_steps=10, every_steps=2)
         attach(self.task, self.log, self.position)
-        loss = Loss(self.task, self.meter, self.log, precision=kind, device=CPU)
+        loss = Loss(self.task, self.meter, self.log, precision=FORMATS[kind], device=CPU)
         module = TrainedModule(self.model, [(parameter, 0) for parameter in self.model.parameters()])
         self.turn = Turn(loss, module, JointUpdate([self.update], self.meter, scaler=scaler))
         self.step = TrainStep([self.turn], self.ema)
@@ -415,7 +415,7 @@ def duel(model, task, meter, *, every=1, scaled=False):
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0) if scaled else None
         rates = LearningRate(optimizer, lambda update: 1 / (1 + update))
         update = Update(optimizer, rates, name=name, scaler=scaler, every_steps=pace)
-        loss = Loss(task, meter, log, precision="fp32", device=CPU, method=method, name=name)
+        loss = Loss(task, meter, log, precision=FORMATS["fp32"], device=CPU, method=method, name=name)
         module = TrainedModule(model, [(parameter, 0) for parameter in part.parameters()])
         turns.append(Turn(loss, module, JointUpdate([update], meter, scaler=scaler), every_steps=pace))
     step = TrainStep(turns)

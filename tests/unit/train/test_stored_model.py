@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from hpctrain.config.precision import FORMATS
 from hpctrain.distributed.determinism import set_determinism
 from hpctrain.errors import CheckpointDamagedError, CheckpointError
 from hpctrain.run.checkpoints import list_checkpoints
@@ -147,7 +148,7 @@ def test_random_states_and_settings_of_the_process_stay(compose_small):
         torch.set_num_threads(3)
         set_determinism(True, environ={})
         torch.backends.cudnn.benchmark = True
-        set_fp32_precision("fp32")
+        set_fp32_precision(FORMATS["fp32"])
         torch.rand(1), np.random.rand(), random.random()
         assert not torch.utils.deterministic.fill_uninitialized_memory
         assert not torch.backends.cudnn.allow_tf32

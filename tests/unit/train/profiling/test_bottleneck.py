@@ -37,6 +37,7 @@ def measured(config, *reports, device="cpu", cores=1, **known):
     reports = reports or (rank(),)
     step_s = max(report.step_s for report in reports)
     usual = {"step": 1000, "steps": 999, "total_steps": 2000, "steps_per_epoch": 100, "train_s": 999 * step_s}
+    usual["faster_precision"] = config.precision.formats.faster
     world = World(rank=0, size=len(reports), local_rank=0, devices=(torch.device(device),), cores=cores)
     return Measurements(config=config, world=world, reports=reports, **(usual | known))
 
@@ -208,8 +209,8 @@ def test_saves_that_are_weighed_already(config):
     assert finding(auto, save_s=30.0, saves=9) == "saving 23% of the time: a run_dir on a faster file system"
 
 
-def test_a_device_that_gains_nothing_from_bf16(config):
-    assert finding(config, device="cuda", bf16_is_faster=False).endswith("to make that faster: trainer.compile=true")
+def test_a_device_that_is_not_faster_in_another_precision(config):
+    assert finding(config, device="cuda", faster_precision="").endswith("to make that faster: trainer.compile=true")
 
 
 def test_an_optimizer_that_is_fast_in_another_way():
