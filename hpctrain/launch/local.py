@@ -10,10 +10,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import FrameType, MappingProxyType
-from typing import IO
+from typing import IO, NoReturn
 
 from hpctrain.attempt.hang_report import alarm_complaint
 from hpctrain.attempt.lost_gpu import has_lost_gpu
@@ -26,7 +27,6 @@ from hpctrain.distributed.private_folder import lockable_folder
 from hpctrain.distributed.stop_request import STOP_SIGNALS
 from hpctrain.errors import ExitCode
 from hpctrain.files import TEMPORARY_PREFIX
-from hpctrain.launch.crash_recorder import crash_recorder
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.launch.rank_command import code_variables, rank_command, rank_variables
 from hpctrain.launch.rank_output import copy_output
@@ -88,21 +88,17 @@ def _launch(run: RunPlan, program: HostProgram | None, quiet: Collection[Reason]
     if code.damage:
         return _refuse(run, attempt, code.damage, code.digest, notifier)
     kills = oom_kills()
+    notifier.started(attempt, socket.gethostname())
     # a process that has lost its GPU can't train another run of its sweep, and keeps its memory there until it ends
     if world_size == 1 and not run.is_program and (program is not None or not has_lost_gpu()):
-
-        def conclude(crash: signal.Signals | None = None) -> int:
-            return _conclude(run, attempt, kills, notifier, codes=() if crash is None else (-crash,), quiet=quiet)
-
+        conclude = partial(_conclude, run, attempt, kills, notifier, quiet=quiet)
         # inside an allocation, or in a shell with leftover variables, the launched rank is still the only one
         alone = environ_replaced(scrubbed(os.environ) | Handover(attempt=attempt, code=code.digest).variables())
         # a program's search path is its own
         imports = imported_from(code.copy) if program is None else contextlib.nullcontext()
-        with crash_recorder(conclude), alone, imports:
-            notifier.started(attempt, socket.gethostname())  # its thread must not be there at the recorder's fork
+        with _sudden_exit_concluded(conclude), alone, imports:
             run_rank(run.training, directory, program=program)
         return conclude()
-    notifier.started(attempt, socket.gethostname())
     port = run.config.cluster.master_port or free_port()
     ranks = LocalRanks(directory, attempt, world_size, port=port, code=code.digest, independent=run.is_program)
     try:
@@ -119,6 +115,26 @@ def _launch(run: RunPlan, program: HostProgram | None, quiet: Collection[Reason]
         lost={0: ranks.lost},
         quiet=quiet,
     )
+
+
+@contextlib.contextmanager
+def _sudden_exit_concluded(conclude: Callable[[], object]) -> Iterator[None]:
+    """Inside the context, `os._exit` calls ``conclude`` first, and never ends this process with exit code 0."""
+    process, really_exit = os.getpid(), os._exit
+
+    def exit_failed(status: int) -> NoReturn:
+        if os.getpid() != process:  # a forked DataLoader worker, which always ends so
+            really_exit(status)
+        try:
+            conclude()
+        finally:
+            really_exit(status or ExitCode.FAILED)
+
+    os._exit = exit_failed
+    try:
+        yield
+    finally:
+        os._exit = really_exit
 
 
 def _refuse(run: RunPlan, attempt: int, why: str, digest: str, notifier: Notifier) -> int:

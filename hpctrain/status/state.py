@@ -166,7 +166,8 @@ def _state_without_end(facts: RunFacts) -> tuple[RunState, str]:
         if owner.alive is None:
             asked = ", and was asked to stop" if facts.is_cancelled else ""
             return RunState.UNKNOWN, f"it was started on {owner.host}{asked}: run `status` there"
-        return RunState.INTERRUPTED, f"process {owner.pid} on {owner.host} is gone and recorded no end"
+        gone = f"process {owner.pid} on {owner.host} is gone and recorded no end"
+        return RunState.INTERRUPTED, f"{gone}: it was killed, or it crashed"
     if not facts.job_ids:
         prepared = RunState.PREPARED, "it has not been started yet"
         by_hand = RunState.UNKNOWN, "it was started by hand, so no process or job of it is known"

@@ -59,11 +59,12 @@ def run_rank(
     os.environ.update(config.cluster.env)
     umask = os.umask(umask_of(config.mode))
     stop = StopRequest() if program is None else program.stop
+    enables_faulthandler = not faulthandler.is_enabled()
     with handlers_restored(HANDLED), open_files_raised():
         try:
             stop.install()
-            if program is None and not faulthandler.is_enabled():
-                faulthandler.enable(STDERR)  # the log gets the Python stack of a crash in native code
+            if enables_faulthandler:
+                faulthandler.enable(STDERR)  # the terminal or the log gets the Python stack of a crash in native code
             handover = Handover.read(os.environ)
             end_with_parent(handover.parent)
             environment = ClusterEnvironment.from_environment(os.environ, master_port=config.cluster.master_port)
@@ -81,6 +82,8 @@ def run_rank(
                 finally:
                     rank.leave_senders()
         finally:
+            if enables_faulthandler and program is not None:
+                faulthandler.disable()
             close_log_files()
             os.umask(umask)
 

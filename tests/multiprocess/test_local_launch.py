@@ -21,10 +21,12 @@ from hpctrain.attempt.out_of_memory import oom_kills
 from hpctrain.launch.cancellation import cancel
 from hpctrain.launch.prepare import prepare
 from hpctrain.launch.rank_command import rank_variables
+from hpctrain.report.run_page import run_page
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import read_exit_records
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.owner import Owner
+from hpctrain.status.other_runs import OtherRuns
 from hpctrain.status.report import read_statuses
 
 PATIENCE_S = 150.0
@@ -342,23 +344,40 @@ def test_one_rank_runs_in_the_launching_process(fork_server, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("action", "code", "reason", "detail"),
+    ("action", "reason", "detail"),
     [
-        ("exit", 1, "infrastructure", "rank 0 of 1 ended without an exit record"),
-        ("SIGSEGV", -signal.SIGSEGV, "infrastructure", f"rank 0 on {socket.gethostname()}: killed by SIGSEGV; see"),
-        ("SIGKILL", -signal.SIGKILL, "infrastructure", "rank 0 of 1 ended without an exit record"),
-        ("unprintable", 1, "failed", "UnprintableError: (its __str__ raises ZeroDivisionError)"),
+        ("exit", "infrastructure", "rank 0 of 1 ended without an exit record"),
+        ("unprintable", "failed", "UnprintableError: (its __str__ raises ZeroDivisionError)"),
     ],
 )
-def test_an_end_that_the_process_cant_record(fork_server, tmp_path, run_at, action, code, reason, detail):
+def test_an_odd_end_of_the_launching_process_is_recorded(fork_server, tmp_path, run_at, action, reason, detail):
     words = [f"run_dir={tmp_path / 'run'}", *TRIAL, "data.num_workers=1"]
     (done,) = fork_server.wait(fork_server.start("command:run", *words, TRIAL_ACT=f"0:2:{action}"))
-    assert done.code == code, done.output
-    ledger = Ledger(run_at(tmp_path / "run").directory)
-    wait_for(lambda: not ledger.attempt(1).open, "the end record")
-    ended = ledger.attempt(1)
+    assert done.code == 1, done.output
+    ended = Ledger(run_at(tmp_path / "run").directory).attempt(1)
     assert (ended.reason, ended.end_step) == (reason, 1)
     assert detail in ended.detail
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, pytest.param(signal.SIGKILL, marks=pytest.mark.nightly)])
+def test_a_launching_process_that_died_is_not_running_and_the_same_command_continues(
+    fork_server, tmp_path, run_at, number
+):
+    words = [f"run_dir={tmp_path / 'run'}", *TRIAL, "data.num_workers=1"]
+    (done,) = fork_server.wait(fork_server.start("command:run", *words, TRIAL_ACT=f"0:2:{number.name}"))
+    assert done.code == -number, done.output
+    assert ("Fatal Python error" in done.output and "in _act" in done.output) == (number == signal.SIGSEGV)
+    run = RunDirectory.at(tmp_path / "run")
+    (status,) = read_statuses([run])
+    gone = f"process {done.pid} on {socket.gethostname()} is gone and recorded no end"
+    assert (status.state, status.note) == ("interrupted", f"{gone}: it was killed, or it crashed")
+    assert cancel(run) == "nothing to cancel: the run is interrupted"
+    assert [one.state for one in OtherRuns.look([str(run.path)]).stopped] == ["interrupted"]
+    assert "interrupted" in run_page(run)
+    (done,) = fork_server.wait(fork_server.start("command:run", *words))
+    assert done.code == 0, done.output
+    assert [entry[1] for entry in run_at(run.path).attempts] == ["infrastructure", "completed"]
+    assert "its processes were killed or crashed" in Ledger(run).attempt(1).detail
 
 
 @pytest.mark.parametrize("change", ["task.width=7", "checkpoint.metric=los"])
@@ -684,11 +703,10 @@ def test_a_cancelled_program_is_cancelled_everywhere_and_resumed(start, record, 
     assert [entry[1] for entry in record.attempts] == ["cancelled", "completed"]
 
 
-def test_a_command_learns_of_a_process_that_was_killed(fork_server, tmp_path, keeps):
+def test_a_command_learns_of_a_task_that_ends_the_process(fork_server, tmp_path, keeps):
     words = [f"run_dir={tmp_path / 'run'}", *TRIAL, keeps, "notify.timeout_s=1", "notify.on=[failed]"]
-    (done,) = fork_server.wait(fork_server.start("command:run", *words, TRIAL_ACT="0:2:SIGKILL"))
-    assert done.code == -signal.SIGKILL, done.output
-    wait_for(lambda: notifications(tmp_path / "seen"), "the notification")
+    (done,) = fork_server.wait(fork_server.start("command:run", *words, TRIAL_ACT="0:2:exit"))
+    assert done.code == 1, done.output
     (found,) = notifications(tmp_path / "seen")
     assert (found["event"], found["reason"]) == ("failed", "infrastructure")
 

@@ -317,8 +317,7 @@ def test_an_attempt_that_died_without_an_exit_record_is_closed_by_the_next(train
     words = (*TRAINING, "checkpoint.asynchronous=false")
     code, run, output = train("run", *words, world_size=world_size, TRIAL_ACT=act)
     assert code == -9, output
-    if world_size > 1:  # the end of a single process is recorded by its crash recorder, now or in a moment
-        assert run.attempts == [(0, "None", None)], output
+    assert run.attempts == [(0, "None", None)], output
     code, run, output = train("run", *words, world_size=world_size)
     assert code == 0, output
     saved = STEPS // 2 // SAVE_EVERY * SAVE_EVERY

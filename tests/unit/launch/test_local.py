@@ -427,7 +427,7 @@ def test_the_end_of_a_single_process_is_printed_once(tmp_path, monkeypatch, hang
             os._exit(99)
     os.close(writing)
     with os.fdopen(reading) as pipe:
-        printed = pipe.read()  # until the crash recorder has ended, too
+        printed = pipe.read()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
     assert printed.count("to resume: ") == 1, printed
     assert ("hpctrain: stacks: " in printed) == hangs

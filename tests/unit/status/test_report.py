@@ -145,7 +145,8 @@ time.sleep(60)
         process.kill()
     status = read_status(directory, None)
     assert status.state == RunState.INTERRUPTED
-    assert status.note == f"process {process.pid} on {socket.gethostname()} is gone and recorded no end"
+    gone = f"process {process.pid} on {socket.gethostname()} is gone and recorded no end"
+    assert status.note == f"{gone}: it was killed, or it crashed"
 
 
 def test_a_job_cancelled_in_the_queue_that_slurm_forgot(directory):
