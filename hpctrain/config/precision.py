@@ -8,12 +8,11 @@ from typing import Annotated
 from hpctrain.config import require
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class NumberFormats:
     """The number formats of one precision, and the precisions to use where this one is slow or doesn't work.
 
-    Dtypes are named as in torch, which the login half doesn't import; an empty name means fp32. Without a mark, the
-    precision works everywhere.
+    Dtypes are torch's, by name: the login half doesn't import torch. An empty name stands for fp32, or for none.
 
     Attributes:
         kind: the precision.
@@ -42,7 +41,7 @@ class NumberFormats:
     without_nvidia: str = ""
     on_cpu: str = ""
     capability: tuple[int, int] = (0, 0)
-    on_older_gpus: str = ""
+    on_older_gpus: str = "fp16"
 
     @property
     def has_half_weights(self) -> bool:
@@ -55,33 +54,12 @@ _AMPERE = (8, 0)
 FORMATS = {
     formats.kind: formats
     for formats in (
-        NumberFormats(kind="fp32", products="fp32", faster="bf16"),
-        NumberFormats(
-            kind="tf32",
-            products="tf32",
-            faster="bf16",
-            without_nvidia="fp32",
-            capability=_AMPERE,
-            on_older_gpus="fp16",
-        ),
-        NumberFormats(kind="bf16", products="bf16", autocast="bfloat16", capability=_AMPERE, on_older_gpus="fp16"),
-        NumberFormats(kind="fp16", products="fp16", autocast="float16", scales_loss=True, on_cpu="bf16"),
-        NumberFormats(
-            kind="bf16_pure",
-            products="bf16",
-            model="bfloat16",
-            by_autocast="bf16",
-            capability=_AMPERE,
-            on_older_gpus="fp16",
-        ),
-        NumberFormats(
-            kind="fp16_master",
-            products="fp16",
-            copy="float16",
-            scales_loss=True,
-            by_autocast="fp16",
-            on_cpu="bf16",
-        ),
+        NumberFormats("fp32", "fp32", faster="bf16"),
+        NumberFormats("tf32", "tf32", faster="bf16", without_nvidia="fp32", capability=_AMPERE),
+        NumberFormats("bf16", "bf16", autocast="bfloat16", capability=_AMPERE),
+        NumberFormats("fp16", "fp16", autocast="float16", scales_loss=True, on_cpu="bf16"),
+        NumberFormats("bf16_pure", "bf16", model="bfloat16", by_autocast="bf16", capability=_AMPERE),
+        NumberFormats("fp16_master", "fp16", copy="float16", scales_loss=True, by_autocast="fp16", on_cpu="bf16"),
     )
 }
 """The precisions, by name. A new one is a row here, and a file of its name in ``conf/precision``."""
