@@ -23,9 +23,9 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.disk_reserve import write_with_reserve
 from hpctrain.run.exit_record import ExitRecord, first_cause, read_exit_records
 from hpctrain.run.gone_checkpoints import allow_start_over, may_start_over, recorded_step
-from hpctrain.run.ledger import Ledger
+from hpctrain.run.ledger import EndFacts, Ledger, StartFacts
 from hpctrain.run.reason import Reason
-from hpctrain.run.times import read_times
+from hpctrain.run.times import TimesRecord
 from hpctrain.streams import LostOutput
 
 OUT_OF_MEMORY = re.compile(r"out of memory|oom.kill", re.IGNORECASE)
@@ -83,7 +83,7 @@ class Outcome:
             complaints: messages of the ranks' launcher about how they ended.
         """
         claim = directory.claim(attempt)
-        last_step = max(saved_step(directory), int(read_times(claim).get("last_step", 0)))
+        last_step = max(saved_step(directory), TimesRecord.read(claim).last_step or 0)
         independent = is_program(directory.config)
         records = read_exit_records(claim)
         outcome = cls.from_records(records, world_size, last_step, complaints, independent=independent)
@@ -192,7 +192,7 @@ class Outcome:
             return self.reason not in (Reason.COMPLETED, Reason.CANCELLED, Reason.PAUSED)
         # not twice in a row: blame the task the second time, or the run could be requeued for ever
         before = [entry for entry in ledger.attempts() if entry.attempt < attempt]
-        return self.stop_signal is not None and not (before and before[-1].extra.get("error_after_signal"))
+        return self.stop_signal is not None and not (before and before[-1].error_after_signal)
 
     def with_suspects(self, nodes: Mapping[int, str], num_nodes: int) -> Outcome:
         """Find the nodes that the failure points at.
@@ -298,7 +298,7 @@ def record_end(
     nodes: Sequence[str] = (),
     ends_run: bool = False,
     code: str = "",
-    **extra: object,
+    facts: EndFacts | None = None,
 ) -> None:
     """Record the end of an attempt, and its start if the ranks didn't get that far; the first recorded end counts.
 
@@ -313,7 +313,7 @@ def record_end(
         ends_run: whether no attempt follows automatically. If so, and no step was trained with the configuration of a
             resume, the one from before it is restored, unless the attempt was stopped or cancelled.
         code: digest of the copy of the code; empty if there is none, or it isn't known.
-        extra: more fields of the end.
+        facts: more fields of the end; `saved_step`, `error_after_signal` and `incomplete_logs` follow from the others.
 
     Raises:
         OSError: the ledger can't be written.
@@ -330,17 +330,20 @@ def record_end(
         if may_start_over(directory):
             allow_start_over(directory, attempt)
         start = partial(ledger.start, attempt, job_id=job_id, nodes=nodes, world_size=world_size, step=step)
-        write_with_reserve(directory.claim(attempt), partial(start, code=code or None))
+        write_with_reserve(directory.claim(attempt), partial(start, StartFacts(code=code or None)))
         outcome = replace(outcome, step=max(step, outcome.step))
     if ends_run and directory.config_before.exists():
         conclude = partial(_conclude_change, directory, attempt, outcome.reason)
         write_with_reserve(directory.claim(attempt), conclude)
-    if outcome.error_after_signal:
-        extra["error_after_signal"] = True
     if incomplete := _incomplete_logs(directory, attempt, lost):
         log.warning("the log is incomplete: %s", incomplete)
-        extra["incomplete_logs"] = incomplete
-    ledger.end(attempt, reason=outcome.reason, step=outcome.step, detail=outcome.headline, saved_step=saved, **extra)
+    facts = replace(
+        facts or EndFacts(),
+        saved_step=saved,
+        error_after_signal=outcome.error_after_signal,
+        incomplete_logs=incomplete or None,
+    )
+    ledger.end(attempt, facts, reason=outcome.reason, step=outcome.step, detail=outcome.headline)
 
 
 def _conclude_change(directory: RunDirectory, attempt: int, reason: Reason) -> None:

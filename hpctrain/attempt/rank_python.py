@@ -55,8 +55,8 @@ def other_torch(found: str, attempts: Sequence[Attempt], submitter: str | None) 
     Returns:
         One line; empty if the version is the same, or no other is known.
     """
-    before = next((one for one in reversed(attempts) if "torch" in one.extra), None)
-    known = submitter if before is None else str(before.extra["torch"])
+    before = next((one for one in reversed(attempts) if one.torch is not None), None)
+    known = submitter if before is None else before.torch
     if known in (None, found):
         return ""
     who = "the Python that submitted the run has" if before is None else f"attempt {before.attempt} had"

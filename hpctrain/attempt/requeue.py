@@ -11,7 +11,7 @@ from hpctrain.attempt.termination import diagnose
 from hpctrain.config.cluster import Requeue
 from hpctrain.phrases import counted
 from hpctrain.run.checkpoints import saved_step
-from hpctrain.run.ledger import Attempt, Ledger
+from hpctrain.run.ledger import Attempt, EndFacts, Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.job import JobRecord
 
@@ -48,11 +48,10 @@ class RequeueDecision:
     why: str
     exclude: tuple[str, ...] = ()
 
-    def fields(self, suspects: Sequence[str] = ()) -> dict[str, object]:
-        """The fields of the end record: the next action, and the nodes that the attempt's failure points at."""
-        follows = {} if self.action is Action.END else {"next": self.action.value, "requeued_by": "hpctrain"}
-        nodes = {"suspects": list(suspects), "exclude": list(self.exclude)}
-        return {**follows, **{name: names for name, names in nodes.items() if names}}
+    def facts(self, suspects: Sequence[str] = ()) -> EndFacts:
+        """What to record at the end: the next action, and the nodes that the attempt's failure points at."""
+        nodes = EndFacts(suspects=tuple(suspects), exclude=self.exclude)
+        return nodes if self.action is Action.END else replace(nodes, next=self.action.value, requeued_by="hpctrain")
 
     def allowed_by(self, record: JobRecord | None, *, restarts: int, resubmittable: bool) -> RequeueDecision:
         """Adapt the decision to what SLURM allows for the job.
@@ -90,7 +89,7 @@ def history_with(ledger: Ledger, attempt: int, outcome: Outcome) -> list[Attempt
         start_step=saved if this.start_step is None else this.start_step,
         reason=outcome.reason,
         end_step=outcome.step,
-        extra={"saved_step": saved},
+        saved_step=saved,
     )
     return [*(entry for entry in ledger.attempts() if entry.attempt < attempt), this]
 
@@ -120,7 +119,7 @@ def decide(
     assert reason is not None
     if not reason.meaning.requeued:
         return RequeueDecision(Action.END, reason, reason.meaning.why_final)
-    before = {node for attempt in history[:-1] for node in attempt.extra.get("suspects", ())}
+    before = {node for attempt in history[:-1] for node in attempt.suspects}
     again = tuple(node for node in suspects if node in before)
     # A node that reports a broken machine twice isn't the run's fault: the run continues without it. Ranks that are
     # killed on the same node each time prove nothing: the task itself may be what kills them.
@@ -181,7 +180,7 @@ def _spends(attempt: Attempt, budget: str) -> bool:
     if attempt.reason is None or attempt.reason.meaning.budget != budget:
         return False
     # no automatic follow-up means that the user pressed Ctrl-C and resumed the run later
-    return not attempt.reason.meaning.stays_in_allocation or "next" in attempt.extra
+    return not attempt.reason.meaning.stays_in_allocation or attempt.continues
 
 
 def _stalled_in_a_row(history: Sequence[Attempt], *, is_program: bool) -> int:
@@ -199,7 +198,7 @@ def _stalled_in_a_row(history: Sequence[Attempt], *, is_program: bool) -> int:
 def _gained(history: Sequence[Attempt], number: int, *, is_program: bool) -> bool:
     attempt = history[number]
     # the run resumes from a checkpoint: a step that was completed and not saved isn't progress
-    saved = int(attempt.extra.get("saved_step", attempt.end_step or 0))
+    saved = (attempt.end_step or 0) if attempt.saved_step is None else attempt.saved_step
     if is_program and not saved:
         # it reports no saves, and shows that it has resumed from one by the steps that it reaches
         return (attempt.end_step or 0) > max((one.end_step or 0 for one in history[:number]), default=0)
@@ -207,5 +206,4 @@ def _gained(history: Sequence[Attempt], number: int, *, is_program: bool) -> boo
 
 
 def _may_stall(attempt: Attempt) -> bool:
-    # one that ended because of another run had no ranks
-    return (attempt.reason is None or attempt.reason.meaning.may_stall) and "after" not in attempt.extra
+    return (attempt.reason is None or attempt.reason.meaning.may_stall) and attempt.had_ranks

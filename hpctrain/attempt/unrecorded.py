@@ -17,7 +17,7 @@ from hpctrain.errors import HpctrainError, SchedulerError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import first_cause, read_exit_records
 from hpctrain.run.job_records import JobRecords
-from hpctrain.run.ledger import Attempt, Ledger
+from hpctrain.run.ledger import Attempt, EndFacts, Ledger
 from hpctrain.run.owner import Owner
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.job import JobState
@@ -83,25 +83,19 @@ class UnrecordedEnds:
         ended = f"{outcome.reason.value} at step {outcome.step} ({outcome.headline})"
         log.info("closing attempt %d, which recorded no end: %s", entry.attempt, ended)
         # hpctrain closes an attempt before it asks for a requeue, so this one was SLURM's own
-        by = {"requeued_by": "slurm"} if self._requeued(entry) else {}
+        facts = EndFacts(requeued_by="slurm" if self._requeued(entry) else None, closed_late=True)
         # the configuration may have been changed since then, for the attempt that is about to begin
-        record_end(
-            self.directory,
-            entry.attempt,
-            outcome,
-            world_size=entry.world_size,
-            ends_run=False,
-            closed_late=True,
-            **by,
-        )
+        record_end(self.directory, entry.attempt, outcome, world_size=entry.world_size, ends_run=False, facts=facts)
 
     def _requeued(self, entry: Attempt) -> bool:
         """Whether the attempt ran in this very job, before it was requeued."""
         if self.job_id is None or entry.job_id not in (None, self.job_id):
             return False
         # an attempt whose ranks never got as far as the ledger recorded neither its job nor the count
-        begun = entry.extra.get("restart_count", JobRecords(self.directory).restarts_before(self.job_id))
-        return int(begun) < self.restarts
+        begun = entry.restart_count
+        if begun is None:
+            begun = JobRecords(self.directory).restarts_before(self.job_id)
+        return begun < self.restarts
 
     def _explain(self, entry: Attempt, outcome: Outcome) -> Outcome:
         """Replace the outcome by SLURM's explanation of why ranks left no record."""

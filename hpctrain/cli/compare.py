@@ -129,7 +129,7 @@ def _attempts(mark: str, attempts: Sequence[Attempt], step: int) -> Iterator[str
         end = "?" if one.end_step is None else str(one.end_step)
         world = "-" if one.world_size is None else str(one.world_size)
         where = ",".join(one.nodes) or "-"
-        steps = f"steps {one.resumed_step or 0} to {end}"
+        steps = f"steps {one.actual_start_step or 0} to {end}"
         yield f"{mark}  attempt {one.attempt}: {steps}, {one.reason or 'no end'}, world size {world}, on {where}"
     if others := len(attempts) - len(shown):
         yield f"{mark}  {counted(others, 'other attempt')} not shown"
@@ -140,11 +140,11 @@ def _around(attempts: Sequence[Attempt], step: int) -> Sequence[Attempt]:
     trained = [
         place
         for place, one in enumerate(attempts)
-        if (one.resumed_step or 0) < step and (one.end_step is None or step <= one.end_step)
+        if (one.actual_start_step or 0) < step and (one.end_step is None or step <= one.end_step)
     ]
     # without one, the ledger is torn, or the step is 0
     place = trained[-1] if trained else (len(attempts) - 1 if step else 0)
-    first = place - 1 if place > 0 and attempts[place].resumed_step else place
+    first = place - 1 if place > 0 and attempts[place].actual_start_step else place
     return attempts[first : place + 1]
 
 

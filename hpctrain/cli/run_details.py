@@ -144,15 +144,14 @@ def _changes_of_size(status: RunStatus) -> list[str]:
     """Name the attempts that resumed from the checkpoint of another number of ranks, and saved something themselves."""
     return [
         f"not exact   from attempt {attempt.attempt} on: {counted(attempt.world_size or 0, 'rank')} resumed from a "
-        f"checkpoint of {attempt.extra['resumed_world_size']}; the samples of each step are the same"
+        f"checkpoint of {attempt.resumed_world_size}; the samples of each step are the same"
         for attempt in status.attempts
-        if "resumed_world_size" in attempt.extra and _may_have_saved(attempt)
+        if attempt.resumed_world_size is not None and _may_have_saved(attempt)
     ]
 
 
 def _may_have_saved(attempt: Attempt) -> bool:
-    saved = attempt.extra.get("saved_step")
-    return saved is None or saved > (attempt.start_step or 0)
+    return attempt.saved_step is None or attempt.saved_step > (attempt.start_step or 0)
 
 
 def _attempts_table(status: RunStatus, now: float) -> list[str]:

@@ -201,7 +201,7 @@ def duration_s(directory: RunDirectory) -> float:
 def step_s(attempt: Attempt) -> float:
     """Mean seconds per step of an attempt, after the first; 0 if they weren't measured."""
     steps = (attempt.end_step or 0) - (attempt.start_step or 0)
-    return float(attempt.extra.get("train_s", 0.0)) / max(1, steps - 1)
+    return (attempt.train_s or 0.0) / max(1, steps - 1)
 
 
 def _duration_s(entry: Attempt) -> float:

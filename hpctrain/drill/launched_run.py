@@ -21,7 +21,7 @@ from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.run.process import end_with_parent
 from hpctrain.run.reason import Reason
 from hpctrain.run.saves import read_saves
-from hpctrain.run.times import read_times
+from hpctrain.run.times import TimesRecord
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.status.metrics import read_metrics
 from hpctrain.status.report import job_ids
@@ -113,7 +113,7 @@ class LaunchedRun(ABC):
             raise RunFailedError(f"attempt {attempt} of {self.directory.path} recorded no end{self._end_of_log()}")
         # a local run has no supervisor, so the drill resumes it after its ranks were killed
         expected = entry.reason.meaning.resumable or entry.reason in (Reason.COMPLETED, Reason.INFRASTRUCTURE)
-        if not expected and "next" not in entry.extra:
+        if not expected and not entry.continues:
             # to resume this run alone would prove nothing
             quoted = self._end_of_log(without=resume_advice(self.directory, entry.reason))
             raise RunFailedError(f"attempt {attempt} of {self.directory.path}: {entry.reason}{quoted}")
@@ -122,7 +122,7 @@ class LaunchedRun(ABC):
     def _last_step(self, entry: Attempt, start_step: int) -> int | None:
         """The last step that an attempt is known to have completed; None before its first."""
         # a program may report its steps without metrics
-        known = int(read_times(self.directory.claim(entry.attempt)).get("last_step", 0))
+        known = TimesRecord.read(self.directory.claim(entry.attempt)).last_step or 0
         for record in read_metrics(self.directory.metrics, last_bytes=TAIL_BYTES):
             # an earlier attempt may have come further than its last save
             if record.time is None or entry.start_time is None or record.time >= entry.start_time:

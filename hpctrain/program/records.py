@@ -14,6 +14,7 @@ from hpctrain.program.rank import ProgramRank
 from hpctrain.program.session_events import Event, EventPipe, Progress
 from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.config_change import keep_config
+from hpctrain.run.ledger import StartFacts
 from hpctrain.run.saves import record_save
 from hpctrain.run.times import Times
 from hpctrain.terminal import visible
@@ -55,15 +56,18 @@ class Records:
         self._keeps_at: float | None = time.monotonic() + KEEP_CONFIG_S
         rank.claim.require_ownership()
         place = rank.environment
+        facts = StartFacts(
+            restart_count=place.restart_count,
+            launched=times.launched,
+            code=None if rank.code is None else rank.code.digest,
+        )
         rank.claim.ledger.start(
             rank.attempt,
+            facts,
             job_id=place.job_id,
             nodes=place.nodes or (socket.gethostname(),),
             world_size=place.world_size,
             step=self._saved,
-            restart_count=place.restart_count,
-            launched=times.launched,
-            code=None if rank.code is None else rank.code.digest,
         )
         times.record_in(rank.claim_folder)
 
@@ -128,7 +132,7 @@ class Records:
             self._times.enter("first_step_s")
         self._started = pid
         if progress.total_steps is not None:
-            self._times.know(total_steps=progress.total_steps)
+            self._times.add_facts(total_steps=progress.total_steps)
             self._times.record(progress.step, due=True)
 
     def _step(self, event: Event) -> None:
@@ -137,7 +141,7 @@ class Records:
             self._times.enter("train_s")
         if self._first_step is None:
             self._first_step = step
-            self._times.know(resumed_step=max(0, step - 1))
+            self._times.add_facts(resumed_step=max(0, step - 1))
         if self._keeps_at is not None:
             self._keep_config()
         if self._sink is None:

@@ -6,7 +6,7 @@ from hpctrain.phrases import counted, duration, listed, local_time
 from hpctrain.report.bar_rows import BarRow, Stretch, bar_legend, bar_rows
 from hpctrain.report.markup import Markup, element, joined
 from hpctrain.report.page import folded
-from hpctrain.report.run_record import AttemptSpan, RunRecord, last_step
+from hpctrain.report.run_record import AttemptSpan, RunRecord
 from hpctrain.run.ledger import Attempt
 from hpctrain.status.accounting import WallTime
 
@@ -80,9 +80,9 @@ def _result(attempt: Attempt, span: AttemptSpan, record: RunRecord) -> str:
     else:
         ended = f"no end was recorded; last seen after {work}"
     steps = ""
-    if status.knows_step and last_step(attempt) is not None:
-        begun = "?" if attempt.resumed_step is None else attempt.resumed_step
-        steps = f", steps {begun} to {last_step(attempt)}"
+    if status.knows_step and attempt.reached_step is not None:
+        begun = "?" if attempt.actual_start_step is None else attempt.actual_start_step
+        steps = f", steps {begun} to {attempt.reached_step}"
         steps += f", {span.account.steps_lost} lost" if span.account.steps_lost else ""
     return f"{ended}{steps}{f': {attempt.detail}' if attempt.detail else ''}"
 

@@ -85,9 +85,9 @@ class RunRecord:
         """Where attempts resumed, over steps; and where the last one ended, if it didn't complete."""
         attempts = self.status.attempts
         marks = [
-            Mark(attempt.resumed_step, f"\u25b8{attempt.attempt}", self._resumed(before, attempt))
+            Mark(attempt.actual_start_step, f"\u25b8{attempt.attempt}", self._resumed(before, attempt))
             for before, attempt in itertools.pairwise(attempts)
-            if attempt.resumed_step is not None
+            if attempt.actual_start_step is not None
         ]
         last = attempts[-1] if attempts else None
         if last is not None and last.reason is not None and last.end_step and last.reason.meaning.exit_code:
@@ -101,7 +101,7 @@ class RunRecord:
         attempts = self.status.attempts
         bands = []
         for before, attempt in itertools.pairwise(attempts):
-            first, last = attempt.resumed_step, last_step(before)
+            first, last = attempt.actual_start_step, before.reached_step
             if first is not None and last is not None and first < last:
                 title = f"attempt {attempt.attempt} repeated {counted(last - first, 'step')}, from step {first} on"
                 bands.append(Band(first, last, title))
@@ -113,17 +113,10 @@ class RunRecord:
         pause = ""
         if before.end_time is not None and attempt.start_time is not None:
             pause = f", {duration(attempt.start_time - before.end_time)} later"
-        resumed = f"attempt {attempt.attempt} resumed from step {attempt.resumed_step}"
+        resumed = f"attempt {attempt.attempt} resumed from step {attempt.actual_start_step}"
         return f"attempt {before.attempt} ended: {why}; {resumed}{pause}"
 
 
-def last_step(attempt: Attempt) -> int | None:
-    """The last step that an attempt is known to have completed."""
-    known = [step for step in (attempt.end_step, attempt.extra.get("last_step")) if step is not None]
-    return int(max(known)) if known else None
-
-
 def _end(attempt: Attempt) -> float | None:
-    recorded = None if attempt.extra.get("closed_late") else attempt.end_time
-    known = (recorded, attempt.extra.get("seen"), attempt.start_time, attempt.end_time)
-    return next((float(moment) for moment in known if moment is not None), None)
+    known = (attempt.died_at, attempt.seen, attempt.start_time, attempt.end_time)
+    return next((moment for moment in known if moment is not None), None)

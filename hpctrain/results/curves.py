@@ -108,9 +108,9 @@ class _Void:
 
     def __init__(self, attempts: Sequence[Attempt]) -> None:
         resumes = sorted(
-            (attempt.start_time, attempt.resumed_step)
+            (attempt.start_time, attempt.actual_start_step)
             for attempt in attempts
-            if attempt.start_time is not None and attempt.resumed_step is not None
+            if attempt.start_time is not None and attempt.actual_start_step is not None
         )
         self._times = [time for time, _ in resumes]
         # of all attempts from this one on, the earliest step

@@ -124,5 +124,5 @@ def _environment(result: RunResult) -> dict[str, Any]:
     attempts = result.status.attempts
     found["nodes"] = sorted({node for attempt in attempts for node in attempt.nodes})
     found["world sizes"] = sorted({one.world_size for one in attempts if one.world_size is not None})
-    found["GPUs"] = sorted({str(one.extra["gpu"]) for one in attempts if "gpu" in one.extra})
+    found["GPUs"] = sorted({one.gpu for one in attempts if one.gpu is not None})
     return found

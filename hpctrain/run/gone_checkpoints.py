@@ -60,7 +60,7 @@ def _newest_record(directory: RunDirectory) -> tuple[int, bool]:
         saved = read_json_or_empty(directory.claim(number) / SAVED).get("step")
         attempt = attempts.get(number, Attempt(attempt=number))
         # attempts of earlier versions recorded only what was there when they ended
-        steps = [attempt.start_step, attempt.extra.get("saved_step"), saved if COUNT.accepts(saved) else None]
+        steps = [attempt.start_step, attempt.saved_step, saved if COUNT.accepts(saved) else None]
         if attempt.start_step is not None or steps[-1] is not None:
             step = max(step for step in steps if step is not None)
             is_program = step > 0 and "run" in read_plain_values(directory.config, ("run",))

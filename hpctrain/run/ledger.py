@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any
 
 from hpctrain.errors import RunDirectoryUnavailableError, SupersededError
 from hpctrain.files import append_json_line, fsync_directory, read_json_lines
@@ -14,57 +14,74 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.disk_reserve import release, reserve, write_with_reserve
 from hpctrain.run.file_system import explain
 from hpctrain.run.reason import Reason
-from hpctrain.run.record_fields import COUNT, NUMBER, RANKS, TEXT, TEXTS, TIME, require_fields
+from hpctrain.run.record_fields import COUNT, FLAG, RANKS, TEXT, TEXTS, TIME, field_types, require_fields
 from hpctrain.run.secret import discard_secret, write_secret
-from hpctrain.run.times import SPENT, read_times
+from hpctrain.run.times import PhaseTimes, TimesRecord, read_times
 
 BETWEEN_MARK_AND_RECORD_S = 5.0
 """Seconds that a busy machine may take between an end's marker and its record; the first marker's record counts."""
 
-_FIELD_TYPES = {
-    "job_id": TEXT,
-    "nodes": TEXTS,
-    "world_size": RANKS,
-    "step": COUNT,
-    "time": TIME,
-    "reason": TEXT,
-    "detail": TEXT,
-    "restart_count": COUNT,
-    "total_steps": COUNT,
-    "resumed_world_size": RANKS,
-    "launched": TIME,
-    "code": TEXT,
-    "gpu": TEXT,
-    "torch": TEXT,
-    "seen": TIME,
-    **dict.fromkeys((*SPENT, "last_step", "resumed_step"), NUMBER),
-    **dict.fromkeys(("saved_step", "keep_best"), COUNT),
-    "suspects": TEXTS,
-    "exclude": TEXTS,
-    "next": TEXT,
-    "requeued_by": TEXT,
-    "after": TEXT,
-    "incomplete_logs": TEXT,
-}
-_FIELDS = {"start": ("job_id", "nodes", "world_size"), "end": ("reason", "detail")}
-"""Fields of `Attempt` by the event that records them; each event also has a step and a time. Others go into `extra`."""
+
+@dataclass(frozen=True, kw_only=True)
+class StartFacts:
+    """What a start records besides the job, the nodes and the step; None if it isn't recorded."""
+
+    restart_count: Annotated[int | None, COUNT] = None
+    """How often SLURM had requeued the job."""
+    total_steps: Annotated[int | None, COUNT] = None
+    """The last step of the run."""
+    keep_best: Annotated[int | None, COUNT] = None
+    """How many checkpoints with the best evaluations are kept."""
+    launched: Annotated[float | None, TIME] = None
+    """When rank zero's process started, in epoch seconds."""
+    code: Annotated[str | None, TEXT] = None
+    """Digest of the copy of the code from which the ranks import."""
+    torch: Annotated[str | None, TEXT] = None
+    """Version of torch that rank zero has installed; None for a program."""
+    resumed_world_size: Annotated[int | None, RANKS] = None
+    """Number of ranks that wrote the checkpoint from which it starts, if that was another number."""
+    gpu: Annotated[str | None, TEXT] = None
+    """Name of rank zero's GPU."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+@dataclass(frozen=True, kw_only=True)
+class EndFacts:
+    """What an end records besides the reason, the step and the times; None, or empty, if it isn't recorded."""
+
+    saved_step: Annotated[int | None, COUNT] = None
+    """Step of the newest complete checkpoint that was on disk."""
+    next: Annotated[str | None, TEXT] = None
+    """What was to follow: `restart`, `requeue` or `resubmit`."""
+    requeued_by: Annotated[str | None, TEXT] = None
+    """`hpctrain`, or `slurm` if SLURM requeued the job by itself."""
+    suspects: Annotated[tuple[str, ...], TEXTS] = ()
+    """Nodes that the failure points to."""
+    exclude: Annotated[tuple[str, ...], TEXTS] = ()
+    """Nodes without which the run continues."""
+    after: Annotated[str | None, TEXT] = None
+    """Of an attempt without ranks: the run before this one that has stopped."""
+    incomplete_logs: Annotated[str | None, TEXT] = None
+    """Which logs lack lines, and how many."""
+    error_after_signal: Annotated[bool, FLAG] = False
+    """A rank raised an error after SLURM's signal."""
+    closed_late: Annotated[bool, FLAG] = False
+    """The next attempt recorded the end: its time isn't when the attempt died."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt(StartFacts, EndFacts, TimesRecord):
     """One attempt as recorded in the ledger; times are epoch seconds, None if not recorded."""
 
     attempt: int
-    job_id: str | None = None
-    nodes: tuple[str, ...] = ()
-    world_size: int | None = None
+    job_id: Annotated[str | None, TEXT] = None
+    nodes: Annotated[tuple[str, ...], TEXTS] = ()
+    world_size: Annotated[int | None, RANKS] = None
     start_step: int | None = None
     start_time: float | None = None
     reason: Reason | None = None
     end_step: int | None = None
     end_time: float | None = None
-    detail: str = ""
-    extra: dict[str, Any] = field(default_factory=dict)
+    detail: Annotated[str, TEXT] = ""
 
     @property
     def open(self) -> bool:
@@ -72,10 +89,48 @@ class Attempt:
         return self.reason is None
 
     @property
-    def resumed_step(self) -> int | None:
+    def continues(self) -> bool:
+        """Whether another attempt was to follow it automatically."""
+        return self.next is not None
+
+    @property
+    def may_continue(self) -> bool:
+        """Whether another attempt was to follow it automatically, or its end isn't recorded yet."""
+        return self.open or self.continues
+
+    @property
+    def restarts_ranks(self) -> bool:
+        """Whether new ranks were to follow it in the same allocation."""
+        return self.next == "restart"
+
+    @property
+    def had_ranks(self) -> bool:
+        """Whether ranks were launched: not if it ended because of a run before this one."""
+        return self.after is None
+
+    @property
+    def actual_start_step(self) -> int | None:
         """The step from which it resumed: the recorded start, unless a program's first report shows another one."""
-        reported = self.extra.get("resumed_step")
-        return self.start_step if reported is None else int(reported)
+        return self.start_step if self.resumed_step is None else self.resumed_step
+
+    @property
+    def reached_step(self) -> int | None:
+        """The last step that it is known to have completed; None if none is known."""
+        return max((step for step in (self.end_step, self.last_step) if step is not None), default=None)
+
+    def with_times(self, times: TimesRecord) -> Attempt:
+        """The attempt with the times of a newer record; the ledger gets them with the end."""
+        return replace(self, **_recorded(times))
+
+    @property
+    def died_at(self) -> float | None:
+        """When it ended; None if that isn't recorded: the next attempt closes one that left no end."""
+        return None if self.open or self.closed_late else self.end_time
+
+
+_FIELD_TYPES = {"step": COUNT, "time": TIME, "reason": TEXT, **field_types(Attempt)}
+_EVENTS = ("start", "end")
+_FACTS = [field.name for facts in (StartFacts, EndFacts, TimesRecord) for field in fields(facts)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,22 +157,21 @@ class Ledger:
             if not isinstance(number, int) or not COUNT.accepts(number):
                 continue
             require_fields(path, record, _FIELD_TYPES)
-            fields = found.setdefault(number, {"extra": {}})
+            known = found.setdefault(number, {})
             event = str(record.get("event"))
-            names = _FIELDS.get(event)
-            if names is None or f"{event}_time" in fields:
+            if event not in _EVENTS or f"{event}_time" in known:
                 continue
-            fields |= {name: record.get(name) for name in names}
-            fields |= {f"{event}_{name}": record.get(name) for name in ("step", "time")}
-            own = {"attempt", "event", "step", "time", *names}
-            extra = {name: value for name, value in record.items() if name not in own and value is not None}
+            facts = {name: value for name in _FACTS if (value := record.get(name)) is not None}
+            facts |= {name: tuple(value) for name, value in facts.items() if isinstance(value, list)}
+            known |= {f"{event}_{name}": record.get(name) for name in ("step", "time")}
             if event == "start":
-                fields["nodes"] = tuple(fields["nodes"] or ())
-                fields["extra"] = extra | fields["extra"]  # an end that was recorded first knows more
+                known |= {"job_id": record.get("job_id"), "world_size": record.get("world_size")}
+                known["nodes"] = tuple(record.get("nodes") or ())
+                known |= facts | known  # an end that was recorded first knows more
             else:
-                fields["reason"], fields["detail"] = _reason(record)
-                fields["extra"] |= extra
-        return [Attempt(attempt=number, **fields) for number, fields in sorted(found.items())]
+                known["reason"], known["detail"] = _reason(record)
+                known |= facts
+        return [Attempt(attempt=number, **known) for number, known in sorted(found.items())]
 
     def attempt(self, number: int) -> Attempt:
         """The records of one attempt so far."""
@@ -198,7 +252,15 @@ class Ledger:
             )
 
     def start(
-        self, attempt: int, *, job_id: str | None, nodes: Sequence[str], world_size: int, step: int, **extra: object
+        self,
+        attempt: int,
+        facts: StartFacts | None = None,
+        times: PhaseTimes | None = None,
+        *,
+        job_id: str | None,
+        nodes: Sequence[str],
+        world_size: int,
+        step: int,
     ) -> None:
         """Record that the ranks of an attempt begin at ``step``."""
         append_json_line(
@@ -211,12 +273,13 @@ class Ledger:
                 "world_size": world_size,
                 "step": step,
                 "time": self.clock(),
-                **extra,
+                **_recorded(facts),
+                **_recorded(times),
             },
             durable=True,
         )
 
-    def end(self, attempt: int, *, reason: Reason, step: int, detail: str = "", **extra: object) -> None:
+    def end(self, attempt: int, facts: EndFacts | None = None, *, reason: Reason, step: int, detail: str = "") -> None:
         """Record why an attempt ended, with its recorded times; the first record counts.
 
         Raises:
@@ -226,7 +289,7 @@ class Ledger:
         record = {"event": "end", "attempt": attempt, "reason": reason.value, "step": step, "time": self.clock()}
         if detail:
             record["detail"] = detail
-        write_with_reserve(claim, lambda: self._end(attempt, {**record, **read_times(claim), **extra}))
+        write_with_reserve(claim, lambda: self._end(attempt, {**record, **read_times(claim), **_recorded(facts)}))
         release(claim)
 
     def _end(self, attempt: int, record: dict[str, Any]) -> None:
@@ -274,6 +337,13 @@ class Claim:
             SupersededError: a later attempt owns the run.
         """
         self.ledger.require_ownership(self.attempt)
+
+
+def _recorded(facts: StartFacts | EndFacts | PhaseTimes | None) -> dict[str, Any]:
+    """The fields that have something to record, and `code`, which is null without a copy."""
+    values = {} if facts is None else {field.name: getattr(facts, field.name) for field in fields(facts)}
+    empty = (None, (), False)
+    return {name: value for name, value in values.items() if name == "code" or not any(value is one for one in empty)}
 
 
 def _reason(record: dict[str, Any]) -> tuple[Reason, str]:

@@ -8,7 +8,7 @@ import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import read_json_or_empty
@@ -75,6 +75,12 @@ RANKS = up_to(2**20)
 """A number of ranks: some messages list them."""
 TIME = FieldType("epoch seconds", lambda value: _is_number(value) and 0 <= value < _LAST_TIME)
 FLAG = FieldType("true or false", lambda value: isinstance(value, bool))
+
+
+def field_types(schema: type) -> dict[str, FieldType]:
+    """The types of a record's fields by name, from a dataclass with fields such as ``Annotated[int | None, COUNT]``."""
+    hints = get_type_hints(schema, include_extras=True)
+    return {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")}
 
 
 def describe_wrong_field(

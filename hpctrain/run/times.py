@@ -7,20 +7,70 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Annotated, Any
 
 from hpctrain.files import read_json_or_empty, write_json
-from hpctrain.run.record_fields import TIME, finite_numbers
+from hpctrain.run.record_fields import COUNT, NUMBER, TIME, field_types, finite_numbers
 
 FILE_NAME = "times.json"
-STARTING = ("import_s", "rendezvous_s", "build_s", "load_s", "first_step_s")
-"""From the process's start to the end of the first new step, in this order; without evaluations."""
-WORKING = ("train_s", "eval_s", "save_s")
-"""After the first new step; `eval_s` also before it."""
-SPENT = STARTING + WORKING
 RECORD_EVERY_S = 10.0
 
 log = logging.getLogger("hpctrain.run")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseTimes:
+    """Rank zero's wall time by kind of work, in seconds; None for what wasn't done, or isn't known."""
+
+    import_s: Annotated[float | None, NUMBER] = None
+    """From the start of the process."""
+    rendezvous_s: Annotated[float | None, NUMBER] = None
+    build_s: Annotated[float | None, NUMBER] = None
+    load_s: Annotated[float | None, NUMBER] = None
+    first_step_s: Annotated[float | None, NUMBER] = None
+    """To the end of the first new step."""
+    train_s: Annotated[float | None, NUMBER] = None
+    eval_s: Annotated[float | None, NUMBER] = None
+    """All evaluations, also before the first new step."""
+    save_s: Annotated[float | None, NUMBER] = None
+
+    @property
+    def starting_s(self) -> float:
+        """Seconds from the start of the process to the end of the first new step, without evaluations."""
+        times = (self.import_s, self.rendezvous_s, self.build_s, self.load_s, self.first_step_s)
+        return sum(max(0.0, seconds or 0.0) for seconds in times)
+
+
+SPENT = tuple(field.name for field in fields(PhaseTimes))
+STARTING = SPENT[:5]
+"""From the process's start to the end of the first new step, in this order; without evaluations."""
+WORKING = SPENT[5:]
+"""After the first new step; `eval_s` also before it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimesRecord(PhaseTimes):
+    """An attempt's times and progress, as recorded in its claim, and in its end record."""
+
+    last_step: Annotated[int | None, COUNT] = None
+    """The last step that is known to be completed."""
+    seen: Annotated[float | None, TIME] = None
+    """When it was recorded, in epoch seconds."""
+    total_steps: Annotated[int | None, COUNT] = None
+    """The last step of the run."""
+    resumed_step: Annotated[int | None, COUNT] = None
+    """Of a program: the step before the first one that it reported."""
+
+    @classmethod
+    def read(cls, claim: Path) -> TimesRecord:
+        """The record in a claim; without one, nothing is known."""
+        record: dict[str, Any] = read_times(claim)
+        return cls(**{name: record[name] for name in _FIELD_TYPES if name in record})
+
+
+_FIELD_TYPES = field_types(TimesRecord)
 
 
 class Times:
@@ -100,9 +150,10 @@ class Times:
         log.info("the first step came %s", describe_start(self._spent))
         self.record(step, due=True)
 
-    def know(self, **facts: int) -> None:
-        """Add fields to the record, such as ``total_steps``."""
-        self._facts |= facts
+    def add_facts(self, *, total_steps: int | None = None, resumed_step: int | None = None) -> None:
+        """Add fields to the record; see `TimesRecord`."""
+        self._facts |= {"total_steps": total_steps} if total_steps is not None else {}
+        self._facts |= {"resumed_step": resumed_step} if resumed_step is not None else {}
 
     def record(self, step: int, *, due: bool = False) -> None:
         """Record the attempt's progress, at most every `RECORD_EVERY_S`: a killed attempt leaves no other record.
@@ -135,6 +186,6 @@ def describe_start(spent: Mapping[str, float]) -> str:
 
 
 def read_times(claim: Path) -> dict[str, float]:
-    """The recorded times of an attempt: `SPENT`, ``last_step``, ``seen`` (epoch seconds); empty without a record."""
+    """The fields of an attempt's `TimesRecord`, and numbers that only a later version knows; empty without a record."""
     found = finite_numbers(read_json_or_empty(claim / FILE_NAME))
-    return {name: value for name, value in found.items() if name != "seen" or TIME.accepts(value)}
+    return {name: value for name, value in found.items() if _FIELD_TYPES.get(name, NUMBER).accepts(value)}

@@ -27,7 +27,7 @@ def end_of(directory: RunDirectory, begin: Decision, *, best: bool) -> Decision 
     if last is None or last.reason is None or last.attempt < ledger.last_claim():
         return None
     reason = last.reason
-    if "next" in last.extra or (reason.meaning.resumable and reason is not Reason.PAUSED):
+    if last.continues or (reason.meaning.resumable and reason is not Reason.PAUSED):
         return None
     if reason not in (Reason.PAUSED, Reason.COMPLETED):
         return Decision(event=Event.END, run=begin.run, rung=begin.rung, step=last.end_step or 0, reason=reason.value)

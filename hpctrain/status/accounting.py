@@ -16,7 +16,6 @@ from typing import Any
 
 from hpctrain.run.ledger import Attempt
 from hpctrain.run.reason import Reason
-from hpctrain.run.times import STARTING, WORKING
 from hpctrain.status.state import RunState
 
 _WAITING = (RunState.STARTING, RunState.QUEUED, RunState.HELD)
@@ -117,7 +116,7 @@ def account(
     disagree.
 
     Args:
-        attempts: oldest first, as recorded in the ledger; an open one has the fields of `read_times` in its ``extra``.
+        attempts: oldest first, as recorded in the ledger; an open one with the times in its claim.
         submissions: of the run, with ``job_id`` and ``time``.
         state: of the run.
         saved_step: the step from which it would resume.
@@ -154,15 +153,14 @@ def account(
 
 def _began(attempt: Attempt) -> float | None:
     """When the attempt's first process began, or the first moment known after that; None if none is known."""
-    known = (_number(attempt, "launched"), attempt.start_time, _number(attempt, "seen"), attempt.end_time)
+    known = (attempt.launched, attempt.start_time, attempt.seen, attempt.end_time)
     return next((moment for moment in known if moment is not None), None)
 
 
 def _ended(attempt: Attempt, began: float) -> float:
     """When the attempt was over; without a recorded end, the last moment at which it is known to have run."""
     # an attempt without an end is closed when the next one begins, which may be hours later
-    recorded = None if attempt.open or attempt.extra.get("closed_late") else attempt.end_time
-    known = (recorded, _number(attempt, "seen"), attempt.start_time)
+    known = (attempt.died_at, attempt.seen, attempt.start_time)
     return next((moment for moment in known if moment is not None), began)
 
 
@@ -185,8 +183,8 @@ def _queued_since(
 
 def _divided(attempt: Attempt, wall_s: float, *, is_running: bool) -> WallTime:
     """Divide an attempt's wall time, without the queue, as if all of its steps were kept."""
-    starting = sum(_seconds(attempt, name) for name in STARTING)
-    train, evaluate, save = (_seconds(attempt, name) for name in WORKING)
+    starting = attempt.starting_s
+    train, evaluate, save = (max(0.0, seconds or 0.0) for seconds in (attempt.train_s, attempt.eval_s, attempt.save_s))
     measured = starting + train + evaluate + save
     shrink = wall_s / measured if measured > wall_s else 1.0
     starting, train, evaluate, save = (shrink * seconds for seconds in (starting, train, evaluate, save))
@@ -195,7 +193,7 @@ def _divided(attempt: Attempt, wall_s: float, *, is_running: bool) -> WallTime:
     if not measured and _steps(attempt):
         # an older hpctrain recorded no times: assume that all of it was training
         return replace(spent, training_s=rest)
-    if "first_step_s" not in attempt.extra and not train:
+    if attempt.first_step_s is None and not train:
         return replace(spent, starting_s=starting + rest)
     if is_running:
         return replace(spent, training_s=train + rest)
@@ -206,7 +204,7 @@ def _divided(attempt: Attempt, wall_s: float, *, is_running: bool) -> WallTime:
 
 def _with_queue(spent: WallTime, before: Attempt | None, gap_s: float) -> WallTime:
     """Add the time before the attempt."""
-    if before is not None and before.extra.get("next") == "restart":
+    if before is not None and before.restarts_ranks:
         # new ranks in the same allocation: they weren't queued
         return replace(spent, starting_s=spent.starting_s + gap_s)
     return replace(spent, queued_s=gap_s)
@@ -220,17 +218,17 @@ def _with_lost_share(spent: WallTime, share: float) -> WallTime:
 
 
 def _steps(attempt: Attempt) -> int | None:
-    known = [int(step) for step in (attempt.end_step, _number(attempt, "last_step")) if step is not None]
-    return max(0, max(known) - (attempt.resumed_step or 0)) if known else None
+    reached = attempt.reached_step
+    return None if reached is None else max(0, reached - (attempt.actual_start_step or 0))
 
 
 def _steps_lost(attempt: Attempt, later: Sequence[Attempt], otherwise: int | None) -> int:
     """The steps after the earliest one at which a later attempt began: they were repeated, or have to be."""
-    starts = [one.resumed_step for one in later if one.resumed_step is not None]
+    starts = [one.actual_start_step for one in later if one.actual_start_step is not None]
     resumed = min(starts, default=otherwise)
     if resumed is None:
         return 0
-    return max(0, (_steps(attempt) or 0) - max(0, resumed - (attempt.resumed_step or 0)))
+    return max(0, (_steps(attempt) or 0) - max(0, resumed - (attempt.actual_start_step or 0)))
 
 
 def _waiting_s(until: float, submitted: Mapping[str, Sequence[float]], now: float) -> float:
@@ -245,15 +243,6 @@ def _submission_times(submissions: Iterable[Mapping[str, Any]]) -> dict[str, lis
         if "job_id" in record and not (record.get("left") or record.get("waited")):
             found.setdefault(record["job_id"], []).append(record["time"])
     return found
-
-
-def _number(attempt: Attempt, name: str) -> float | None:
-    value = attempt.extra.get(name)
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def _seconds(attempt: Attempt, name: str) -> float:
-    return max(0.0, _number(attempt, name) or 0.0)
 
 
 def _sum(parts: Sequence[WallTime]) -> WallTime:

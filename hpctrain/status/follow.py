@@ -89,7 +89,7 @@ class RunWatch:
         if not self._job_ids or not status.attempts or status.state is RunState.CANCELLED:
             return False
         last = status.attempts[-1]
-        return last.open or "next" in last.extra
+        return last.may_continue
 
 
 class Follower:

@@ -24,7 +24,7 @@ from hpctrain.run.ledger import Attempt
 from hpctrain.run.owner import Owner
 from hpctrain.run.record_fields import COUNT
 from hpctrain.run.saves import last_save
-from hpctrain.run.times import read_times
+from hpctrain.run.times import TimesRecord
 from hpctrain.run.unconnected_ranks import UnconnectedRanks
 from hpctrain.scheduler.job import JobRecord
 from hpctrain.scheduler.slurm import Slurm
@@ -152,12 +152,12 @@ def read_status(
     config = read_plain_values(directory.config, _SHOWN_KEYS)
     last = attempts[-1] if attempts else Attempt(attempt=0)
     # records after the step from which a resume started are void: the resume repeats those steps
-    begun = max(last.start_step or 0, int(last.extra.get("last_step", 0)))
+    begun = max(last.start_step or 0, last.last_step or 0)
     step = last.end_step if last.end_step is not None else max(logged.step, begun)
     pending = [record for record in facts.known_jobs.values() if record.state.is_pending]
     if state is RunState.QUEUED and (waits_for := _waits_for(config, pending[-1], records)):
         note = f"{waits_for} ({pending[-1].reason})"
-    logs = [str(attempt.extra["incomplete_logs"]) for attempt in attempts if "incomplete_logs" in attempt.extra]
+    logs = [attempt.incomplete_logs for attempt in attempts if attempt.incomplete_logs is not None]
     note = "; ".join(filter(None, [note, *logs]))
     if "run" in config and (unconnected := UnconnectedRanks.read(directory.claim(last.attempt))) is not None:
         note = "; ".join(filter(None, [note, unconnected.text]))
@@ -252,18 +252,18 @@ def _is_over(records: RunRecords, attempt: Attempt, jobs: Jobs | None) -> bool:
     record = (jobs or {})[newest]
     if record is not None and (record.state.is_pending or record.state.is_running):
         return False
-    return attempt.open or "next" in attempt.extra or attempt.job_id != newest
+    return attempt.may_continue or attempt.job_id != newest
 
 
 def _with_times(attempt: Attempt, directory: RunDirectory) -> Attempt:
     if not attempt.open:
         return attempt
     # the ledger gets an attempt's times with its end
-    return replace(attempt, extra={**attempt.extra, **read_times(directory.claim(attempt.attempt))})
+    return attempt.with_times(TimesRecord.read(directory.claim(attempt.attempt)))
 
 
 def _total_steps(attempts: list[Attempt], config: Mapping[str, Any]) -> int | None:
-    recorded = [attempt.extra.get("total_steps") for attempt in attempts]
+    recorded = [attempt.total_steps for attempt in attempts]
     total = next((steps for steps in reversed(recorded) if steps), config.get("trainer.max_steps"))
     return total if isinstance(total, int) and COUNT.accepts(total) else None
 

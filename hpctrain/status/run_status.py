@@ -91,8 +91,8 @@ class RunStatus:
         if self.state is not RunState.RUNNING or self.total_steps is None or not self.attempts:
             return None
         running = self.attempts[-1]
-        gained = self.step - (running.resumed_step or 0)
-        spent_s = running.extra.get("train_s", 0.0)
+        gained = self.step - (running.actual_start_step or 0)
+        spent_s = running.train_s or 0.0
         return max(0, self.total_steps - self.step) * spent_s / gained if gained > 0 and spent_s > 0 else None
 
     @property

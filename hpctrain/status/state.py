@@ -85,7 +85,7 @@ def job_that_may_run(facts: RunFacts) -> str | None:
     """
     attempt = facts.attempt
     newest = _newest_job(facts)
-    ended_for_good = attempt.reason is not None and not attempt.reason.meaning.requeued and "next" not in attempt.extra
+    ended_for_good = attempt.reason is not None and not attempt.reason.meaning.requeued and not attempt.continues
     return None if newest in facts.left_jobs or (newest == attempt.job_id and ended_for_good) else newest
 
 

@@ -134,7 +134,7 @@ class CurrentJob:
 
     def may_have_run(self, attempt: Attempt) -> bool:
         """Whether the ranks of an attempt may have been started in this allocation, as far as its start is recorded."""
-        restarts = attempt.extra.get("restart_count", self.restarts)
+        restarts = self.restarts if attempt.restart_count is None else attempt.restart_count
         return attempt.job_id in (None, self.job_id) and restarts == self.restarts
 
     def end_steps(self) -> None:

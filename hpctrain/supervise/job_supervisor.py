@@ -136,7 +136,7 @@ def _last_attempt(supervisor: Supervisor) -> Attempt | None:
 
 def _continues(last: Attempt | None) -> bool:
     """Whether the run continues when the job comes back."""
-    return last is not None and (last.open or "next" in last.extra)
+    return last is not None and last.may_continue
 
 
 def _own_log() -> Path | None:

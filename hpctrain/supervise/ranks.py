@@ -143,4 +143,4 @@ class Ranks:
     def _began(self, earlier: Attempt) -> bool:
         # the launcher records a start as well, at the end of an attempt whose ranks didn't: theirs has torch's version
         left = len(read_exit_records(self._directory.claim(earlier.attempt)))
-        return "torch" in earlier.extra or 0 < (earlier.world_size or 0) <= left
+        return earlier.torch is not None or 0 < (earlier.world_size or 0) <= left

@@ -207,7 +207,7 @@ class Requeuer:
         directory = self.job.directory
         if not self.job.resubmittable:
             raise SchedulerError("submit the job's script again with run_dir set to the same folder")
-        earlier = [node for attempt in Ledger(directory).attempts() for node in attempt.extra.get("exclude", ())]
+        earlier = [node for attempt in Ledger(directory).attempts() for node in attempt.exclude]
         nodes = ",".join(filter(None, dict.fromkeys((self.plan.slurm.exclude, *earlier, *exclude))))
         config = replace(self.plan.config, cluster=replace(self.plan.slurm, exclude=nodes or None))
         (job_id,) = submit([replace(self.plan, config=config)], directory, continues=continues)
@@ -256,7 +256,9 @@ class Requeuer:
             waits = records.waits(self.job.job_id)
         except OSError:
             return self.job.restarts
-        ours = [one.extra for one in attempts if one.job_id in (None, self.job.job_id) and "requeued_by" in one.extra]
-        counted = [extra for extra in ours if extra.get("restart_count", before) >= before]
-        recorded = waits + len([extra for extra in counted if extra.get("next") != "restart"])
+        recorded = waits
+        for one in attempts:
+            is_ours = one.job_id in (None, self.job.job_id) and one.requeued_by is not None
+            is_late = one.restart_count is None or one.restart_count >= before
+            recorded += is_ours and is_late and not one.restarts_ranks
         return self.job.restarts - before - recorded

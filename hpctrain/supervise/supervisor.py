@@ -262,12 +262,12 @@ class Supervisor:
                     self.directory,
                     attempt,
                     final,
+                    facts=decision.facts(outcome.suspects),
                     world_size=self._world_size,
                     job_id=self.job.job_id,
                     nodes=self.allocation.step_nodes,
                     ends_run=decision.action is Action.END,
                     code=code,
-                    **decision.fields(outcome.suspects),
                 ),
                 on=STORAGE_ERRORS,
                 # SLURM will kill this process soon, and it still has to requeue the job

@@ -14,7 +14,7 @@ from hpctrain.phrases import listed
 from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.job_records import JobRecords
-from hpctrain.run.ledger import Ledger
+from hpctrain.run.ledger import EndFacts, Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.status.other_runs import GONE, OtherRuns
 from hpctrain.status.run_status import RunStatus
@@ -74,7 +74,7 @@ class Waiting:
 
     def _has_begun(self) -> bool:
         # an attempt that ended because of another run had no ranks
-        attempts = [one for one in Ledger(self._directory).attempts() if "after" not in one.extra]
+        attempts = [one for one in Ledger(self._directory).attempts() if one.had_ranks]
         if not attempts:
             return False
         # a new job may have been submitted in the place of one that can't be requeued
@@ -96,9 +96,9 @@ class Waiting:
             self._directory,
             attempt,
             outcome,
+            facts=EndFacts(after=str(first.path)),
             world_size=self._plan.resources.world_size,
             job_id=self._job.job_id,
-            after=str(first.path),
         )
         log.info("the run ends before it begins: %s", reason.value)
         print_error(report)
@@ -139,5 +139,5 @@ class Waiting:
 
 def _described(other: RunStatus) -> str:
     """The state of another run with its reason, unless that is a run before it, which has its own report."""
-    is_of_a_third = bool(other.attempts) and "after" in other.attempts[-1].extra
+    is_of_a_third = bool(other.attempts) and not other.attempts[-1].had_ranks
     return str(other.state) if is_of_a_third else other.described

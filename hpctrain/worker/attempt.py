@@ -31,10 +31,11 @@ from hpctrain.files import read_json_or_empty
 from hpctrain.phrases import DATE_TIME
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.disk_reserve import reserve_for_rank
-from hpctrain.run.ledger import Claim, Ledger
+from hpctrain.run.ledger import Claim, Ledger, StartFacts
 from hpctrain.run.owner import Owner
 from hpctrain.run.reason import Reason
 from hpctrain.run.secret import discard_secret, read_secret, user_secret
+from hpctrain.run.times import PhaseTimes
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.streams import open_log
 from hpctrain.train.stopping import Stopping
@@ -168,21 +169,24 @@ def _record_start(rank: Rank, trainer: Trainer, claim: Claim, hosts: list[str], 
     submitter = versions.get("torch") if isinstance(versions, dict) else None
     if warning := other_torch(installed, claim.ledger.attempts(), submitter):
         log.warning("%s", warning)
-    claim.ledger.start(
-        claim.attempt,
-        job_id=environment.job_id,
-        nodes=list(dict.fromkeys(hosts)),
-        world_size=environment.world_size,
-        step=trainer.step,
+    facts = StartFacts(
         restart_count=environment.restart_count,
         total_steps=trainer.total_steps,
         keep_best=trainer.keep_best,
         launched=rank.times.launched,
         code=rank.handover.code or None,
         torch=installed,
-        **({} if resumed in (None, environment.world_size) else {"resumed_world_size": resumed}),
-        **_gpu(world.device),
-        **rank.times.spent(),
+        resumed_world_size=None if resumed == environment.world_size else resumed,
+        gpu=torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else None,
+    )
+    claim.ledger.start(
+        claim.attempt,
+        facts,
+        PhaseTimes(**rank.times.spent()),
+        job_id=environment.job_id,
+        nodes=list(dict.fromkeys(hosts)),
+        world_size=environment.world_size,
+        step=trainer.step,
     )
 
 
@@ -192,10 +196,6 @@ def _installed_torch() -> str:
         return importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:  # built from source
         return str(torch.__version__)
-
-
-def _gpu(device: torch.device) -> dict[str, str]:
-    return {"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
 
 
 def _agree_on_attempt(

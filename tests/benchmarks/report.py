@@ -24,7 +24,7 @@ from pathlib import Path
 from hpctrain.files import write_json
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import EvaluationRecord
-from hpctrain.run.ledger import Ledger
+from hpctrain.run.ledger import Ledger, StartFacts
 from hpctrain.run.reason import Reason
 from hpctrain.run.score import Score
 
@@ -70,10 +70,13 @@ def make_run(path: Path, records: int, attempts: int, config: str, varied: dict[
         number = ledger.claim()
         first, last = (10 * (records * place // attempts) for place in (attempt, attempt + 1))
         clock.now = BEGIN + first / 10 - 0.5
-        ledger.start(number, job_id=None, nodes=["n1", "n2"], world_size=2, step=first, launched=clock.now - 3)
+        ledger.start(
+            number, StartFacts(launched=clock.now - 3), job_id=None, nodes=["n1", "n2"], world_size=2, step=first
+        )
         clock.now = BEGIN + last / 10 - 1
         reason = Reason.COMPLETED if attempt == attempts - 1 else Reason.PREEMPTED
-        ledger.end(number, reason=reason, step=last, **SPENT)
+        write_json(ledger.directory.claim(number) / "times.json", SPENT)
+        ledger.end(number, reason=reason, step=last)
     best = Score("accuracy", "max", 1 - draw() / 10)
     means = {"eval/accuracy": best.value, "eval/loss": 0.5}
     EvaluationRecord(step=10 * records, means=means, best=best, best_step=10 * records).write(directory.claim(attempts))

@@ -48,8 +48,8 @@ def measure(folder: Path, world_size: int, rounds: int, model: list[str]) -> lis
     for turn in range(rounds + 1):
         typed = time.time()
         call(folder, "resume", str(directory.path), f"trainer.max_steps={3 + turn}")
-        extra = Ledger(directory).attempts()[-1].extra
-        record = {name: extra.get(name, 0.0) for name in STARTING} | {"launcher_s": extra["launched"] - typed}
+        attempt = Ledger(directory).attempts()[-1]
+        record = {name: getattr(attempt, name) or 0.0 for name in STARTING} | {"launcher_s": attempt.launched - typed}
         found.append(record | {"total_s": sum(record.values()), "torch_s": import_torch()})
     return found[1:]
 

@@ -105,7 +105,7 @@ def test_after_a_failed_run(runs: SubmittedRuns) -> None:
         assert run.until_ended() == "FAILED"
         (attempt,) = run.attempts
         assert attempt.reason == "failed"
-        assert attempt.extra["after"] == str(other.directory.path)
+        assert attempt.after == str(other.directory.path)
         assert f"resume {run.directory.path}" in attempt.detail
         assert attempt.detail.count("resume that run") == 1
     # once it has been resumed, the next ones can be

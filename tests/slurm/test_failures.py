@@ -42,9 +42,9 @@ def assert_survived(
     """One attempt ended for each reason, and the last one ended as a straight run does."""
     assert run.reasons == [*reasons, "completed"], run
     for before, after in zip(run.attempts, run.attempts[1:], strict=False):
-        assert after.start_step == before.extra["saved_step"], run
+        assert after.start_step == before.saved_step, run
     if "node_failure" in reasons:
-        assert run.attempts[0].extra["saved_step"] > 0, run
+        assert run.attempts[0].saved_step > 0, run
     assert run.story[-1][2] == STEPS
     assert run.digest == runs.straight(*words, processes=processes)
     logged = [record["step"] for record in read_json_lines(run.directory.metrics)]
@@ -64,7 +64,7 @@ def test_the_batch_host_dies_in_the_middle_of_training(runs: SubmittedRuns) -> N
     assert let_it_end(run, 2) == "COMPLETED"
     assert_survived(runs, run, "node_failure", processes=1)
     first, second = run.attempts
-    assert (first.start_step, first.extra["requeued_by"], first.job_id) == (0, "slurm", second.job_id)
+    assert (first.start_step, first.requeued_by, first.job_id) == (0, "slurm", second.job_id)
     assert (first.nodes, second.nodes) == (("n1",), ("n2",))
     runs.sandbox.revive_node("n1")
 
@@ -99,7 +99,7 @@ def test_a_spare_node_takes_the_place_of_one_that_died(runs: SubmittedRuns) -> N
     assert_survived(runs, run, "node_failure")
     first, second = run.attempts
     assert (first.nodes, second.nodes) == (("n1", "n2"), ("n1", "n3"))
-    assert first.extra["next"] == "restart"
+    assert first.next == "restart"
     assert runs.sandbox.job(run.job_id)["Restarts"] == "0"
     runs.sandbox.revive_node("n2")
 
@@ -174,7 +174,7 @@ def test_a_rank_dies(runs: SubmittedRuns, death: str) -> None:
     assert run.until_ended() == "COMPLETED"
     assert_survived(runs, run, "infrastructure")
     first, _ = run.attempts
-    assert (first.extra["next"], first.extra["suspects"]) == ("restart", ["n2"])
+    assert (first.next, first.suspects) == ("restart", ("n2",))
     assert "rank 1 of 2 ended without an exit record" in first.detail
     assert runs.sandbox.job(run.job_id)["Restarts"] == "0"
 
@@ -185,7 +185,7 @@ def test_a_rank_stands_still(runs: SubmittedRuns) -> None:
     assert run.until_ended() == "COMPLETED"
     assert_survived(runs, run, "hang")
     first, _ = run.attempts
-    assert first.extra["next"] == "restart"
+    assert first.next == "restart"
     assert "rank 1" in first.detail, "the ranks that wait for it name it"
     assert runs.sandbox.job(run.job_id)["Restarts"] == "0"
 
@@ -270,8 +270,8 @@ def test_a_node_that_fails_again_is_left_out(runs: SubmittedRuns) -> None:
     assert run.until_ended() == "COMPLETED"
     assert_survived(runs, run, "infrastructure", "infrastructure")
     first, second, third = run.attempts
-    assert (first.extra["next"], second.extra["next"]) == ("restart", "resubmit")
-    assert second.extra["exclude"] == ["n2"]
+    assert (first.next, second.next) == ("restart", "resubmit")
+    assert second.exclude == ("n2",)
     assert first.nodes == second.nodes == ("n1", "n2")
     assert "n2" not in third.nodes
     assert (second.job_id, third.job_id) == (run.job_id, run.newest_job)

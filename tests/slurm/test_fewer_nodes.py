@@ -24,7 +24,7 @@ def assert_finished(runs: SubmittedRuns, run: FollowedRun, *sizes: int) -> None:
     """Each attempt had so many ranks; steps, samples and losses are those of a run with all nodes."""
     assert [one.world_size for one in run.attempts] == list(sizes), run
     assert run.story[-1][1:] == ("completed", STEPS), run
-    changes = [one.extra.get("resumed_world_size") for one in run.attempts]
+    changes = [one.resumed_world_size for one in run.attempts]
     expected = [before if before != size else None for before, size in pairwise(sizes)]
     assert changes == [None, *expected]
     whole = runs.straight.run(*ELASTIC[2:], processes=NODES)
@@ -65,7 +65,7 @@ def test_a_node_dies_and_the_run_goes_on_in_the_same_job(runs: SubmittedRuns) ->
     run.set_pace(0)
     assert run.until_ended() == "COMPLETED"
     assert run.reasons == ["node_failure", "completed"]
-    assert run.attempts[0].extra["next"] == "restart"
+    assert run.attempts[0].next == "restart"
     assert run.attempts[1].nodes == ("n1", "n2")
     assert run.record["Restarts"] == "0"
     assert_finished(runs, run, 4, 2)

@@ -217,7 +217,7 @@ def test_where_the_job_can_t_be_requeued_a_new_one_continues_the_run(runs: Submi
     assert_nothing_was_lost(run)
     assert (first.job_id, second.job_id) == (run.job_id, run.newest_job)
     assert run.job_id != run.newest_job
-    assert first.extra["next"] == "resubmit"
+    assert first.next == "resubmit"
     assert run.digest == runs.straight(processes=1)
 
 
@@ -245,7 +245,7 @@ def test_a_signal_that_slurm_does_not_explain_gets_new_ranks_in_the_same_job(run
     assert run.until_ended() == "COMPLETED"
     (_, _, stopped), _ = run.story
     assert run.story == [(0, "interrupted", stopped), (stopped, "completed", STEPS)]
-    assert run.attempts[0].extra["next"] == "restart"
+    assert run.attempts[0].next == "restart"
     assert run.sandbox.job(run.job_id)["Restarts"] == "0"
     assert run.digest == runs.straight(processes=1)
 

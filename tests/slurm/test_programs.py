@@ -93,7 +93,7 @@ def test_programs_without_any_contract_survive_a_preemption_a_killed_rank_and_th
 
     assert trained.until_ended() == "COMPLETED"
     assert trained.reasons == ["preempted", "infrastructure", "completed"], trained
-    assert [one.extra.get("next") for one in trained.attempts] == ["requeue", "restart", None]
+    assert [one.next for one in trained.attempts] == ["requeue", "restart", None]
     assert_exact(trained, straight_weights)
     assert shell.until_ended() == "COMPLETED"
     assert shell.reasons == ["preempted", "time_limit", "completed"], shell

@@ -102,7 +102,7 @@ def test_ranks_in_another_environment_end_as_an_uninterrupted_run(runs: Submitte
     assert run.until_ended() == "COMPLETED", run
     assert run.reasons == ["preempted", "completed"], run
     assert run.digest == runs.straight()
-    assert len({one.extra["torch"] for one in run.attempts}) == 1
+    assert len({one.torch for one in run.attempts}) == 1
 
 
 @pytest.mark.nightly

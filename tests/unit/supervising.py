@@ -31,7 +31,7 @@ KILLED = {"start": 0, "saves": [10], "says": "srun: error: n2: task 1: Killed\n"
 def story(supervisor):
     """Of each attempt the first step, the reason of its end, the last step, and what follows."""
     found = Ledger(supervisor.directory).attempts()
-    return [(one.start_step, str(one.reason), one.end_step, one.extra.get("next")) for one in found]
+    return [(one.start_step, str(one.reason), one.end_step, one.next) for one in found]
 
 
 def send_sigterm(supervisor):

@@ -197,7 +197,7 @@ class FollowedRun:
 
     def _over(self) -> bool:
         attempts = self.attempts
-        if not attempts or attempts[-1].open or "next" in attempts[-1].extra:
+        if not attempts or attempts[-1].may_continue:
             return self._ended_early()
         return self._finished()
 

@@ -236,7 +236,7 @@ class Storm:
             when = float(JobRecords(run.directory).read()[-1]["time"])
         elif attempts[-1].open:
             when = attempts[-1].start_time or 0.0
-        elif attempts[-1].extra.get("next") in ("requeue", "resubmit"):
+        elif attempts[-1].next in ("requeue", "resubmit"):
             when = attempts[-1].end_time or 0.0
         else:
             return False

@@ -73,7 +73,7 @@ class StruckRun:
         ends = {one.attempt: one for one in self.run.attempts}
         for strike in self.strikes:
             end = ends.get(strike.attempt)
-            after = "no record" if end is None else f"{end.reason} at {end.end_step}, next {end.extra.get('next')}"
+            after = "no record" if end is None else f"{end.reason} at {end.end_step}, next {end.next}"
             when = time.strftime("%H:%M:%S", time.localtime(strike.when))
             lines.append(f"  {when} attempt {strike.attempt}: {strike.kind} {strike.note} -> {after}")
         return "\n".join(lines)

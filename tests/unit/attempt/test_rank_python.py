@@ -41,19 +41,15 @@ def test_another_version_is_refused_with_what_to_type():
     assert "install the same version there" in problem
 
 
-def attempt(number, **extra):
-    return Attempt(attempt=number, extra=extra)
-
-
 @pytest.mark.parametrize(
     ("attempts", "submitter", "who"),
     [
         ([], None, ""),
         ([], "2.12.0", ""),
         ([], "2.11.0", "the Python that submitted the run has torch 2.11.0"),
-        ([attempt(1, torch="2.12.0")], "2.11.0", ""),
-        ([attempt(1, torch="2.11.0"), attempt(2)], "2.12.0", "attempt 1 had torch 2.11.0"),
-        ([attempt(1, torch="2.11.0"), attempt(2, torch="2.12.0")], "2.11.0", ""),
+        ([Attempt(attempt=1, torch="2.12.0")], "2.11.0", ""),
+        ([Attempt(attempt=1, torch="2.11.0"), Attempt(attempt=2)], "2.12.0", "attempt 1 had torch 2.11.0"),
+        ([Attempt(attempt=1, torch="2.11.0"), Attempt(attempt=2, torch="2.12.0")], "2.11.0", ""),
     ],
 )
 def test_another_torch_than_before_is_reported(attempts, submitter, who):

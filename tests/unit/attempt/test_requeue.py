@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
@@ -23,9 +23,7 @@ def attempts(*reasons, gains=10, **last):
         Attempt(attempt=n + 1, start_step=n * gains, reason=reason, end_step=(n + 1) * gains)
         for n, reason in enumerate(reasons)
     ]
-    if last:
-        found[0].extra.update(last)
-    return found
+    return [replace(found[0], **last), *found[1:]]
 
 
 @pytest.mark.parametrize("reason", [Reason.COMPLETED, Reason.CANCELLED, Reason.FAILED])
@@ -64,10 +62,8 @@ def test_failures_share_one_budget():
 
 def continued(*reasons, **more):
     """A history in which each attempt but the last was followed by new ranks in the same allocation."""
-    found = attempts(*reasons, **more)
-    for one in found[:-1]:
-        one.extra["next"] = "restart"
-    return found
+    *before, last = attempts(*reasons, **more)
+    return [*(replace(one, next="restart") for one in before), last]
 
 
 def test_an_unexplained_signal_gets_new_ranks_in_the_allocation_and_never_a_requeue():
@@ -112,7 +108,7 @@ def test_what_says_nothing_of_the_run_neither_counts_as_standing_still_nor_break
 def story(*ends):
     """A history of (reason, first step, saved step)."""
     return [
-        Attempt(attempt=n, start_step=start, reason=reason, end_step=saved, extra={"saved_step": saved})
+        Attempt(attempt=n, start_step=start, reason=reason, end_step=saved, saved_step=saved)
         for n, (reason, start, saved) in enumerate(ends, start=1)
     ]
 
@@ -138,9 +134,7 @@ def test_an_end_that_says_nothing_of_the_run_does_not_end_one_that_was_resumed_a
 
 def test_a_step_that_was_done_and_not_saved_is_none_gained():
     row = attempts(Reason.HANG, Reason.HANG)
-    unsaved = [
-        Attempt(attempt=n, start_step=0, reason=Reason.HANG, end_step=9, extra={"saved_step": 0}) for n in (1, 2)
-    ]
+    unsaved = [Attempt(attempt=n, start_step=0, reason=Reason.HANG, end_step=9, saved_step=0) for n in (1, 2)]
     assert decide(row, POLICY, in_allocation=1).action is Action.RESTART
     assert decide(unsaved, POLICY, in_allocation=1).reason is Reason.STALLED
 
@@ -188,13 +182,13 @@ def test_a_run_that_gains_nothing_ends_and_no_later_than_it_must(ends, max_stall
         suspects = tuple(node for node in found if node not in excluded)
         history.append(Attempt(attempt=number, start_step=0, reason=reason, end_step=0))
         decision = decide(history, policy, in_allocation=number, suspects=suspects, reported=reported)
-        blamed = [name for before in history[:-1] for name in before.extra.get("suspects", ())]
+        blamed = [name for before in history[:-1] for name in before.suspects]
         if number < max_stalled:
             assert decision.action is not Action.END
         else:
             continues = reported and any(node in blamed for node in suspects)
             assert decision.reason is (reason if continues else Reason.STALLED)
-        history[-1].extra.update(decision.fields(suspects))
+        history[-1] = replace(history[-1], **asdict(decision.facts(suspects)))
         excluded |= set(decision.exclude)
         if decision.action is Action.END:
             return
@@ -211,7 +205,7 @@ def test_dead_nodes_are_replaced_while_there_are_enough_in_reserve(spares, actio
 def of_program(*ends, reason=Reason.TIME_LIMIT, saved=0):
     """A program's history: the step that each attempt reported last; all resumed from, and left, the same save."""
     return [
-        Attempt(attempt=n + 1, start_step=saved, reason=reason, end_step=step, extra={"saved_step": saved})
+        Attempt(attempt=n + 1, start_step=saved, reason=reason, end_step=step, saved_step=saved)
         for n, step in enumerate(ends)
     ]
 

@@ -45,7 +45,7 @@ def close(directory, slurm):
 def test_a_job_that_slurm_requeued_by_itself(close, slurm, nodes, reason, words):
     slurm.nodes(*nodes)
     closed = close()
-    assert (closed.reason, closed.extra["requeued_by"], closed.extra["closed_late"]) == (reason, "slurm", True)
+    assert (closed.reason, closed.requeued_by, closed.closed_late) == (reason, "slurm", True)
     assert words in closed.detail
 
 
@@ -55,7 +55,7 @@ def test_an_attempt_of_this_allocation_was_killed_and_not_requeued(close, slurm,
     slurm.queue(j7={"State": "FAILED", "Name": "run"})
     closed = close(job_id, restarts)
     assert closed.reason is Reason.INFRASTRUCTURE
-    assert "requeued_by" not in closed.extra
+    assert closed.requeued_by is None
 
 
 def test_an_attempt_of_another_job_ended_as_that_job_did(close, slurm):

@@ -7,7 +7,7 @@ import pytest
 
 from hpctrain.cli import main
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.ledger import Ledger
+from hpctrain.run.ledger import Ledger, StartFacts
 from hpctrain.run.reason import Reason
 
 pytestmark = pytest.mark.usefixtures("no_slurm")
@@ -53,9 +53,8 @@ def _write_run(path, *, loss, git=None, ends=((0, 40),), gpu=None):
     run.metrics.write_text("".join(json.dumps(line) + "\n" for line in loss))
     ledger = Ledger(run)
     for begin, end in ends:
-        extra = {} if gpu is None else {"gpu": gpu}
         attempt = ledger.claim()
-        ledger.start(attempt, job_id=None, nodes=["n1"], world_size=1, step=begin, **extra)
+        ledger.start(attempt, StartFacts(gpu=gpu), job_id=None, nodes=["n1"], world_size=1, step=begin)
         ledger.end(attempt, reason=Reason.PREEMPTED, step=end)
 
 

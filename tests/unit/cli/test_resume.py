@@ -9,7 +9,7 @@ from hpctrain.launch.prepare import prepare
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.gone_checkpoints import may_start_over
 from hpctrain.run.job_records import JobRecords
-from hpctrain.run.ledger import Ledger
+from hpctrain.run.ledger import EndFacts, Ledger
 from hpctrain.run.owner import Owner
 from hpctrain.run.reason import Reason
 
@@ -163,7 +163,7 @@ def saved(directory, step=40, reason=Reason.INTERRUPTED):
     ledger = Ledger(directory)
     number = ledger.claim()
     ledger.start(number, job_id=None, nodes=[], world_size=1, step=0)
-    ledger.end(number, reason=reason, step=step, saved_step=step)
+    ledger.end(number, EndFacts(saved_step=step), reason=reason, step=step)
 
 
 def test_a_run_whose_checkpoints_are_gone_is_refused_unless_it_may_start_over(run, slurm, capsys):

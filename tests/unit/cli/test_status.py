@@ -14,16 +14,18 @@ from fakes import manifest
 
 from hpctrain.cli.status import main
 from hpctrain.errors import RunDirectoryError
+from hpctrain.files import write_json
 from hpctrain.metrics.json_lines import JsonLinesSink
 from hpctrain.run.checkpoint_manifest import MANIFEST
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import EvaluationRecord
 from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.job_records import JobRecords
-from hpctrain.run.ledger import Ledger
+from hpctrain.run.ledger import EndFacts, Ledger, StartFacts
 from hpctrain.run.reason import Reason
 from hpctrain.run.saves import record_save
 from hpctrain.run.score import Score
+from hpctrain.run.times import PhaseTimes
 
 NOW = time.time()
 
@@ -53,18 +55,20 @@ def make_run(tmp_path, monkeypatch):
     return make
 
 
-def begin(directory, *, began=NOW - 900, step=0, job_id=None, pid=None, **extra):
+def begin(directory, *, began=NOW - 900, step=0, job_id=None, pid=None, import_s=None, **facts):
     ledger = Ledger(directory, clock=lambda: began)
     number = ledger.claim()
     if pid is not None:
         owner = json.dumps({"host": socket.gethostname(), "pid": pid})
         (directory.claim(number) / "owner.json").write_text(owner)
-    ledger.start(number, job_id=job_id, nodes=["n1", "n2"], world_size=4, step=step, **extra)
+    times = PhaseTimes(import_s=import_s)
+    ledger.start(number, StartFacts(**facts), times, job_id=job_id, nodes=["n1", "n2"], world_size=4, step=step)
 
 
-def end(directory, reason, step, *, ended=NOW - 600, detail="", **extra):
+def end(directory, reason, step, *, ended=NOW - 600, detail="", saved_step=None, **times):
     ledger = Ledger(directory, clock=lambda: ended)
-    ledger.end(ledger.last_claim(), reason=reason, step=step, detail=detail, **extra)
+    write_json(directory.claim(ledger.last_claim()) / "times.json", times)
+    ledger.end(ledger.last_claim(), EndFacts(saved_step=saved_step), reason=reason, step=step, detail=detail)
 
 
 def log(directory, step, when=NOW - 300, **values):

@@ -9,7 +9,7 @@ from hpctrain.drill.launched_run import LaunchedRun
 from hpctrain.errors import RunFailedError
 from hpctrain.files import write_json
 from hpctrain.metrics.json_lines import JsonLinesSink
-from hpctrain.run.ledger import Ledger
+from hpctrain.run.ledger import EndFacts, Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.run.times import FILE_NAME
 
@@ -114,7 +114,7 @@ def test_the_end_of_an_attempt(directory, reason):
 
 def test_an_attempt_that_the_supervisor_restarts_is_no_failure(directory):
     number = begin(directory)
-    Ledger(directory).end(number, reason=Reason.HANG, step=7, next="restart")
+    Ledger(directory).end(number, EndFacts(next="restart"), reason=Reason.HANG, step=7)
     assert Scripted(directory).end_of(number).reason is Reason.HANG
 
 

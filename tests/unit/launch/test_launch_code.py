@@ -431,7 +431,7 @@ def test_a_local_attempt_is_not_started_with_code_that_was_changed(project, prep
     (code.folder / "my_task.py").unlink()
     assert launch_local(plan(composer.compose(["run_dir=R", *OWN]))) == 1
     (attempt,) = Ledger(directory).attempts()
-    assert (attempt.reason, attempt.extra["code"]) == (Reason.FAILED, code.digest)
+    assert (attempt.reason, attempt.code) == (Reason.FAILED, code.digest)
     line = f"{code.folder}/my_task.py was removed since the code was taken: restore it, or take today's code with"
     assert attempt.detail.startswith(line)
     assert capsys.readouterr().err.startswith(f"hpctrain: failed: {line}")

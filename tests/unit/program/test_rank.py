@@ -118,7 +118,7 @@ def test_rank_zero_records_start_and_times(program):
     run.run()
     (attempt,) = Ledger(run.directory).attempts()
     assert (attempt.world_size, attempt.start_step, attempt.open) == (1, 0, True)
-    assert attempt.extra["launched"] <= attempt.start_time
+    assert attempt.launched <= attempt.start_time
     times = read_times(run.directory.claim(1))
     assert times["train_s"] >= 0.1
     assert "first_step_s" not in times
@@ -234,7 +234,7 @@ def test_a_program_runs_in_the_copy_of_its_code(program, tmp_path):
     assert shown["cwd"] == str(folder / "scripts")
     assert shown["environ"]["HPCTRAIN_SUBMIT_DIR"] == str(tmp_path / "repository" / "scripts")
     assert shown["environ"]["PYTHONPATH"] == f"{folder}/lib:/opt/tools"
-    assert Ledger(run.directory).attempt(1).extra["code"] == "d1"
+    assert Ledger(run.directory).attempt(1).code == "d1"
     assert (
         f"the copy of the code, {folder}, contains what the program wrote: scripts/shown; write into $HPC" in run.log()
     )

@@ -11,7 +11,7 @@ from hpctrain.report.run_page import run_page
 from hpctrain.report.sweep_page import sweep_page
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import EvaluationRecord
-from hpctrain.run.ledger import Ledger
+from hpctrain.run.ledger import Ledger, StartFacts
 from hpctrain.run.reason import Reason
 from hpctrain.run.score import Score
 from hpctrain.search.journal import Decision, Event, Journal
@@ -33,7 +33,7 @@ def make_run(home, number, *, lr=0.1, layer="gelu", seed=0, best=0.5, reason=Rea
     write_json(directory.manifest, {"command": "python -m hpctrain -m", "varied": varied, "time": 1.0})
     ledger = Ledger(directory, clock=lambda: 15.0)
     attempt = ledger.claim()
-    ledger.start(attempt, job_id=None, nodes=["n1"], world_size=1, step=0, launched=10.0)
+    ledger.start(attempt, StartFacts(launched=10.0), job_id=None, nodes=["n1"], world_size=1, step=0)
     if best is not None:
         sink = JsonLinesSink(directory.metrics, 0, clock=lambda: 20.0)
         for step in (10, 20):
@@ -44,7 +44,8 @@ def make_run(home, number, *, lr=0.1, layer="gelu", seed=0, best=0.5, reason=Rea
             directory.claim(attempt)
         )
     if reason is not None:
-        ledger.end(attempt, reason=reason, step=20, first_step_s=1.0, train_s=3.0)
+        write_json(directory.claim(attempt) / "times.json", {"first_step_s": 1.0, "train_s": 3.0})
+        ledger.end(attempt, reason=reason, step=20)
     return directory
 
 

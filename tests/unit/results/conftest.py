@@ -13,7 +13,7 @@ from hpctrain.files import write_json
 from hpctrain.metrics.json_lines import JsonLinesSink
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import EvaluationRecord
-from hpctrain.run.ledger import Ledger
+from hpctrain.run.ledger import Ledger, StartFacts
 from hpctrain.run.reason import Reason
 from hpctrain.run.score import Score
 
@@ -45,7 +45,7 @@ def make_run(tmp_path: Path) -> MakeRun:
             return directory
         ledger = Ledger(directory, clock=lambda: 10.0)
         number = ledger.claim()
-        ledger.start(number, job_id=None, nodes=["n1"], world_size=1, step=0, launched=1.0)
+        ledger.start(number, StartFacts(launched=1.0), job_id=None, nodes=["n1"], world_size=1, step=0)
         sink = JsonLinesSink(directory.metrics, 0, clock=lambda: 5.0)
         for step, value in accuracy.items():
             sink.log(step, {"train/loss": 1 - value, "eval/accuracy": value, "eval/loss": 2 - value})
@@ -58,7 +58,8 @@ def make_run(tmp_path: Path) -> MakeRun:
             record = EvaluationRecord(step=max(accuracy), means=means, best=best, best_step=top)
             record.write(directory.claim(number))
         if reason is not None:
-            ledger.end(number, reason=reason, step=max(accuracy, default=0), first_step_s=1.0, train_s=4.0)
+            write_json(ledger.directory.claim(number) / "times.json", {"first_step_s": 1.0, "train_s": 4.0})
+            ledger.end(number, reason=reason, step=max(accuracy, default=0))
         return directory
 
     return make

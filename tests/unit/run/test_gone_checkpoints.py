@@ -14,7 +14,7 @@ from hpctrain.run.gone_checkpoints import (
     record_saved,
     recorded_step,
 )
-from hpctrain.run.ledger import Ledger
+from hpctrain.run.ledger import EndFacts, Ledger
 from hpctrain.run.reason import Reason
 
 
@@ -34,7 +34,7 @@ def attempt(directory, start=None, published=None, ended=None):
     if published is not None:
         record_saved(directory.claim(number), published)
     if ended is not None:
-        ledger.end(number, reason=Reason.INTERRUPTED, step=ended, saved_step=ended)
+        ledger.end(number, EndFacts(saved_step=ended), reason=Reason.INTERRUPTED, step=ended)
     return number
 
 

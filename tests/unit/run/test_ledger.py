@@ -6,6 +6,7 @@ import os
 import resource
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,10 @@ import pytest
 from hpctrain.errors import RunDirectoryError, SupersededError
 from hpctrain.files import append_json_line, read_json_lines
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.ledger import Attempt, Ledger
+from hpctrain.run.ledger import Attempt, EndFacts, Ledger, StartFacts
 from hpctrain.run.reason import Reason
 from hpctrain.run.secret import read_secret
+from hpctrain.run.times import PhaseTimes
 
 
 @pytest.fixture
@@ -49,7 +51,7 @@ def test_an_attempt_goes_there_and_back(ledger, reason):
     number = ledger.claim()
     ledger.start(number, job_id="12_3", nodes=["n1"], world_size=2, step=40)
     assert ledger.attempts()[-1].open
-    ledger.end(number, reason=reason, step=90, detail="why\0", requeued_by="batch script")
+    ledger.end(number, EndFacts(requeued_by="batch script"), reason=reason, step=90, detail="why\0")
     assert ledger.attempts() == [
         Attempt(
             attempt=1,
@@ -62,7 +64,7 @@ def test_an_attempt_goes_there_and_back(ledger, reason):
             end_step=90,
             end_time=1000.0,
             detail="why\0",
-            extra={"requeued_by": "batch script"},
+            requeued_by="batch script",
         )
     ]
     assert not ledger.attempts()[-1].open
@@ -240,19 +242,30 @@ def test_a_reason_that_only_a_later_version_knows_is_no_obstacle(ledger, fields)
     assert fields.get("detail", "") in attempt.detail
 
 
-def test_what_a_start_says_beyond_the_contract_is_kept(ledger):
+def test_an_end_adds_to_what_the_start_recorded(ledger):
     number = ledger.claim()
-    ledger.start(number, job_id=None, nodes=["n1"], world_size=1, step=0, total_steps=460, restart_count=1)
-    assert ledger.attempts()[0].extra == {"total_steps": 460, "restart_count": 1}
-    ledger.end(number, reason=Reason.PREEMPTED, step=40, requeued_by="SLURM")
-    assert ledger.attempts()[0].extra == {"total_steps": 460, "restart_count": 1, "requeued_by": "SLURM"}
+    facts = StartFacts(total_steps=460, restart_count=1)
+    ledger.start(number, facts, PhaseTimes(import_s=2.0), job_id=None, nodes=["n1"], world_size=1, step=0)
+    (begun,) = ledger.attempts()
+    assert (begun.total_steps, begun.restart_count, begun.import_s) == (460, 1, 2.0)
+    ledger.end(number, EndFacts(requeued_by="slurm", exclude=("n1",)), reason=Reason.PREEMPTED, step=40)
+    (ended,) = ledger.attempts()
+    changes = {"reason": Reason.PREEMPTED, "end_step": 40, "end_time": ended.end_time}
+    assert ended == replace(begun, requeued_by="slurm", exclude=("n1",), **changes)
+
+
+def test_fields_that_only_a_later_version_knows_are_ignored(ledger):
+    record = {"event": "start", "attempt": 1, "world_size": 1, "step": 0, "time": 1.0, "altitude": [3]}
+    append_json_line(ledger.directory.attempts, record)
+    assert ledger.attempts() == [Attempt(attempt=1, world_size=1, start_step=0, start_time=1.0)]
 
 
 def test_null_stands_for_a_field_that_isnt_there(ledger):
-    number = ledger.claim()
-    ledger.start(number, job_id=None, nodes=[], world_size=1, step=0, restart_count=None, total_steps=None)
-    ledger.end(number, reason=Reason.HANG, step=0, saved_step=None, suspects=None, exclude=None, next=None)
-    assert ledger.attempts()[0].extra == {}
+    start = {"event": "start", "attempt": 1, "job_id": None, "nodes": None, "restart_count": None, "total_steps": None}
+    end = {"event": "end", "attempt": 1, "reason": "hang", "saved_step": None, "suspects": None, "closed_late": None}
+    for record in (start, end):
+        append_json_line(ledger.directory.attempts, record)
+    assert ledger.attempts() == [Attempt(attempt=1, reason=Reason.HANG)]
 
 
 @pytest.mark.parametrize("record", [{}, {"event": "start"}, {"attempt": 3, "event": "start", "nodes": None}])

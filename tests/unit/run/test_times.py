@@ -8,7 +8,7 @@ import pytest
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
-from hpctrain.run.times import Times, describe_start, read_times
+from hpctrain.run.times import PhaseTimes, Times, describe_start, read_times
 
 
 @pytest.fixture
@@ -92,9 +92,9 @@ def test_the_ledger_takes_them_over_at_the_end(times, tmp_path):
     ledger = Ledger(directory)
     claim = directory.claim(ledger.claim())
     times.record_in(claim)
-    ledger.start(1, job_id=None, nodes=[], world_size=1, step=0, **times.spent())
+    ledger.start(1, None, PhaseTimes(**times.spent()), job_id=None, nodes=[], world_size=1, step=0)
     times.enter("train_s")
     times.record(7, due=True)
     ledger.end(1, reason=Reason.INFRASTRUCTURE, step=0)
     (attempt,) = ledger.attempts()
-    assert (attempt.extra["import_s"], attempt.extra["last_step"], attempt.end_step) == (2.0, 7, 0)
+    assert (attempt.import_s, attempt.last_step, attempt.end_step) == (2.0, 7, 0)

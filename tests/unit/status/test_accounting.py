@@ -25,7 +25,9 @@ def attempt(number, launched, steps, end_time, reason=None, *, start=START, job_
         world_size=1,
         start_step=begin,
         start_time=launched + sum(start.values()),
-        extra={"launched": launched, **start, **extra},
+        launched=launched,
+        **start,
+        **extra,
         **known,
     )
 
@@ -169,7 +171,7 @@ def histories(draw):
     """Whatever crashes, skewed clocks and lost lines may leave."""
     found = []
     for number in range(draw(st.integers(0, 5))):
-        names = [*SPENT, "launched", "seen", "last_step"]
+        names = [*SPENT, "launched", "seen"]
         extra = {name: draw(seconds) for name in names if draw(st.booleans())}
         extra |= draw(st.sampled_from([{}, {"next": "restart"}, {"closed_late": True}]))
         found.append(
@@ -181,7 +183,8 @@ def histories(draw):
                 reason=draw(st.none() | st.sampled_from(Reason)),
                 end_step=draw(steps),
                 end_time=draw(seconds),
-                extra=extra,
+                last_step=draw(steps),
+                **extra,
             )
         )
     return found

@@ -6,7 +6,7 @@ import pytest
 
 from hpctrain.errors import ExitCode
 from hpctrain.run.job_records import JobRecords
-from hpctrain.run.ledger import Ledger
+from hpctrain.run.ledger import EndFacts, Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.status import follow
 from hpctrain.status.follow import wait_for
@@ -90,7 +90,7 @@ def test_an_attempt_that_another_one_follows_is_not_the_end(submitted, slurm, sc
     slurm.queue(j12={"State": "RUNNING"})
 
     def preempt():
-        Ledger(submitted).end(1, reason=Reason.PREEMPTED, step=10, next="requeue")
+        Ledger(submitted).end(1, EndFacts(next="requeue"), reason=Reason.PREEMPTED, step=10)
         slurm.queue(j12={"State": "PREEMPTED"})
 
     def restart():

@@ -17,7 +17,7 @@ from hpctrain.run.checkpoint_manifest import MANIFEST
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.job_records import JobRecords
-from hpctrain.run.ledger import Ledger
+from hpctrain.run.ledger import EndFacts, Ledger, StartFacts
 from hpctrain.run.reason import Reason
 from hpctrain.run.unconnected_ranks import UnconnectedRanks
 from hpctrain.scheduler.job import JobRecord, JobState
@@ -106,7 +106,7 @@ def test_a_run_in_its_second_attempt(directory):
 def test_the_ledger_decides_the_last_step_of_an_ended_attempt(directory):
     ledger = Ledger(directory)
     ledger.claim()
-    ledger.start(1, job_id=None, nodes=["n1"], world_size=1, step=0, total_steps=230)
+    ledger.start(1, StartFacts(total_steps=230), job_id=None, nodes=["n1"], world_size=1, step=0)
     directory.metrics.write_text('{"step": 90, "time": 1}\n')
     ledger.end(1, reason=Reason.FAILED, step=93)
     status = read_status(directory, None)
@@ -212,7 +212,7 @@ def test_a_job_that_ended_at_a_line_of_its_setup_has_failed(directory, requeued,
         ledger.start(ledger.claim(), job_id="12", nodes=["n1"], world_size=1, step=0)
         before = STARTED
     if requeued == "by hpctrain":
-        ledger.end(1, reason=Reason.PREEMPTED, step=3, next="requeue")
+        ledger.end(1, EndFacts(next="requeue"), reason=Reason.PREEMPTED, step=3)
     log.write_text(f"{before}{SETUP_ERROR}module load cuda (exit code 1)\n")
     status = read_status(directory, {"12": job("FAILED") if known else None})
     why = "a line of cluster.setup failed: module load cuda (exit code 1)"
@@ -225,7 +225,7 @@ def test_a_line_that_failed_before_a_later_attempt_is_not_its_end(directory):
     log, ledger = directory.logs / "batch_12.log", Ledger(directory)
     JobRecords(directory).add({"job_id": "12", "time": 1.0, "log": str(log)})
     ledger.start(ledger.claim(), job_id="12", nodes=["n1"], world_size=1, step=0)
-    ledger.end(1, reason=Reason.PREEMPTED, step=3, next="requeue")
+    ledger.end(1, EndFacts(next="requeue"), reason=Reason.PREEMPTED, step=3)
     log.write_text(f"{SETUP_ERROR}module load cuda (exit code 1)\n{STARTED}")
     assert read_status(directory, {"12": job("FAILED")}).state is RunState.INTERRUPTED
 

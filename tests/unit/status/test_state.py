@@ -181,7 +181,7 @@ def test_only_a_run_that_may_move_on_by_itself_may_change():
         *((ended(reason), {"submission": ("12", 50.0)}, None) for reason in Reason if not reason.meaning.requeued),
         (ended(Reason.COMPLETED), {"submission": ("13", 300.0)}, "13"),
         (ended(Reason.COMPLETED), {"submission": ("12", 100.5)}, None),  # two clocks
-        (replace(ended(Reason.INTERRUPTED), extra={"next": "restart"}), {"submission": ("12", 50.0)}, "12"),
+        (replace(ended(Reason.INTERRUPTED), next="restart"), {"submission": ("12", 50.0)}, "12"),
         (replace(OPEN, job_id=None), {"submission": ("12", 50.0)}, None),
         (CLAIMED, {"submission": ("12", 50.0), "owner": GONE}, "12"),
         (CLAIMED, {"submission": ("12", 50.0), "owner": AWAY}, None),

@@ -178,6 +178,5 @@ def test_the_steps_of_others_in_the_job_are_left_alone(job, slurm, other):
     ],
 )
 def test_an_attempt_ran_in_this_allocation_unless_its_start_names_another(job, recorded, may):
-    extra = {name: count for name, count in recorded.items() if name == "restart_count"}
-    attempt = Attempt(attempt=1, job_id=recorded.get("job_id"), extra=extra)
+    attempt = Attempt(attempt=1, **recorded)
     assert job(SLURM_RESTART_COUNT="1").may_have_run(attempt) is may

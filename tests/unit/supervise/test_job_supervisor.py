@@ -108,7 +108,7 @@ def test_an_attempt_that_another_job_left_without_a_record_is_not_a_requeue_of_t
     slurm.plan(COMPLETES)
     assert job(restarts=3).run(other).reason is Reason.COMPLETED
     closed = Ledger(second.directory).attempts()[0]
-    assert (closed.reason, closed.extra.get("requeued_by")) == (Reason.INFRASTRUCTURE, None)
+    assert (closed.reason, closed.requeued_by) == (Reason.INFRASTRUCTURE, None)
 
 
 def test_a_cancellation_stays_when_the_job_leaves(slurm, job, two):

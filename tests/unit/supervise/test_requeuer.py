@@ -21,6 +21,7 @@ from supervising import (
 from hpctrain.attempt.termination import Termination
 from hpctrain.errors import ExitCode
 from hpctrain.run.job_records import JobRecords
+from hpctrain.run.ledger import EndFacts
 from hpctrain.run.reason import Reason
 
 
@@ -316,7 +317,8 @@ def test_a_run_directory_that_is_never_repaired_ends_the_run(
     for _ in range(recorded):
         attempt = one.ledger.claim()
         one.ledger.start(attempt, job_id="7", nodes=["n1", "n2"], world_size=2, step=0)
-        one.ledger.end(attempt, reason=Reason.PREEMPTED, step=5, next="requeue", requeued_by="hpctrain")
+        facts = EndFacts(next="requeue", requeued_by="hpctrain")
+        one.ledger.end(attempt, facts, reason=Reason.PREEMPTED, step=5)
     unwritable()
     assert one.run() == (ExitCode.INTERRUPTED if continues else ExitCode.FAILED)
     assert bool(slurm.requeued) == continues

@@ -30,7 +30,7 @@ from hpctrain.errors import ExitCode
 from hpctrain.run.code import current_code
 from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.job_records import JobRecords
-from hpctrain.run.ledger import Ledger
+from hpctrain.run.ledger import EndFacts, Ledger, StartFacts
 from hpctrain.run.reason import Reason
 from hpctrain.startup import __version__
 from hpctrain.supervise.step import srun_command, step_name
@@ -96,13 +96,14 @@ def test_a_node_that_fails_again_is_excluded_with_all_that_were_before(slurm, su
     one = supervisor("cluster.exclude=n9")
     ledger = Ledger(one.directory)
     ledger.start(ledger.claim(), job_id="3", nodes=["n4"], world_size=2, step=0)
-    ledger.end(1, reason=Reason.INFRASTRUCTURE, step=5, saved_step=5, suspects=["n4"], exclude=["n4"])
+    facts = EndFacts(saved_step=5, suspects=("n4",), exclude=("n4",))
+    ledger.end(1, facts, reason=Reason.INFRASTRUCTURE, step=5)
     slurm.plan({}, *json.loads((slurm.home / "plan.json").read_text()))
     assert one.run() == ExitCode.INTERRUPTED
     assert [entry[3] for entry in story(one)] == [None, "restart", "resubmit"]
     assert "#SBATCH --exclude=n9,n4,n2" in slurm.submitted
     last = ledger.attempts()[-1]
-    assert (last.extra["suspects"], last.extra["exclude"]) == (["n2"], ["n2"])
+    assert (last.suspects, last.exclude) == (("n2",), ("n2",))
     assert JobRecords(one.directory).read()[-1]["job_id"] == "8"
 
 
@@ -116,7 +117,7 @@ def test_suspects_come_from_where_the_ranks_began(slurm, supervisor):
     )
     one = supervisor()
     assert one.run() == ExitCode.INTERRUPTED
-    assert [attempt.extra["suspects"] for attempt in one.ledger.attempts()] == [["n1"], ["n1"]]
+    assert [attempt.suspects for attempt in one.ledger.attempts()] == [("n1",), ("n1",)]
     assert "#SBATCH --exclude=n1" in slurm.submitted
 
 
@@ -130,7 +131,7 @@ def test_the_node_of_a_rank_that_never_began_is_unknown(slurm, supervisor):
     assert one.run() == ExitCode.INTERRUPTED
     assert [entry[3] for entry in story(one)] == ["restart", "requeue"]
     for attempt in one.ledger.attempts():
-        assert "suspects" not in attempt.extra
+        assert attempt.suspects == ()
         assert attempt.detail.endswith("; no start record names the node of rank 1")
 
 
@@ -140,7 +141,7 @@ def test_srun_names_the_node_of_a_rank_that_was_killed_before_it_recorded_it(slu
     slurm.plan({"start": 0, "saves": [10], "ranks": lost, "places": {"1": None}, "says": says}, COMPLETES)
     one = supervisor()
     one.run()
-    assert one.ledger.attempt(1).extra["suspects"] == ["n2"]
+    assert one.ledger.attempt(1).suspects == ("n2",)
 
 
 def test_a_node_is_excluded_by_the_name_that_slurm_gives_it(slurm, supervisor):
@@ -472,7 +473,8 @@ def test_a_new_supervisor_ends_the_ranks_of_one_that_was_killed_in_the_same_allo
     slurm.plan({}, {**COMPLETES, "start": 14})
     one = supervisor(SLURM_RESTART_COUNT=restarts)
     claim = one.directory.claim(one.ledger.claim())
-    one.ledger.start(1, job_id="7", nodes=["n1", "n2"], world_size=2, step=0, restart_count=restarts)
+    facts = StartFacts(restart_count=restarts)
+    one.ledger.start(1, facts, job_id="7", nodes=["n1", "n2"], world_size=2, step=0)
     (one.directory.checkpoints / "step_00000014").mkdir(parents=True)
     for rank in range(2):
         ExitRecord(rank=rank, host="n1", reason=Reason.INTERRUPTED, step=14).write(claim)
@@ -480,7 +482,7 @@ def test_a_new_supervisor_ends_the_ranks_of_one_that_was_killed_in_the_same_allo
     assert one.run() == ExitCode.FINISHED
     assert slurm.cancelled == ["--signal=TERM 7.0"]
     assert [entry[:3] for entry in story(one)] == [(0, "interrupted", 14), (14, "completed", 80)]
-    assert "requeued_by" not in one.ledger.attempts()[0].extra
+    assert one.ledger.attempts()[0].requeued_by is None
 
 
 def test_a_supervisor_whose_predecessor_recorded_the_end_looks_for_no_step(slurm, supervisor):
@@ -495,7 +497,8 @@ def test_a_supervisor_whose_predecessor_recorded_the_end_looks_for_no_step(slurm
 def test_a_supervisor_looks_for_no_step_of_an_attempt_before_the_requeue(slurm, supervisor):
     slurm.plan({}, COMPLETES)
     one = supervisor(SLURM_RESTART_COUNT="1")
-    one.ledger.start(one.ledger.claim(), job_id="7", nodes=["n1", "n2"], world_size=2, step=0, restart_count=0)
+    facts = StartFacts(restart_count=0)
+    one.ledger.start(one.ledger.claim(), facts, job_id="7", nodes=["n1", "n2"], world_size=2, step=0)
     slurm.run_steps(step_name(one.directory), s7_0="never")
     assert one.run() == ExitCode.FINISHED
     assert not slurm.cancelled
@@ -546,7 +549,7 @@ def test_every_attempt_s_code_is_compared_with_its_list(slurm, supervisor, proje
     again = supervisor("trainer.max_steps=160", SLURM_JOB_ID="8")
     assert again.run() == ExitCode.FAILED
     last = Ledger(again.directory).attempts()[-1]
-    assert (last.reason, last.extra["code"]) == (Reason.FAILED, code.digest)
+    assert (last.reason, last.code) == (Reason.FAILED, code.digest)
     assert last.detail.startswith(f"{code.folder}/mine.py was changed since the code was taken: restore it, or take")
     assert not slurm.requeued
 

@@ -125,7 +125,7 @@ def test_a_run_ends_with_the_one_before_it(slurm, supervisor, before, capfd, rea
     end_attempt(run_before(before), reason, "20")
     assert one.run() == code
     (attempt,) = one.ledger.attempts()
-    assert (attempt.reason, attempt.extra["after"]) == (recorded, str(before))
+    assert (attempt.reason, attempt.after) == (recorded, str(before))
     resume = f"python -m hpctrain resume {one.directory.path}"
     assert f"{before} is {reason}" in attempt.detail
     assert "this run starts only after it has completed" in attempt.detail

@@ -36,7 +36,7 @@ def test_the_end_is_recorded_with_the_job_and_nothing_follows(directory, slurm, 
     slurm.job(with_time_left("preempted"))
     end = record(directory, reason, "what happened\nwhere")
     assert (end.reason, end.end_step, end.detail, end.job_id) == (reason, 14, "what happened", "7")
-    assert not {"next", "requeued_by"} & end.extra.keys()
+    assert (end.next, end.requeued_by) == (None, None)
     assert (slurm.requeued, slurm.submitted) == ([], "")
 
 
