@@ -92,10 +92,8 @@ class UnrecordedEnds:
         if self.job_id is None or entry.job_id not in (None, self.job_id):
             return False
         # an attempt whose ranks never got as far as the ledger recorded neither its job nor the count
-        begun = entry.restart_count
-        if begun is None:
-            begun = JobRecords(self.directory).restarts_before(self.job_id)
-        return begun < self.restarts
+        before = JobRecords(self.directory).restarts_before(self.job_id)
+        return (before if entry.restart_count is None else entry.restart_count) < self.restarts
 
     def _explain(self, entry: Attempt, outcome: Outcome) -> Outcome:
         """Replace the outcome by SLURM's explanation of why ranks left no record."""

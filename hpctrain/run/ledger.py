@@ -118,14 +118,14 @@ class Attempt(StartFacts, EndFacts, TimesRecord):
         """The last step that it is known to have completed; None if none is known."""
         return max((step for step in (self.end_step, self.last_step) if step is not None), default=None)
 
-    def with_times(self, times: TimesRecord) -> Attempt:
-        """The attempt with the times of a newer record; the ledger gets them with the end."""
-        return replace(self, **_recorded(times))
-
     @property
     def died_at(self) -> float | None:
         """When it ended; None if that isn't recorded: the next attempt closes one that left no end."""
         return None if self.open or self.closed_late else self.end_time
+
+    def with_times(self, directory: RunDirectory) -> Attempt:
+        """The attempt with the times in its claim; the ledger gets them with the end."""
+        return replace(self, **_recorded(TimesRecord.read(directory.claim(self.attempt)))) if self.open else self
 
 
 _FIELD_TYPES = {"step": COUNT, "time": TIME, "reason": TEXT, **field_types(Attempt)}
@@ -342,8 +342,9 @@ class Claim:
 def _recorded(facts: StartFacts | EndFacts | PhaseTimes | None) -> dict[str, Any]:
     """The fields that have something to record, and `code`, which is null without a copy."""
     values = {} if facts is None else {field.name: getattr(facts, field.name) for field in fields(facts)}
-    empty = (None, (), False)
-    return {name: value for name, value in values.items() if name == "code" or not any(value is one for one in empty)}
+    # a step of 0 is recorded, and equals False
+    empty = {name for name, value in values.items() if value is None or value is False or value == ()}
+    return {name: value for name, value in values.items() if name == "code" or name not in empty}
 
 
 def _reason(record: dict[str, Any]) -> tuple[Reason, str]:

@@ -46,8 +46,6 @@ class PhaseTimes:
 SPENT = tuple(field.name for field in fields(PhaseTimes))
 STARTING = SPENT[:5]
 """From the process's start to the end of the first new step, in this order; without evaluations."""
-WORKING = SPENT[5:]
-"""After the first new step; `eval_s` also before it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +144,7 @@ class Times:
 
     def first_step_done(self, step: int) -> None:
         """Count the time from now on as training: the first new step is done."""
-        self.enter(WORKING[0])
+        self.enter("train_s")
         log.info("the first step came %s", describe_start(self._spent))
         self.record(step, due=True)
 

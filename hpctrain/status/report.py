@@ -24,7 +24,6 @@ from hpctrain.run.ledger import Attempt
 from hpctrain.run.owner import Owner
 from hpctrain.run.record_fields import COUNT
 from hpctrain.run.saves import last_save
-from hpctrain.run.times import TimesRecord
 from hpctrain.run.unconnected_ranks import UnconnectedRanks
 from hpctrain.scheduler.job import JobRecord
 from hpctrain.scheduler.slurm import Slurm
@@ -140,7 +139,7 @@ def read_status(
         RunDirectoryError: a record has a field that can't be.
     """
     records = RunRecords.read(directory) if records is None else records
-    attempts = [_with_times(attempt, directory) for attempt in records.attempts]
+    attempts = [attempt.with_times(directory) for attempt in records.attempts]
     claims = directory.claimed_attempts()
     facts = _facts(records, attempts, jobs, claims)
     state, note = derive_state(facts)
@@ -253,13 +252,6 @@ def _is_over(records: RunRecords, attempt: Attempt, jobs: Jobs | None) -> bool:
     if record is not None and (record.state.is_pending or record.state.is_running):
         return False
     return attempt.may_continue or attempt.job_id != newest
-
-
-def _with_times(attempt: Attempt, directory: RunDirectory) -> Attempt:
-    if not attempt.open:
-        return attempt
-    # the ledger gets an attempt's times with its end
-    return attempt.with_times(TimesRecord.read(directory.claim(attempt.attempt)))
 
 
 def _total_steps(attempts: list[Attempt], config: Mapping[str, Any]) -> int | None:

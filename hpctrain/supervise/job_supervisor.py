@@ -113,7 +113,7 @@ class JobSupervisor:
         code = ExitCode(supervisor.run())
         job_ends = supervisor.requeuer.requeue_if_ending()
         last = _last_attempt(supervisor)
-        if not job_ends or not _continues(last):
+        if not job_ends or last is None or not last.may_continue:
             with contextlib.suppress(OSError):  # the end of the attempt says the same
                 records.leave(job.job_id)
         return RunEnd(code, None if last is None else last.reason, job_ends=job_ends)
@@ -132,11 +132,6 @@ def _last_attempt(supervisor: Supervisor) -> Attempt | None:
         if number == supervisor.job.attempt or (not supervisor.job.attempt and last.job_id == supervisor.job.job_id):
             return last
     return None
-
-
-def _continues(last: Attempt | None) -> bool:
-    """Whether the run continues when the job comes back."""
-    return last is not None and last.may_continue
 
 
 def _own_log() -> Path | None:

@@ -256,9 +256,7 @@ class Requeuer:
             waits = records.waits(self.job.job_id)
         except OSError:
             return self.job.restarts
-        recorded = waits
-        for one in attempts:
-            is_ours = one.job_id in (None, self.job.job_id) and one.requeued_by is not None
-            is_late = one.restart_count is None or one.restart_count >= before
-            recorded += is_ours and is_late and not one.restarts_ranks
+        ours = [one for one in attempts if one.job_id in (None, self.job.job_id) and one.requeued_by is not None]
+        counted = [one for one in ours if one.restart_count is None or one.restart_count >= before]
+        recorded = waits + sum(not one.restarts_ranks for one in counted)
         return self.job.restarts - before - recorded

@@ -14,7 +14,7 @@ from hpctrain.attempt.silence import Silence
 from hpctrain.config.health import Health
 from hpctrain.errors import ConfigError
 from hpctrain.run.stacks import answer
-from hpctrain.run.times import SPENT, STARTING, WORKING
+from hpctrain.run.times import SPENT, STARTING
 from hpctrain.worker.watchdog import Phase
 
 PROGRAM = Path(__file__).parent / "programs" / "watched.py"
@@ -188,7 +188,11 @@ def bounds(**keys):
 def test_every_phase_is_one_that_the_times_know():
     phases = {doing: Phase.of(doing) for doing in SPENT}
     assert {doing for doing, phase in phases.items() if phase is Phase.START} == set(STARTING)
-    assert [phases[doing] for doing in WORKING] == [Phase.TRAINING, Phase.EVALUATION, Phase.SAVING]
+    assert [phases[doing] for doing in ("train_s", "eval_s", "save_s")] == [
+        Phase.TRAINING,
+        Phase.EVALUATION,
+        Phase.SAVING,
+    ]
 
 
 def test_a_shorter_bound_on_steps_leaves_the_other_phases_their_time():
