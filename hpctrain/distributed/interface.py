@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import socket
-import struct
 from collections.abc import MutableMapping, Sequence
 from contextlib import suppress
 
+import psutil
+
 from hpctrain.phrases import either
 
-_SIOCGIFADDR = 0x8915
-"""The request for an interface's IPv4 address (netdevice(7))."""
 _ANY_PORT = 9
 """To connect a UDP socket chooses a route, and sends nothing."""
 
@@ -66,13 +64,13 @@ def interfaces_to(nodes: Sequence[str]) -> set[str]:
         with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((node, _ANY_PORT))
             addresses.add(probe.getsockname()[0])
-    names = (name for _, name in socket.if_nameindex() if name != "lo")
-    return {name for name in names if address_of(name) in addresses}
+    return {name for name, address in interface_addresses().items() if address in addresses}
 
 
-def address_of(name: str) -> str:
-    """The IPv4 address of an interface; empty without one."""
-    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-        return socket.inet_ntoa(answer[20:24])
-    return ""
+def interface_addresses() -> dict[str, str]:
+    """The IPv4 address of each interface except the loopback, by name; empty for one without."""
+    return {
+        name: next((one.address for one in addresses if one.family == socket.AF_INET), "")
+        for name, addresses in psutil.net_if_addrs().items()
+        if name != "lo"
+    }

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 from hpctrain.config.rank_launchers import RankLauncher
 from hpctrain.config.resources import resources_of
@@ -26,8 +28,8 @@ _TORCH = re.compile(rb"/libtorch(_cpu|_python)?\.so")
 _MPI = re.compile(rb"/libmpi[\w-]*\.so")
 """Processes that MPI connects may have no TCP connection."""
 _LIGHTNING = re.compile(rb"^\s*(?:from|import)\s+(?:pytorch_)?lightning\b", re.MULTILINE)
-_LISTENS, _CONNECTED, _SYN_SENT = "0A", "01", "02"
-_IPV4_IN_IPV6 = "0000000000000000FFFF0000"
+_IN_USE = (psutil.CONN_LISTEN, psutil.CONN_ESTABLISHED, psutil.CONN_SYN_SENT)
+_IPV4_IN_IPV6 = "::ffff:"
 
 log = logging.getLogger("hpctrain.program")
 
@@ -63,7 +65,7 @@ class ConnectionWatch:
         if not with_torch:
             return
         port = self._rank.environment.master_port
-        if any(map(_MPI.search, libraries.values())) or _has_connected(processes, with_torch[0], port):
+        if any(map(_MPI.search, libraries.values())) or _has_connected(processes, port):
             self._end()
             return
         if self._torch_since is None:
@@ -100,60 +102,36 @@ class ConnectionWatch:
             record.write(self._rank.claim_folder)
 
 
-@dataclass(frozen=True, slots=True)
-class _Socket:
-    """One line of proc(5)'s net/tcp, with its hexadecimal addresses and states."""
-
-    local: tuple[str, int]
-    remote: tuple[str, int]
-    state: str
-    inode: str
-
-
-def _has_connected(processes: Iterable[Process], process: Process, port: int) -> bool:
+def _has_connected(processes: Iterable[Process], port: int) -> bool:
     """Whether a program listens or is connected at a port, or has a connection that may lead to another rank."""
-    sockets = list(_sockets(process))
-    inodes = {inode for member in processes for inode in _inodes(member)}
-    owners = {(socket.local, socket.remote): socket.inode for socket in sockets}
-    of_program = [socket for socket in sockets if socket.inode in inodes]
-    listening = {socket.local[1] for socket in of_program if socket.state == _LISTENS}
-    ended = [socket for socket in sockets if socket.inode == "0"]  # for 60 s
+    try:
+        sockets = psutil.net_connections("tcp")
+    except OSError as error:
+        log.debug("the program's connections can't be read: %s", error)
+        return True
+    pids = {process.pid for process in processes}
+    of_program = [socket for socket in sockets if socket.pid in pids]
+    # for 60 s, the kernel lists connections that have ended, without a process
+    ended = [socket for socket in sockets if socket.pid is None and socket.status not in _IN_USE]
     if any(
-        port in (socket.local[1], socket.remote[1]) and socket.state != _SYN_SENT for socket in (*of_program, *ended)
+        port in (_end(socket.laddr)[1], _end(socket.raddr)[1]) and socket.status != psutil.CONN_SYN_SENT
+        for socket in (*of_program, *ended)
     ):
         return True
+    listening = {socket.laddr.port for socket in of_program if socket.status == psutil.CONN_LISTEN}
+    ends = {(_end(socket.laddr), _end(socket.raddr)): socket.status for socket in of_program}
     outside = [
-        socket
-        for socket in of_program
-        if socket.state == _CONNECTED and owners.get((socket.remote, socket.local)) not in inodes
+        (local, remote)
+        for (local, remote), status in ends.items()
+        if status == psutil.CONN_ESTABLISHED and (remote, local) not in ends
     ]
-    return any(
-        socket.local[1] in listening or min(socket.local[1], socket.remote[1]) >= LOWEST_EPHEMERAL_PORT
-        for socket in outside
-    )
+    return any(local[1] in listening or min(local[1], remote[1]) >= LOWEST_EPHEMERAL_PORT for local, remote in outside)
 
 
-def _sockets(process: Process) -> Iterator[_Socket]:
-    for name in ("tcp", "tcp6"):
-        for line in _bytes(f"/proc/{process.pid}/net/{name}").decode().splitlines()[1:]:
-            fields = line.split()
-            if len(fields) < 10:
-                continue
-            yield _Socket(_address(fields[1]), _address(fields[2]), fields[3], fields[9])
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, _, port = text.partition(":")
-    return host.removeprefix(_IPV4_IN_IPV6), int(port, 16)
-
-
-def _inodes(process: Process) -> Iterator[str]:
-    with contextlib.suppress(OSError):
-        for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
-            with contextlib.suppress(OSError):
-                kind, _, inode = str(descriptor.readlink()).partition(":")
-                if kind == "socket":
-                    yield inode.strip("[]")
+def _end(address: Any) -> tuple[str, int]:
+    """Host and port of one end of a connection; an empty host if it isn't connected."""
+    host, port = address or ("", 0)
+    return host.removeprefix(_IPV4_IN_IPV6), port
 
 
 def _words(process: Process) -> list[str]:

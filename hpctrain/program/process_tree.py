@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,10 +53,7 @@ class Process:
     @property
     def is_shell(self) -> bool:
         """Whether it is a shell, which would die of a signal and leave alone the programs that it runs."""
-        try:
-            program = Path(f"/proc/{self.pid}/exe").readlink().name
-        except OSError:
-            program = ""
+        program = Path(_link(self.pid, "exe")).name
         if program in ("", "busybox"):
             program = Path(_read(self.pid, "cmdline").partition("\0")[0]).name
         return program in SHELLS
@@ -77,16 +75,18 @@ class Process:
 
     def reads_from(self, others: list[Process]) -> bool:
         """Whether its standard input is a pipe to which one of the others writes."""
-        pipe = _file(self.pid, 0)
+        pipe = _link(self.pid, "fd/0")
         return pipe.startswith("pipe:") and any(
-            pipe in (_file(other.pid, 1), _file(other.pid, 2)) for other in others if other != self
+            pipe in (_link(other.pid, "fd/1"), _link(other.pid, "fd/2")) for other in others if other != self
         )
 
     def children(self) -> list[Process]:
         """Its children that haven't ended."""
         found: list[int] = []
-        for task in _entries(Path(f"/proc/{self.pid}/task")):
-            found += map(int, _read(self.pid, f"task/{task}/children").split())
+        # not psutil's: it reads the state of every process of the machine
+        with suppress(OSError):
+            for task in os.listdir(f"/proc/{self.pid}/task"):  # noqa: PTH208 - names
+                found += map(int, _read(self.pid, f"task/{task}/children").split())
         return [child for child in map(Process.of, found) if child is not None and child.alive]
 
     def descendants(self) -> Iterator[Process]:
@@ -97,11 +97,9 @@ class Process:
 
     def send(self, number: int) -> None:
         """Send it a signal, unless it has ended."""
-        try:
+        with suppress(ProcessLookupError, PermissionError):
             if self.alive:
                 os.kill(self.pid, number)
-        except (ProcessLookupError, PermissionError):
-            return
 
 
 def listing(root: Process) -> str:
@@ -120,21 +118,12 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def _read(pid: int, name: str) -> str:
-    try:
+    with suppress(OSError):
         return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
-    except OSError:
-        return ""
+    return ""
 
 
-def _file(pid: int, descriptor: int) -> str:
-    try:
-        return str(Path(f"/proc/{pid}/fd/{descriptor}").readlink())
-    except OSError:
-        return ""
-
-
-def _entries(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)  # noqa: PTH208 - names
-    except OSError:
-        return []
+def _link(pid: int, name: str) -> str:
+    with suppress(OSError):
+        return str(Path(f"/proc/{pid}/{name}").readlink())
+    return ""

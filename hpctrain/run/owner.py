@@ -10,7 +10,7 @@ from pathlib import Path
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import read_json, write_json
 from hpctrain.run.disk_reserve import write_with_reserve
-from hpctrain.run.process import process_start
+from hpctrain.run.process import command_line, process_start
 from hpctrain.run.record_fields import NAME, WHOLE, FieldType, require_fields
 
 FILE_NAME = "owner.json"
@@ -73,8 +73,5 @@ class Owner:
 
     @property
     def command(self) -> str:
-        """The command line of the process; empty if it has ended or belongs to another user."""
-        try:
-            return Path(f"/proc/{self.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-        except OSError:
-            return ""
+        """The command line of the process; empty if it has ended or is hidden."""
+        return command_line(self.pid)

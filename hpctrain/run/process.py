@@ -23,15 +23,14 @@ MAX_OPEN_FILES = 1 << 20
 
 
 def process_start(pid: int) -> float | None:
-    """Epoch seconds at which a process began, from proc(5); None if it doesn't exist, or is a zombie."""
-    try:
-        fields = _stat_fields(pid)
-        boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
-    except (OSError, StopIteration):
-        return None
-    if fields[0] in "ZX":
-        return None
-    return int(boot.split()[1]) + _start_s(fields)
+    """Epoch seconds at which a process began; None if it doesn't exist, or is a zombie."""
+    import psutil  # slow to import, and few commands look at processes
+
+    with suppress(psutil.Error):
+        process = psutil.Process(pid)
+        if process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+            return float(process.create_time())
+    return None
 
 
 def boot_id() -> str:
@@ -73,13 +72,13 @@ def memory_cgroups(proc: Path = Path("/proc"), mount: Path = Path("/sys/fs/cgrou
 
 def session_members(leader: int) -> list[int]:
     """The living processes of a session (setsid(2)), in whichever process group they are: `timeout` makes its own."""
+    import psutil
+
     members = []
-    for name in os.listdir("/proc"):  # noqa: PTH208 - numbers
-        # another user's process may be hidden, and any process may end meanwhile
-        with suppress(OSError, ValueError):
-            fields = _stat_fields(int(name))
-            if int(fields[3]) == leader and fields[0] not in "ZX":
-                members.append(int(name))
+    for pid in psutil.pids():
+        with suppress(OSError):  # it has ended meanwhile
+            if os.getsid(pid) == leader and process_start(pid) is not None:
+                members.append(pid)
     return members
 
 
@@ -95,21 +94,12 @@ def kill_session(leader: int) -> None:
 
 
 def command_line(pid: int) -> str:
-    """The command line of a process, as one line; empty after its end."""
-    with suppress(OSError):
-        return " ".join(Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ").split())
+    """The command line of a process, as one line; empty after its end, and of another user's if they are hidden."""
+    import psutil
+
+    with suppress(psutil.Error):
+        return " ".join(" ".join(psutil.Process(pid).cmdline()).split())
     return ""
-
-
-def _stat_fields(pid: int) -> list[str]:
-    # the fields after the command's name, which stands in parentheses and may contain spaces and parentheses
-    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-
-
-def _start_s(fields: list[str]) -> float:
-    """Seconds from the machine's boot to the process's start."""
-    # field 22 of proc(5), starttime; `fields` begins with the third
-    return int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager

@@ -27,8 +27,7 @@ from hpctrain.doctor.ranks.checkpoint_size import checkpoint_bytes
 from hpctrain.doctor.ranks.compute import flops_per_s
 from hpctrain.doctor.ranks.disk import write_bytes_per_s
 from hpctrain.doctor.ranks.gpus import smi_report, without_peer_access
-from hpctrain.doctor.ranks.interfaces import interfaces
-from hpctrain.doctor.ranks.network import measure_pairs, measure_reductions
+from hpctrain.doctor.ranks.network import interfaces, measure_pairs, measure_reductions
 from hpctrain.doctor.ranks.record import RankRecord
 from hpctrain.errors import ExitCode, HpctrainError, error_text
 from hpctrain.files import write_json

@@ -1,16 +1,19 @@
-"""The network between the nodes, pair by pair, and collectives over all ranks."""
+"""The network: a node's interfaces, the links between nodes, pair by pair, and collectives over all ranks."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 
+from hpctrain.distributed.interface import interface_addresses
 from hpctrain.distributed.world import World
 from hpctrain.doctor.pairs import Pair, pair_rounds, suspicious
 
@@ -31,6 +34,17 @@ REDUCED_BYTES = (4, 1 << 20, 25 << 20)
 """Sizes of all-reduces; the last one is that of DDP's buckets."""
 SLOW_REDUCE_S = 0.3
 """After an all-reduce that takes this long, a larger one isn't measured."""
+
+
+def interfaces() -> list[dict[str, Any]]:
+    """The interfaces except the loopback: name, IPv4 address (empty without one) and speed in Mbit/s (0 if unknown)."""
+    speeds: dict[str, int] = {}
+    with suppress(OSError):  # as where a sandbox forbids the call
+        speeds = {name: found.speed for name, found in psutil.net_if_stats().items()}
+    return [
+        {"name": name, "address": address, "mbit_per_s": speeds.get(name, 0)}
+        for name, address in interface_addresses().items()
+    ]
 
 
 def measure_pairs(

@@ -5,13 +5,13 @@ import socket
 import pytest
 
 from hpctrain.distributed import interface
-from hpctrain.distributed.interface import address_of, choose_interface, interfaces_to
+from hpctrain.distributed.interface import choose_interface, interface_addresses, interfaces_to
 
 
 @pytest.fixture
 def leading():
-    """This machine's interface with an address, if it has one."""
-    found = [name for _, name in socket.if_nameindex() if name != "lo" and address_of(name)]
+    """Name and address of this machine's interface with one, if it has one."""
+    found = [(name, address) for name, address in interface_addresses().items() if address]
     if not found:
         pytest.skip("this machine has only the loopback")
     return found[0]
@@ -25,15 +25,16 @@ def test_the_loopback_leads_to_no_node():
 def test_where_the_own_name_is_a_loopback_address_gloo_gets_the_interface_to_the_nodes(monkeypatch, leading, own):
     monkeypatch.setattr(socket, "gethostbyname", lambda _: own)
     variables: dict[str, str] = {}
-    choose_interface(None, [address_of(leading)], variables)
+    name, address = leading
+    choose_interface(None, [address], variables)
     # the route to an address of this machine is the loopback, with that address
-    assert variables == ({"GLOO_SOCKET_IFNAME": leading} if own.startswith("127.") else {})
+    assert variables == ({"GLOO_SOCKET_IFNAME": name} if own.startswith("127.") else {})
 
 
 def test_what_the_user_chose_stays(monkeypatch, leading):
     monkeypatch.setattr(socket, "gethostbyname", lambda _: "127.0.1.1")
     variables = {"GLOO_SOCKET_IFNAME": "ib0"}
-    choose_interface(None, [address_of(leading)], variables)
+    choose_interface(None, [leading[1]], variables)
     choose_interface("ib1", [], variables)
     assert variables == {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "ib1"}
 
