@@ -31,8 +31,10 @@ from hpctrain.config.logger import MLflow, Wandb
 from hpctrain.config.program import split_command
 from hpctrain.errors import ExitCode
 from hpctrain.run.exit_record import ExitRecord
+from hpctrain.run.ledger import EndFacts, StartFacts
 from hpctrain.run.manifest import manifest
 from hpctrain.run.reason import Reason
+from hpctrain.run.times import TimesRecord
 from hpctrain.status.state import RunState
 from hpctrain.tasks.make_tokens import main as make_tokens
 
@@ -373,11 +375,15 @@ def test_every_command_is_in_the_reference_with_its_flags(command, capsys):
     assert set(re.findall(r"--[a-z-]+", " ".join(rows))) == flags | ({"--help"} & set(rows))
 
 
+def _field_names(*records):
+    return [field.name for record in records for field in dataclasses.fields(record)]
+
+
 @pytest.mark.parametrize(
     ("page", "words"),
     {
         "command_line": [*(str(code.value) for code in ExitCode), *RunState],
-        "run_directory": [*Reason, *(field.name for field in dataclasses.fields(ExitRecord)), *manifest([], ROOT)],
+        "run_directory": [*Reason, *_field_names(ExitRecord, StartFacts, EndFacts, TimesRecord), *manifest([], ROOT)],
     }.items(),
     ids=lambda value: value if isinstance(value, str) else "",
 )
