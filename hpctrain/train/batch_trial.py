@@ -18,12 +18,10 @@ import sys
 import time
 import traceback
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from hpctrain.attempt.gpu_errors import GPU_OUT_OF_MEMORY
 from hpctrain.attempt.lost_gpu import closing_unless_lost, has_lost_gpu, retain_if_gpu_lost, with_cuda_message
@@ -48,6 +46,7 @@ from hpctrain.run.process import open_files_raised
 from hpctrain.search_path import with_working_directory
 from hpctrain.streams import flush_output
 from hpctrain.train.parts import Parts
+from hpctrain.train.update import JointUpdate, parameters_of
 
 if TYPE_CHECKING:
     from hpctrain.distributed.mesh import Mesh
@@ -158,13 +157,9 @@ def trial_config(config: Config, size: int, steps: int) -> Config:
 def _steps(config: Config, world: World, size: int) -> dict[str, Any]:
     period = math.lcm(*(each.every_steps for each in named_optimizers(config.optimizer)))
     config = trial_config(config, size, STEPS * period)
-    parts = Parts(config, world)
+    parts = Parts(config, world, after_backward=None if world.mesh is None else _make_finite)
     # the most memory is needed once everything is unfrozen, in steps of all turns
-    parts.prepare(sys.maxsize)
-    for turn in parts.step.turns:
-        # without the other ranks, gradients may be NaN: the update would be skipped, and allocate no state
-        if world.mesh is not None and turn.update.scaler is not None:
-            turn.update.after_backward = partial(_make_finite, parts.module)
+    parts.step.prepare(sys.maxsize)
     samples = parts.plan.num_samples
     begin = time.perf_counter()
     with closing_unless_lost(parts.loader(0).micro_batches(parts.transfer)) as micro_batches:
@@ -177,8 +172,11 @@ def _steps(config: Config, world: World, size: int) -> dict[str, Any]:
     return {"num_samples": samples, "samples_per_s": rate, "model_bytes": asdict(parts.model_memory())}
 
 
-def _make_finite(module: nn.Module) -> None:
-    for parameter in module.parameters():
+def _make_finite(update: JointUpdate) -> None:
+    """Replace gradients that are NaN without the other ranks: the update would be skipped, and allocate no state."""
+    if update.scaler is None:
+        return
+    for parameter in (each for one in update.updates for each in parameters_of(one.optimizer)):
         if parameter.grad is not None:
             local_part(parameter.grad).nan_to_num_(0.0, 0.0, 0.0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ from hpctrain.errors import CheckpointError, ConfigError, TaskError
 from hpctrain.metrics.meter import Meter
 from hpctrain.train.build import instantiate
 from hpctrain.train.task_log import AttachedLog
-from hpctrain.train.turn import Turn
+from hpctrain.train.update import JointUpdate
 
 
 class Hook(NamedTuple):
@@ -56,11 +56,11 @@ class CallbackContext(Training):
 
     Attributes:
         own_log: `log`, by its own type.
-        turn: whose gradients `after_backward` sees.
+        update: whose gradients `after_backward` sees; None before the first one.
     """
 
     own_log: AttachedLog
-    turn: Turn
+    update: JointUpdate | None
 
 
 class Callbacks:
@@ -143,19 +143,17 @@ class Callbacks:
             with self._training.own_log.logging_refused(hook.name):
                 self._call((hook,), None)
 
-    def watch_backward(self, turns: Sequence[Turn], meter: Meter) -> None:
-        """Have the turns of the step call `after_backward`.
+    def before_updates(self, meter: Meter) -> Callable[[JointUpdate], None] | None:
+        """Return what calls `after_backward` before the updates of a turn; None if no callback overrides it.
 
         Args:
-            turns: of the step.
             meter: of the training.
         """
-        for turn in turns:
-            turn.update.after_backward = partial(self._run_after_backward, turn, meter)
+        return partial(self._run_after_backward, meter) if self.after_backward else None
 
-    def _run_after_backward(self, turn: Turn, meter: Meter) -> None:
+    def _run_after_backward(self, meter: Meter, update: JointUpdate) -> None:
         assert self._training is not None
-        self._training.turn = turn
+        self._training.update = update
         self.run(self.after_backward, meter, computing=True)
 
     def run_after_evaluation(self, meter: Meter, means: Mapping[str, float]) -> dict[str, float]:

@@ -128,7 +128,7 @@ class Checkpointing:
             self._restore(found)
         self._parts.settle_values(restored=found is not None)
         step = 0 if found is None else found.step
-        self._parts.prepare(step)
+        self._parts.step.prepare(step)
         if self._world.is_rank_zero or self._parts.sharded is not None:
             self._saver.lock_ahead(self._live_state(step, {"ema": self._parts.ema and self._parts.ema.state()}))
         if found is not None:

@@ -67,7 +67,8 @@ class Ema:
     @torch.no_grad()
     def restart(self) -> None:
         """Begin again with the present weights."""
-        torch._foreach_copy_(self._local_averages, self._local_parameters)
+        if self._local_averages:
+            torch._foreach_copy_(self._local_averages, self._local_parameters)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

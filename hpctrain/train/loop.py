@@ -173,10 +173,7 @@ class Loop:
 
     def _begin(self) -> None:
         """Call the first hooks, and count the training time from now on."""
-        callbacks = self._callbacks
-        if callbacks.after_backward:
-            callbacks.watch_backward(self._parts.step.turns, self._parts.meter)
-        callbacks.run_between_steps(callbacks.on_start)
+        self._callbacks.run_between_steps(self._callbacks.on_start)
         self._ending.begin()
 
     def _ends_before_a_step(self) -> bool:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -24,24 +23,24 @@ from hpctrain.config.root import Config
 from hpctrain.data.bookmark import Bookmarks
 from hpctrain.data.fetch import dataset_length
 from hpctrain.data.loader import TrainLoader
+from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.data.order import Order, ShuffledOrder, sequential
 from hpctrain.data.plan import BatchPlan
 from hpctrain.data.stream import is_stream
 from hpctrain.data.transfer import BatchTransfer, CopyInBackground, MoveOnDemand
 from hpctrain.data.workers import Workers, default_num_workers
 from hpctrain.distributed.determinism import random_states_restored, seed_everything
-from hpctrain.distributed.replica import inner, settle_buckets
+from hpctrain.distributed.replica import inner
 from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.distributed.world import World
 from hpctrain.errors import TaskError
 from hpctrain.metrics.meter import Meter
-from hpctrain.phrases import counted, listed
+from hpctrain.phrases import listed
 from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
 from hpctrain.train.build import Network, build_network, build_trained_task
 from hpctrain.train.build_learning_rate import Span
 from hpctrain.train.callbacks import Callbacks
-from hpctrain.train.ema import Ema
 from hpctrain.train.ending import Ending
 from hpctrain.train.evaluation import Evaluation
 from hpctrain.train.loss_weights import LossWeights
@@ -50,15 +49,11 @@ from hpctrain.train.model_memory import ModelMemory, model_memory
 from hpctrain.train.optimizers import build_optimizers
 from hpctrain.train.rank_comparison import SAME_CONFIGURATION, SAME_ORDER, RankComparison
 from hpctrain.train.sample_check import SampleCheck
-from hpctrain.train.state_check import StateCheck
-from hpctrain.train.step import TrainStep
 from hpctrain.train.stream_state import StreamState
 from hpctrain.train.task_log import AttachedLog, attach
 from hpctrain.train.task_state import TaskState
-from hpctrain.train.turn import Turn
-from hpctrain.train.turns import build_turns, loss_names
-from hpctrain.train.unused_parameters import SharedGradients, check_gradients
-from hpctrain.train.update import parameters_of
+from hpctrain.train.turns import StepBuilder, loss_names
+from hpctrain.train.update import JointUpdate
 
 NUM_ORDERED = 16
 """Number of samples, in the order of the first epoch, that ranks compare at the start."""
@@ -76,6 +71,8 @@ class Parts:
         resumes: whether a checkpoint is there. Then a mesh leaves out initial values that it contains, until
             `settle_values`; the same on every rank.
         stop: a request to stop ends the wait for the samples that the ranks compare; None for no stop.
+        callbacks: makes what watches the training, once everything is built but the step; None for no callbacks.
+        after_backward: called before the updates of each turn; None for the callbacks' own hooks, if there are any.
 
     Attributes:
         task: what is trained.
@@ -96,7 +93,7 @@ class Parts:
         step: one step, with a turn for each loss.
         workers: of each rank, for the training samples.
         ending: of the run, if that comes before its last step.
-        callbacks: what watches the training; none until the trainer sets them.
+        callbacks: what watches the training.
     """
 
     def __init__(
@@ -107,6 +104,8 @@ class Parts:
         fresh: bool = False,
         resumes: bool = False,
         stop: StopRequest | None = None,
+        callbacks: Callable[[Parts], Callbacks] | None = None,
+        after_backward: Callable[[JointUpdate], None] | None = None,
     ) -> None:
         self.config = config
         self.world = world
@@ -140,26 +139,16 @@ class Parts:
         self._warn_of_single_samples()
         self.optimizers = build_optimizers(config.optimizer, self.module, config.trainer.global_batch_size)
         self.meter = self.new_meter(*loss_names(self.optimizers))
-        turns = build_turns(
-            config,
-            self.task,
-            network,
-            self.optimizers,
-            self.meter,
-            task_log=self.task_log,
-            task_state=self.task_state,
-            world=world,
-            span=self._span(),
-        )
-        self.step = TrainStep(turns)
-        self.task_log.reserve(self.step.logged_names)
-        self.step.after_unfreezing = self._after_unfreezing
-        # the replicas send rank zero's weights, from which the average starts
-        self.step.prepare(0)
-        self.ema = self.step.ema = self._ema(network)
-        self.workers = self._workers(self.train_data)
         self.ending = Ending(config, world)
-        self.callbacks = Callbacks()
+        self.callbacks = Callbacks() if callbacks is None else callbacks(self)
+        builder = StepBuilder(
+            config, world, self.task, self.task_state, self.task_log, self.meter, network, self._span()
+        )
+        hook = after_backward or self.callbacks.before_updates(self.meter)
+        self.step = builder.build(self.optimizers, self.first_micro_batch, hook)
+        self.task_log.reserve(self.step.logged_names)
+        self.ema = self.step.ema
+        self.workers = self._workers(self.train_data)
         self._require_same_samples()
 
     def new_meter(self, *names: str) -> Meter:
@@ -198,36 +187,14 @@ class Parts:
         # it holds the recording of the model's building
         self._fill_rest = None
 
-    def prepare(self, step: int) -> None:
-        """Build the replicas for a training that starts after ``step`` steps, and have them settle; collective."""
-        self.step.prepare(step)
-        self.settle(self.step.turns)
-        for update in self.step.updates:
-            update.state_check = StateCheck(update, warns=self.world.is_rank_zero)
-
-    def settle(self, turns: Sequence[Turn]) -> None:
-        """Have the replicas of these turns reach their final layout; collective."""
-        for turn in turns:
-            check: Callable[..., None] = partial(check_gradients, turn, self.config.parallel)
-            if self.world.data_size > 1 and not all(parameter.is_meta for parameter in turn.module.unfrozen):
-                check = SharedGradients(turn, self.config.parallel).check_first
-            # one of the ranks that train the same parameters
-            turn.after_first_backward = partial(check, warns=self.world.rank % self.world.ranks_per_stage == 0)
-            with turn.module.gradients_required():
-                settle_buckets(turn.module.replica, self.world, partial(self._throwaway_pass, turn))
-
-    def _after_unfreezing(self, turns: Sequence[Turn], step: int) -> None:
-        for module in (turn.module for turn in turns if self.world.is_rank_zero):
-            size = f"{sum(map(torch.numel, module.added)):,} parameters in {counted(len(module.added), 'tensor')}"
-            log.info("after step %d: unfroze %s: %s", step, size, listed(module.names_of(module.added), shown=4))
-        self.settle(turns)
-
-    def _throwaway_pass(self, turn: Turn) -> None:
+    @contextmanager
+    def first_micro_batch(self) -> Iterator[MicroBatch]:
+        """Make a context with this rank's first micro-batch, after which the task is as before."""
         with (
             self.task_state.restored(),
             closing_unless_lost(self.loader(0).micro_batches(self.transfer)) as micro_batches,
         ):
-            turn.try_out(next(micro_batches))
+            yield next(micro_batches)
 
     def _network(self, *, fresh: bool, resumes: bool) -> Network:
         if (mesh := self.world.mesh) is None:
@@ -239,13 +206,6 @@ class Parts:
         targets = [each.node["_target_"] for each in named_optimizers(self.config.optimizer)]
         leave_saved = resumes and all(target.startswith("torch.optim.") for target in targets)
         return build_sharded_network(self.config, self.task, self.world, mesh, fresh=fresh, leave_saved=leave_saved)
-
-    def _ema(self, network: Network) -> Ema | None:
-        decay = self.config.trainer.ema_decay
-        if decay is None:
-            return None
-        trained = [parameter for each in self.optimizers for parameter in parameters_of(each.optimizer)]
-        return Ema(self.module, decay, network.master, trained)
 
     def _span(self) -> Span:
         metric, mode = judged_by(self.config.checkpoint, self.task.metric, self.task.metric_mode)

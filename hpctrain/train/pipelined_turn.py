@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,15 +14,12 @@ from hpctrain.data.micro_batch import MOST_MICRO_BATCHES, MicroBatch, shapes_of
 from hpctrain.distributed.pipeline.pipeline import Pipeline, Replica
 from hpctrain.errors import TaskError
 from hpctrain.phrases import listed
-from hpctrain.train.empty_pass import EmptyPass
-from hpctrain.train.joint_update import JointUpdate
-from hpctrain.train.loss import Loss
 from hpctrain.train.part_timer import PartTimer
-from hpctrain.train.task_log import AttachedLog
 from hpctrain.train.task_state import TaskState
-from hpctrain.train.trained_module import TrainedModule
-from hpctrain.train.turn import Turn
-from hpctrain.train.update import parameters_of
+from hpctrain.train.trained_module import EmptyPass, TrainedModule
+from hpctrain.train.turn import Loss, Turn
+from hpctrain.train.unused_parameters import GradientCheck
+from hpctrain.train.update import JointUpdate, parameters_of
 
 
 class PipelinedTurn(Turn):
@@ -31,8 +29,8 @@ class PipelinedTurn(Turn):
         loss: whose gradients are accumulated.
         module: computes the loss, and has the parameters that the turn trains.
         update: of the optimizers that step for this loss.
+        gradients: checks that the parameters get gradients.
         pipeline: this rank's part in the pipeline.
-        task_log: of the task.
         task_state: of the task.
         every_steps: the turn takes part in every so many steps.
 
@@ -45,13 +43,13 @@ class PipelinedTurn(Turn):
         loss: Loss,
         module: TrainedModule,
         update: JointUpdate,
+        gradients: GradientCheck,
         *,
         pipeline: Pipeline,
-        task_log: AttachedLog,
         task_state: TaskState,
         every_steps: int = 1,
     ) -> None:
-        super().__init__(loss, module, update, every_steps=every_steps)
+        super().__init__(loss, module, update, gradients, every_steps=every_steps)
         # ranks exchange overflows for each optimizer, where it has gradients
         idle = [each for each in update.updates if all(p.is_meta for p in parameters_of(each.optimizer))]
         if update.scaler is not None and idle:
@@ -61,7 +59,6 @@ class PipelinedTurn(Turn):
                 "precision=bf16, or cut the model elsewhere (parallel.stages)"
             )
         self.pipeline = pipeline
-        self.task_log = task_log
         self.task_state = task_state
 
     def __call__(self, step: int, micro_batches: Iterator[MicroBatch], timer: PartTimer | None) -> bool:
@@ -78,7 +75,12 @@ class PipelinedTurn(Turn):
             self.update.scaler.scale(torch.zeros((), device=self.pipeline.device))
         work = _StepOfTurn(self, step_batches, timer)
         self.pipeline.step(work, [shapes_of(each.batch) for each in step_batches], first)
-        return self._end(timer, step_batches[-1].rescale)
+        if self.gradients.is_due:
+            self.gradients.check()
+        updated = self.update(step_batches[-1].rescale)
+        if timer is not None:
+            timer.mark("optimizer")
+        return updated
 
 
 class _StepOfTurn:
@@ -89,7 +91,7 @@ class _StepOfTurn:
         self._micro_batches = micro_batches
         self._timer = timer
         self._stages = turn.pipeline.stages
-        self._task_log = turn.task_log
+        self._task_log = turn.loss.task_log
         self._task_state = turn.task_state
         self._empty: dict[int, EmptyPass] = {}
 
@@ -100,16 +102,18 @@ class _StepOfTurn:
             if not has_loss or given.weight == 0:
                 contexts.enter_context(self._task_log.discarding())
             if given.weight == 0:
-                empty = self._empty.setdefault(micro_batch, EmptyPass())
+                if micro_batch not in self._empty:
+                    self._empty[micro_batch] = EmptyPass(shares_statistics=self._turn.module.shares_statistics)
+                empty = self._empty[micro_batch]
                 contexts.enter_context(empty.forward(self._turn.module.replica))
             if local_stage + 1 < self._stages.num_own:
                 # the task's code runs once for each stage, and counts once
                 contexts.enter_context(self._task_state.restored())
-            found, others = self._turn.loss(replica, given)
+            found = replica(partial(self._turn.compute_loss, given))
         if self._timer is not None:
             self._timer.mark("forward")
         if has_loss and given.weight != 0:
-            self._turn.loss.collect(found, others, given.num_samples if given.weight is None else given.weight)
+            self._turn.collect(found, given)
         return found
 
     def backward(self, found: Any, gradients: Sequence[Tensor] | None, micro_batch: int) -> None:

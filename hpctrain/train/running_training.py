@@ -33,7 +33,7 @@ class RunningTraining(CallbackContext):
 
     def __init__(self, parts: Parts, directory: RunDirectory) -> None:
         self.callback_name = ""
-        self.turn = parts.step.turns[0]
+        self.update = None
         self.task = parts.task
         self.model = inner(parts.model)
         self.position = parts.position
@@ -51,7 +51,8 @@ class RunningTraining(CallbackContext):
     @property
     def loss_scale(self) -> float:
         """See `Training`."""
-        return self.turn.update.loss_scale
+        update = self._parts.step.turns[0].update if self.update is None else self.update
+        return update.loss_scale
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from hpctrain.checkpoint.host_memory import require_storable
 from hpctrain.errors import CheckpointError, TaskError
 from hpctrain.phrases import listed
-from hpctrain.train.update import Update
+from hpctrain.train.learning_rate import LearningRate
 
 log = logging.getLogger("hpctrain.train")
 
@@ -20,14 +20,18 @@ class StateCheck:
     """Checks the state of one optimizer after its first and its second update in an attempt.
 
     Args:
-        update: of the optimizer.
+        optimizer: whose state is checked.
+        learning_rate: its schedule.
+        name: of the optimizer among several; empty for the only one.
         warns: whether to log warnings, which one rank does for all.
     """
 
-    def __init__(self, update: Update, *, warns: bool) -> None:
-        self._optimizer = update.optimizer
-        self._learning_rate = update.learning_rate
-        self._key = f"optimizer.named.{update.name}" if update.name else "optimizer"
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, learning_rate: LearningRate, *, name: str = "", warns: bool
+    ) -> None:
+        self._optimizer = optimizer
+        self._learning_rate = learning_rate
+        self._key = f"optimizer.named.{name}" if name else "optimizer"
         self._warns = warns
         self._first: dict[str, object] | None = None
 

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hpctrain.data.micro_batch import MicroBatch
+from hpctrain.distributed.replica import settle_buckets
+from hpctrain.distributed.world import World
 from hpctrain.errors import TaskError
+from hpctrain.phrases import counted, listed
 from hpctrain.train.ema import Ema
 from hpctrain.train.part_timer import PartTimer
 from hpctrain.train.turn import Turn
 from hpctrain.train.update import Update
+
+FirstMicroBatch = Callable[[], AbstractContextManager[MicroBatch]]
+"""Makes a context with the first micro-batch of the run, for passes of which nothing is kept."""
+
+log = logging.getLogger("hpctrain.train")
 
 
 class TrainStep:
@@ -23,18 +33,22 @@ class TrainStep:
 
     Args:
         turns: in their order. Their parameters are disjoint, and in a turn only its own require gradients.
+        world: the ranks.
+        first_micro_batch: for the pass before the first step, in which replicas reach their final layout.
         ema: averages the weights after each step; None for no average.
 
     Attributes:
         turns: in their order.
-        after_unfreezing: called with the turns whose replicas were built again within a training, and the step that
-            follows, counted from 0; collective.
+        ema: as given.
     """
 
-    def __init__(self, turns: Sequence[Turn], ema: Ema | None = None) -> None:
+    def __init__(
+        self, turns: Sequence[Turn], world: World, first_micro_batch: FirstMicroBatch, ema: Ema | None = None
+    ) -> None:
         self.turns = turns
         self.ema = ema
-        self.after_unfreezing: Callable[[Sequence[Turn], int], None] = lambda *_: None
+        self._world = world
+        self._first_micro_batch = first_micro_batch
         self._only = turns[0] if len(turns) == 1 else None
         self._next_change: int | None = None
 
@@ -65,7 +79,12 @@ class TrainStep:
         names = [turn.loss.log_name for turn in self.turns if turn.every_steps == 1]
         return sum(means[name] for name in names) if means.keys() >= set(names) else None
 
-    def prepare(self, step: int) -> list[Turn]:
+    def prepare(self, step: int) -> None:
+        """Build the replicas for a training that starts after ``step`` steps, in their final layout; collective."""
+        self.build_replicas(step)
+        self._settle(self.turns)
+
+    def build_replicas(self, step: int) -> list[Turn]:
         """Build the replicas for the parameters that are trained from step ``step`` on; collective.
 
         Returns:
@@ -83,6 +102,24 @@ class TrainStep:
         self._next_change = min((change for change in changes if change is not None), default=None)
         return built
 
+    def _unfreeze(self, step: int) -> None:
+        built = self.build_replicas(step)
+        for module in (turn.module for turn in built if self._world.is_rank_zero):
+            size = f"{sum(map(torch.numel, module.added)):,} parameters in {counted(len(module.added), 'tensor')}"
+            log.info("after step %d: unfroze %s: %s", step, size, listed(module.names_of(module.added), shown=4))
+        self._settle(built)
+
+    def _settle(self, turns: Sequence[Turn]) -> None:
+        """Have the replicas of these turns reach their final layout; collective."""
+        for turn in turns:
+            turn.gradients.restart()
+            with turn.module.gradients_required():
+                settle_buckets(turn.module.replica, self._world, partial(self._throwaway_pass, turn))
+
+    def _throwaway_pass(self, turn: Turn) -> None:
+        with self._first_micro_batch() as micro_batch:
+            turn.try_out(micro_batch)
+
     def __call__(self, step: int, micro_batches: Iterator[MicroBatch], timer: PartTimer | None = None) -> None:
         """Run step ``step``, counted from 0; collective.
 
@@ -92,7 +129,7 @@ class TrainStep:
             timer: times the parts of this step; None for no timing.
         """
         if step == self._next_change:
-            self.after_unfreezing(self.prepare(step), step)
+            self._unfreeze(step)
         if timer is not None:
             timer.begin()
         only = self._only
@@ -126,7 +163,7 @@ def unknown_optimizers_refused(step: TrainStep) -> Iterator[None]:
         if id(optimizer) in own:
             return
         for turn in step.turns:
-            if turn.loss.is_computing:
+            if turn.is_computing:
                 raise TaskError(
                     f"{turn.loss.method} steps an optimizer of its own ({type(optimizer).__name__}), whose gradients "
                     "the ranks don't share and whose state no checkpoint has: name it in the configuration "

@@ -1,15 +1,22 @@
-"""The module of a turn: its replica over the ranks, and those of its parameters that the turn trains."""
+"""The module of a turn: its replica over the ranks, those of its parameters that the turn trains, and empty passes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from hpctrain.checkpoint.state import PlainNames
+from hpctrain.data.micro_batch import iterate_tensors
+from hpctrain.distributed.compiler import uncompiled
 from hpctrain.distributed.replica import LossModule, dismantle
+from hpctrain.train.modes import frozen_batch_norms
 
 
 class TrainedModule:
@@ -25,6 +32,8 @@ class TrainedModule:
         ddp: the replica if it is in DDP, else None.
         accumulating: makes a context for forward and backward of the micro-batches before the last one of a step, in
             which gradients aren't reduced; None if they are reduced all the same.
+        shares_statistics: whether the model has a `SyncBatchNorm`, whose statistics are those of all ranks' samples.
+        exchanges_nothing: whether the ranks exchange neither parts of the weights nor batch statistics in a pass.
         unfrozen: parameters that are trained in this step, once `prepare` was called.
         added: those of them that the last replica is the first to train.
     """
@@ -39,6 +48,8 @@ class TrainedModule:
         self.replica = module
         self.ddp: DistributedDataParallel | None = None
         self.accumulating: Callable[[], AbstractContextManager[object]] | None = None
+        self.shares_statistics = False
+        self.exchanges_nothing = True
         self.unfrozen: Sequence[nn.Parameter] = ()
         self.added: Sequence[nn.Parameter] = ()
         self._module = module
@@ -78,6 +89,8 @@ class TrainedModule:
         self.replica = self._replicate(self._module)
         self.ddp = self.replica if isinstance(self.replica, DistributedDataParallel) else None
         self.accumulating = getattr(self.replica, "accumulating", None) if self.ddp is None else self.ddp.no_sync
+        self.shares_statistics = any(isinstance(part, nn.SyncBatchNorm) for part in self._module.modules())
+        self.exchanges_nothing = not self.shares_statistics and not getattr(self.replica, "is_sharded", False)
         return True
 
     def next_change(self, step: int) -> int | None:
@@ -99,3 +112,62 @@ class TrainedModule:
         finally:
             for parameter, required in zip(self.unfrozen, before, strict=True):
                 parameter.requires_grad = required
+
+
+class EmptyPass:
+    """A forward and a backward pass whose gradients are zero, even if the loss is NaN because it has no samples.
+
+    A loss multiplied by zero isn't enough: where a mean over nothing divides by zero, its gradient becomes NaN. So
+    gradients are set to zero where they reach a module's output or a parameter. With `SyncBatchNorm`, the losses of
+    other ranks have gradients that pass through this rank's samples: then only NaN and infinity are set to zero.
+
+    Args:
+        shares_statistics: whether the model has a `SyncBatchNorm`.
+    """
+
+    def __init__(self, *, shares_statistics: bool) -> None:
+        self._parameters: list[Tensor] = []
+        self._clean: Callable[[Tensor], Tensor] = torch.zeros_like
+        if shares_statistics:
+            self._clean = partial(torch.nan_to_num, nan=0.0, posinf=0.0, neginf=0.0)
+
+    @contextmanager
+    def forward(self, model: nn.Module) -> Iterator[None]:
+        """Context in which to compute the loss; divide it by infinity before the backward pass.
+
+        Args:
+            model: that computes the loss.
+        """
+
+        def hook(module: nn.Module, _: Any, output: Any) -> None:
+            for tensor in iterate_tensors(output):
+                if tensor.requires_grad:
+                    tensor.register_hook(self._clean)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            # in a sharded model these are the gathered weights
+            self._parameters += [parameter for parameter in module._parameters.values() if parameter is not None]
+
+        handle = register_module_forward_hook(hook)
+        try:
+            with uncompiled(), frozen_batch_norms(model):
+                yield
+        finally:
+            handle.remove()
+
+    @contextmanager
+    def backward(self) -> Iterator[None]:
+        """Context in which to compute the gradients."""
+        trained = [parameter for parameter in self._parameters if parameter.requires_grad]
+        handles = [parameter.register_hook(self._clean) for parameter in trained]  # type: ignore[no-untyped-call]  # as above
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def zero_of(model: nn.Module) -> Tensor:
+    """Return 0 as a loss, 0-d, that depends on every parameter: DDP waits for the gradients of each."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    # over no elements, so that a parameter that isn't finite doesn't make it NaN
+    sums = [parameter.reshape(-1)[:0].abs().sum().to(trained[0].device, torch.float32) for parameter in trained]
+    return torch.stack(sums).sum()

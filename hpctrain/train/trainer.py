@@ -77,9 +77,15 @@ class Trainer:
         if world.is_rank_zero:
             self._bar = open_bar(config.trainer.progress, terminal or sys.stdout, is_log=log_stream is None)
         resumes = prepare_resume(directory, claim, world)
-        self._parts = Parts(config, world, fresh=not resumes, resumes=resumes, stop=stopping.request)
+        self._parts = Parts(
+            config,
+            world,
+            fresh=not resumes,
+            resumes=resumes,
+            stop=stopping.request,
+            callbacks=lambda parts: Callbacks(config.callbacks, RunningTraining(parts, directory)),
+        )
         # built before the random state is restored: the task's draws for its held-out samples must not advance it
-        self._parts.callbacks = Callbacks(config.callbacks, RunningTraining(self._parts, directory))
         self._parts.require_same_evaluation()
         if self._parts.evaluation is None:
             self._refuse_without_evaluation()

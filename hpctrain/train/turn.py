@@ -1,21 +1,75 @@
-"""A turn of a step: one loss, its gradients over a global batch, and the updates of the optimizers that step for it."""
+"""A turn of a step: one loss of the task, its gradients over a global batch, and the updates that follow from them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from hpctrain.data.micro_batch import MicroBatch
+from hpctrain.config.precision import NumberFormats
+from hpctrain.data.micro_batch import MicroBatch, map_tensors
+from hpctrain.distributed.local_part import whole
 from hpctrain.errors import TaskError
+from hpctrain.metrics.meter import Meter
 from hpctrain.phrases import listed
-from hpctrain.train.empty_pass import EmptyPass, exchanges_nothing, zero_of
-from hpctrain.train.joint_update import JointUpdate
-from hpctrain.train.loss import Loss
+from hpctrain.tasks.loss_contract import Scalar, split_loss
+from hpctrain.tasks.task import Task
+from hpctrain.train.precision import autocasting
 from hpctrain.train.part_timer import PartTimer
-from hpctrain.train.trained_module import TrainedModule
+from hpctrain.train.task_log import TRAIN_PREFIX, AttachedLog
+from hpctrain.train.trained_module import EmptyPass, TrainedModule, zero_of
+from hpctrain.train.unused_parameters import GradientCheck
+from hpctrain.train.update import JointUpdate
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss of the task: the method that computes it, and where it is logged.
+
+    Attributes:
+        task: computes the loss.
+        meter: collects the loss and the logged scalars.
+        task_log: of the task.
+        precision: the number formats, which decide the autocast.
+        device: where the model is, or its first part.
+        function: name of the task's method.
+        name: of the loss among several, for its metrics; empty for the only one.
+        makes_whole: whether results may be DTensors, as those of a model are that divides its outputs among ranks.
+    """
+
+    task: Task
+    meter: Meter
+    task_log: AttachedLog
+    precision: NumberFormats
+    device: torch.device
+    function: str = "loss"
+    name: str = ""
+    makes_whole: bool = False
+
+    @property
+    def method(self) -> str:
+        """The task's class and method, for messages."""
+        return f"{type(self.task).__name__}.{self.function}"
+
+    @property
+    def suffix(self) -> str:
+        """Of names under which something is logged of this loss; empty for the only one."""
+        return f"/{self.name}" if self.name else ""
+
+    @property
+    def log_name(self) -> str:
+        """The name under which the mean loss is logged."""
+        return f"train/loss{self.suffix}"
+
+    @property
+    def scale_name(self) -> str:
+        """The name under which the loss scale is logged."""
+        return f"train/loss_scale{self.suffix}"
 
 
 class Turn:
@@ -28,25 +82,36 @@ class Turn:
         loss: whose gradients are accumulated.
         module: computes the loss, and has the parameters that the turn trains.
         update: of the optimizers that step for this loss.
+        gradients: checks that the parameters get gradients.
         every_steps: the turn takes part in every so many steps.
 
     Attributes:
         loss: as given.
         module: as given.
         update: as given.
+        gradients: as given.
         every_steps: as given.
-        after_first_backward: called once, after the first global batch's last backward pass; None for nothing.
-        backward_to_share: adds the gradients of a step's last micro-batch, for which other ranks wait; None if they
-            don't.
+        is_computing: whether the task computes the loss at the moment.
     """
 
-    def __init__(self, loss: Loss, module: TrainedModule, update: JointUpdate, *, every_steps: int = 1) -> None:
+    def __init__(
+        self, loss: Loss, module: TrainedModule, update: JointUpdate, gradients: GradientCheck, *, every_steps: int = 1
+    ) -> None:
         self.loss = loss
         self.module = module
         self.update = update
+        self.gradients = gradients
         self.every_steps = every_steps
-        self.after_first_backward: Callable[[], None] | None = None
-        self.backward_to_share: Callable[[Tensor], None] | None = None
+        self.is_computing = False
+        compute: Callable[[nn.Module, Any], Any] = getattr(loss.task, loss.function)
+        self._compute = autocasting(compute, loss.precision, loss.device)
+        self._is_on_host = loss.device.type == "cpu"
+        self._log_name = loss.log_name
+        self._meter = loss.meter
+        self._task_log = loss.task_log
+        self._checked: set[str] = set()
+        # what the newest loss returned beside it, which can't leave the forward pass with it
+        self._others: dict[str, Scalar] | None = None
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -78,46 +143,12 @@ class Turn:
                     self._accumulate(micro_batch, timer)
             if micro_batch.is_last:
                 break
-        return self._end(timer, micro_batch.rescale)
-
-    def _end(self, timer: PartTimer | None, rescale: float) -> bool:
-        """Update the weights after the last backward pass; return whether they were updated.
-
-        Args:
-            timer: times the parts of this step; None for no timing.
-            rescale: factor of the gradients; 0 if nothing in the step has a weight.
-        """
-        if self.after_first_backward is not None:
-            self._call_after_first_backward()
-        updated = self.update(rescale)
+        if self.gradients.is_due:
+            self.gradients.check()
+        updated = self.update(micro_batch.rescale)
         if timer is not None:
             timer.mark("optimizer")
         return updated
-
-    def try_out(self, micro_batch: MicroBatch) -> None:
-        """Compute the gradients of a micro-batch in a pass that isn't a step's, under no loss scale; collective."""
-        if micro_batch.weight == 0:
-            self._add_nothing(micro_batch)
-        else:
-            loss = self.loss.compute_unlogged(self.module.replica, micro_batch)
-            self._require_dependence(loss)
-            torch.autograd.backward(loss)
-        if self.after_first_backward is not None:
-            self._call_after_first_backward()
-
-    def _call_after_first_backward(self) -> None:
-        assert self.after_first_backward is not None
-        self.after_first_backward()
-        self.after_first_backward = None
-
-    def _require_dependence(self, loss: Tensor) -> None:
-        if loss.requires_grad:
-            return
-        names = listed(self.module.names_of(self.module.unfrozen), shown=3)
-        raise TaskError(
-            f"{self.loss.method} depends on none of the parameters that it trains ({names}): compute it from them, "
-            "without detach() and no_grad(), and return it without calling backward()"
-        ) from None
 
     def _accumulate(self, micro_batch: MicroBatch, timer: PartTimer | None) -> None:
         if micro_batch.weight == 0:
@@ -126,30 +157,66 @@ class Turn:
                 timer.mark("backward")
             return
         module = self.module
-        loss, others = self.loss(module.replica, micro_batch)
+        loss = module.replica(partial(self.compute_loss, micro_batch))
         if timer is not None:
             timer.forward_done(module.unfrozen, synchronises=module.ddp is not None and micro_batch.is_last)
         self.add_gradients(loss, micro_batch)
-        weight = micro_batch.weight
-        self.loss.collect(loss, others, micro_batch.num_samples if weight is None else weight)
+        self.collect(loss, micro_batch)
         if timer is not None:
             timer.backward_done()
 
-    def _add_nothing(self, micro_batch: MicroBatch) -> None:
-        """Take part in the collectives of a pass, with a micro-batch of weight 0.
+    def compute_loss(self, micro_batch: MicroBatch, model: nn.Module) -> Tensor:
+        """Compute the loss, in the forward pass of the replica: it is what the replica calls.
 
-        The task's loss is computed only if the model exchanges something with other ranks.
+        The loss alone leaves that pass: DDP expects gradients of all that reaches what it returns.
+
+        Args:
+            micro_batch: of this rank.
+            model: that the replica passes on.
+
+        Returns:
+            The mean loss over the micro-batch, 0-d.
+
+        Raises:
+            TaskError: the task's loss isn't a scalar tensor, or a mapping with one; or another loss logs the same name.
         """
-        replica = self.module.replica
-        if exchanges_nothing(replica):
-            self.update.backward(replica(zero_of))
-            return
-        empty = EmptyPass()
-        with empty.forward(replica):
-            loss = self.loss.compute_unlogged(replica, micro_batch)
-        with empty.backward():
-            # also in the pass before the first step, whose divisor was not computed
-            self.add_gradients(loss, micro_batch._replace(divisor=math.inf))
+        batch = micro_batch.batch
+        if not (self._is_on_host or micro_batch.on_device):
+            batch = self.loss.task.to_device(batch, self.loss.device)
+        elif self.loss.name:
+            # the turns share the tensors only: what a loss does to a dict or a list of the batch is its own
+            batch = map_tensors(lambda tensor: tensor, batch)
+        self._others = None
+        self.is_computing = True
+        try:
+            loss = self._compute(model, batch)
+        finally:
+            self.is_computing = False
+        if self.loss.makes_whole:
+            # copies: of a view, FSDP2 warns that changes in place would harm it
+            loss = map_tensors(lambda value: whole(value).clone(), loss)
+        if not isinstance(loss, Tensor) or loss.ndim:
+            loss, self._others = split_loss(self.loss.method, loss, self._checked, self._task_log.own_names)
+        if self.loss.name and (self._others or self._task_log.scalars):
+            self._task_log.require_one_turn(self.loss.method, self._others or ())
+        if loss.grad_fn is None and self.gradients.is_shared:
+            loss = self.gradients.complete_constant(loss, model)
+        return loss
+
+    def compute_unlogged(self, replica: Callable[..., Any], micro_batch: MicroBatch) -> Tensor:
+        """Compute the mean loss, 0-d, in a pass that isn't a step's: what the task logs is discarded.
+
+        Args:
+            replica: a `LossModule`, or DDP around one.
+            micro_batch: of this rank.
+
+        Raises:
+            TaskError: the task's loss isn't a scalar tensor, or a mapping with one.
+        """
+        with self._task_log.discarding():
+            loss: Tensor = replica(partial(self.compute_loss, micro_batch))
+        self._others = None
+        return loss
 
     def add_gradients(self, loss: Tensor, micro_batch: MicroBatch) -> None:
         """Add the gradients of a loss to those of the step; collective with parallel=mesh, or in the last micro-batch.
@@ -161,11 +228,67 @@ class Turn:
         Raises:
             TaskError: the loss depends on no parameter that is trained, or not on all for which other ranks wait.
         """
-        backward: Callable[[Tensor], None] = self.update.backward
-        if micro_batch.is_last and self.backward_to_share is not None:
-            backward = self.backward_to_share
+        gradients = self.gradients
+        backward = gradients.backward if micro_batch.is_last and gradients.is_shared else self.update.backward
         try:
             backward(loss if micro_batch.divisor == 1 else loss / micro_batch.divisor)
         except RuntimeError:
             self._require_dependence(loss)
             raise
+
+    def collect(self, loss: Tensor, micro_batch: MicroBatch) -> None:
+        """Add to the meter the loss that was computed last, and what the task has logged with it.
+
+        Args:
+            loss: the mean over the micro-batch, 0-d.
+            micro_batch: over which it was computed.
+        """
+        task_log, others = self._task_log, self._others
+        weight = micro_batch.num_samples if micro_batch.weight is None else micro_batch.weight
+        # without one, it only takes part in the sum of the gradients
+        if weight:
+            self._meter.add_mean(self._log_name, loss, weight)
+            if others:
+                self._others = None
+                if task_log.names.of_callbacks:
+                    task_log.require_not_of_callbacks(others)
+                for name, value in others.items():
+                    self._meter.add_value(f"{TRAIN_PREFIX}{name}", value, weight)
+        if task_log.scalars:
+            task_log.add_to_meter(self._meter, weight, others or ())
+
+    def try_out(self, micro_batch: MicroBatch) -> None:
+        """Compute the gradients of a micro-batch in a pass that isn't a step's, under no loss scale; collective."""
+        if micro_batch.weight == 0:
+            self._add_nothing(micro_batch)
+        else:
+            loss = self.compute_unlogged(self.module.replica, micro_batch)
+            self._require_dependence(loss)
+            torch.autograd.backward(loss)
+        if self.gradients.is_due:
+            self.gradients.check()
+
+    def _require_dependence(self, loss: Tensor) -> None:
+        if loss.requires_grad:
+            return
+        names = listed(self.module.names_of(self.module.unfrozen), shown=3)
+        raise TaskError(
+            f"{self.loss.method} depends on none of the parameters that it trains ({names}): compute it from them, "
+            "without detach() and no_grad(), and return it without calling backward()"
+        ) from None
+
+    def _add_nothing(self, micro_batch: MicroBatch) -> None:
+        """Take part in the collectives of a pass, with a micro-batch of weight 0.
+
+        The task's loss is computed only if the model exchanges something with other ranks.
+        """
+        module = self.module
+        if module.exchanges_nothing:
+            self.update.backward(module.replica(zero_of))
+            return
+        empty = EmptyPass(shares_statistics=module.shares_statistics)
+        with empty.forward(module.replica):
+            loss = self.compute_unlogged(module.replica, micro_batch)
+        with empty.backward():
+            # also in the pass before the first step, whose divisor was not computed
+            self.add_gradients(loss, micro_batch._replace(divisor=math.inf))

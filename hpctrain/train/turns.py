@@ -1,9 +1,10 @@
-"""Build the turns of a step: one for each loss, with the optimizers that step for it."""
+"""Build the step of a training: a turn for each loss, with the optimizers that step for it, and the average."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -20,100 +21,166 @@ from hpctrain.metrics.meter import Meter
 from hpctrain.tasks.task import Task
 from hpctrain.train.build import Network
 from hpctrain.train.build_learning_rate import Span, build_learning_rate
-from hpctrain.train.joint_update import JointUpdate
-from hpctrain.train.loss import Loss
+from hpctrain.train.ema import Ema
 from hpctrain.train.optimizers import BuiltOptimizer
 from hpctrain.train.parameter_groups import ModelNames, ParameterGroup
 from hpctrain.train.precision import gradient_scaler
+from hpctrain.train.state_check import StateCheck
+from hpctrain.train.step import FirstMicroBatch, TrainStep
 from hpctrain.train.task_log import AttachedLog
 from hpctrain.train.task_state import TaskState
 from hpctrain.train.trained_module import TrainedModule
-from hpctrain.train.turn import Turn
-from hpctrain.train.update import Clipping, Update
+from hpctrain.train.turn import Loss, Turn
+from hpctrain.train.unused_parameters import GradientCheck
+from hpctrain.train.update import Clipping, JointUpdate, Update, parameters_of
 
 
-def build_turns(
-    config: Config,
-    task: Task,
-    network: Network,
-    optimizers: Sequence[BuiltOptimizer],
-    meter: Meter,
-    *,
-    task_log: AttachedLog,
-    task_state: TaskState,
-    world: World,
-    span: Span,
-) -> list[Turn]:
-    """Build the turns in the order in which the configuration names their losses; their replicas come later.
+@dataclass(frozen=True)
+class StepBuilder:
+    """Builds the step of a training.
 
-    Args:
+    Attributes:
         config: of the run.
-        task: computes the losses.
-        network: whose parameters the optimizers train.
-        optimizers: in the configuration's order.
-        meter: collects the losses.
-        task_log: of the task.
-        task_state: of the task.
         world: the ranks.
+        task: computes the losses.
+        task_state: of the task.
+        task_log: of the task.
+        meter: collects the losses.
+        network: whose parameters are trained.
         span: of the run.
-
-    Raises:
-        TaskError: the task has no method of that name.
-        ConfigError: a loss trains nothing at first, or the task has none.
     """
-    losses = _by_loss(optimizers)
-    turns = []
-    for method, own in losses.items():
-        name = own[0].named.name if len(losses) > 1 else ""
-        if not own[0].named.name and not callable(task.loss):
-            raise lacks(config.task["_target_"], method)
-        if not callable(getattr(task, method, None)):
-            raise TaskError(f"{type(task).__name__} has no method {method}, which {own[0].named.key}.loss names")
+
+    config: Config
+    world: World
+    task: Task
+    task_state: TaskState
+    task_log: AttachedLog
+    meter: Meter
+    network: Network
+    span: Span
+
+    def build(
+        self,
+        optimizers: Sequence[BuiltOptimizer],
+        first_micro_batch: FirstMicroBatch,
+        after_backward: Callable[[JointUpdate], None] | None = None,
+    ) -> TrainStep:
+        """Build the step, with the replicas for the first one: they send rank zero's weights; collective.
+
+        The turns are in the order in which the configuration names their losses.
+
+        Args:
+            optimizers: in the configuration's order.
+            first_micro_batch: see `TrainStep`.
+            after_backward: called before the updates of each turn; see `JointUpdate`.
+
+        Raises:
+            TaskError: the task has no method of that name.
+            ConfigError: a loss trains nothing at first, or the task has none.
+        """
+        losses = _by_loss(optimizers)
+        turns = [
+            self._turn(method, own, own[0].named.name if len(losses) > 1 else "", after_backward)
+            for method, own in losses.items()
+        ]
+        _require_own_rates(optimizers, [update for turn in turns for update in turn.update.updates], self.config)
+        ema = self._ema(optimizers)
+        step = TrainStep(turns, self.world, first_micro_batch, ema)
+        step.build_replicas(0)
+        if ema is not None:
+            # from the weights that the replicas have sent
+            ema.restart()
+        return step
+
+    def _turn(
+        self,
+        function: str,
+        optimizers: Sequence[BuiltOptimizer],
+        name: str,
+        after_backward: Callable[[JointUpdate], None] | None,
+    ) -> Turn:
+        config, world, network, named = self.config, self.world, self.network, optimizers[0].named
+        if not named.name and not callable(self.task.loss):
+            raise lacks(config.task["_target_"], function)
+        if not callable(getattr(self.task, function, None)):
+            raise TaskError(f"{type(self.task).__name__} has no method {function}, which {named.key}.loss names")
         loss = Loss(
-            task,
-            meter,
-            task_log,
+            self.task,
+            self.meter,
+            self.task_log,
             precision=config.precision.formats,
             device=world.device,
-            method=method,
+            function=function,
             name=name,
             makes_whole=world.tensor_size > 1,
         )
-        module = TrainedModule(
-            network.model, _trained_from(network, own, span), replicate=_replicate(network, config, world)
+        trained_from = _trained_from(network, optimizers, self.span)
+        module = TrainedModule(network.model, trained_from, replicate=self._replicate())
+        scaler = gradient_scaler(
+            config.precision, world.device, is_shared=self._is_mixed, on_host=config.parallel.cpu_offload
         )
-        # the ranks have different parameters, or share them in different ways
-        is_mixed = world.tensor_size > 1 or world.pipeline_size > 1
-        on_host = config.parallel.cpu_offload
-        scaler = gradient_scaler(config.precision, world.device, is_shared=is_mixed, on_host=on_host)
-        updates = [_update(config, each, scaler, span, network, is_mixed=is_mixed) for each in own]
-        update = JointUpdate(updates, meter, scaler=scaler, master=network.master)
-        every_steps, pipeline = own[0].named.every_steps, network.pipeline
-        if pipeline is None:
-            turns.append(Turn(loss, module, update, every_steps=every_steps))
-            continue
+        updates = [self._update(each, scaler) for each in optimizers]
+        update = JointUpdate(updates, self.meter, scaler=scaler, master=network.master, after_backward=after_backward)
+        gradients = GradientCheck(
+            loss.method,
+            module,
+            update,
+            config.parallel,
+            is_averaged=world.data_size > 1,
+            # one of the ranks that train the same parameters
+            warns=world.rank % world.ranks_per_stage == 0,
+        )
+        if network.pipeline is None:
+            return Turn(loss, module, update, gradients, every_steps=named.every_steps)
         # it imports torch's DTensor, which takes half a second
         from hpctrain.train.pipelined_turn import PipelinedTurn
 
-        turns.append(
-            PipelinedTurn(
-                loss,
-                module,
-                update,
-                pipeline=pipeline,
-                task_log=task_log,
-                task_state=task_state,
-                every_steps=every_steps,
-            )
+        return PipelinedTurn(
+            loss,
+            module,
+            update,
+            gradients,
+            pipeline=network.pipeline,
+            task_state=self.task_state,
+            every_steps=named.every_steps,
         )
-    _require_own_rates(optimizers, [update for turn in turns for update in turn.update.updates], config)
-    return turns
 
+    @property
+    def _is_mixed(self) -> bool:
+        """Whether the ranks have different parameters, or share them in different ways."""
+        return self.world.tensor_size > 1 or self.world.pipeline_size > 1
 
-def _replicate(network: Network, config: Config, world: World) -> Callable[[nn.Module], nn.Module]:
-    if (sharded := network.sharded) is not None:
-        return lambda _: sharded
-    return partial(replicate_for_loss, world=world, parallel=config.parallel)
+    def _replicate(self) -> Callable[[nn.Module], nn.Module]:
+        if (sharded := self.network.sharded) is not None:
+            return lambda _: sharded
+        return partial(replicate_for_loss, world=self.world, parallel=self.config.parallel)
+
+    def _update(self, built: BuiltOptimizer, scaler: torch.amp.GradScaler | None) -> Update:
+        named, optimizer = built.named, built.optimizer
+        if named.schedule is None:
+            schedule, key = self.config.schedule, "schedule"
+        else:
+            key = f"{named.key}.schedule"
+            schedule = schedule_of(key, named.schedule)
+        span = dataclasses.replace(self.span, every_steps=named.every_steps)
+        rate = build_learning_rate(key, schedule, optimizer, span, base_lr=built.base_lr)
+        bounds, pipeline = _bounds(self.config.trainer, built), self.network.pipeline
+        return Update(
+            optimizer,
+            rate,
+            name=named.name,
+            clipping=Clipping.configured(bounds, optimizer, is_mixed=self._is_mixed, pipeline=pipeline),
+            scaler=scaler,
+            every_steps=named.every_steps,
+            state_check=StateCheck(optimizer, rate, name=named.name, warns=self.world.is_rank_zero),
+        )
+
+    def _ema(self, optimizers: Sequence[BuiltOptimizer]) -> Ema | None:
+        decay = self.config.trainer.ema_decay
+        if decay is None:
+            return None
+        trained = [parameter for each in optimizers for parameter in parameters_of(each.optimizer)]
+        return Ema(self.network.module, decay, self.network.master, trained)
 
 
 def loss_names(optimizers: Sequence[BuiltOptimizer]) -> list[str]:
@@ -130,39 +197,6 @@ def _by_loss(optimizers: Sequence[BuiltOptimizer]) -> dict[str, list[BuiltOptimi
     for each in optimizers:
         losses.setdefault(each.named.loss, []).append(each)
     return losses
-
-
-def _update(
-    config: Config,
-    built: BuiltOptimizer,
-    scaler: torch.amp.GradScaler | None,
-    span: Span,
-    network: Network,
-    *,
-    is_mixed: bool,
-) -> Update:
-    named, optimizer = built.named, built.optimizer
-    if named.schedule is None:
-        schedule, key = config.schedule, "schedule"
-    else:
-        key = f"{named.key}.schedule"
-        schedule = schedule_of(key, named.schedule)
-    return Update(
-        optimizer,
-        build_learning_rate(
-            key,
-            schedule,
-            optimizer,
-            dataclasses.replace(span, every_steps=named.every_steps),
-            base_lr=built.base_lr,
-        ),
-        name=named.name,
-        clipping=Clipping.configured(
-            _bounds(config.trainer, built), optimizer, is_mixed=is_mixed, pipeline=network.pipeline
-        ),
-        scaler=scaler,
-        every_steps=named.every_steps,
-    )
 
 
 def _require_own_rates(optimizers: Sequence[BuiltOptimizer], updates: Sequence[Update], config: Config) -> None:

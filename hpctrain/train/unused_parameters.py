@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from hpctrain.config.parallel import Parallel
 from hpctrain.errors import TaskError
 from hpctrain.phrases import either, listed
-from hpctrain.train.empty_pass import zero_of
-from hpctrain.train.turn import Turn
+from hpctrain.train.trained_module import TrainedModule, zero_of
+from hpctrain.train.update import JointUpdate
 
 USE_MODEL_ARGUMENT = "compute the loss with the model that the method gets as its argument"
 FREEZE_UNUSED = "freeze them, or set parallel.find_unused_parameters=true: DDP waits for these gradients"
@@ -24,62 +24,79 @@ RETURN_ZERO_LOSS = (
 log = logging.getLogger("hpctrain.train")
 
 
-def check_gradients(turn: Turn, parallel: Parallel, *, warns: bool = True) -> None:
-    """Log a warning that names the parameters without a gradient, after a backward pass of the turn.
+class GradientCheck:
+    """Checks after the first backward pass over a replica that the parameters have gradients.
 
-    Args:
-        turn: whose gradients are looked at.
-        parallel: of the configuration.
-        warns: whether this rank logs.
-
-    Raises:
-        TaskError: no parameter has a gradient, or DDP waits for those that are missing, which leaves others unreduced.
-    """
-    module = turn.module
-    own = _own(turn)
-    unused = [parameter for parameter in own if parameter.grad is None]
-    if not unused:
-        return
-    problem = _problem(turn, unused)
-    if len(unused) == len(own):
-        raise TaskError(f"{problem}: {USE_MODEL_ARGUMENT}")
-    if module.ddp is not None and not (parallel.find_unused_parameters or parallel.static_graph):
-        raise TaskError(f"{problem}: {FREEZE_UNUSED}")
-    if warns:
-        log.warning("%s: freeze them, unless a later step uses them", problem)
-
-
-class SharedGradients:
-    """Keeps a rank in step with those that average their gradients with its own, in every step after the first.
-
-    A rank without a target may return a constant as its loss, whose backward pass reaches no parameter. DDP would wait
+    It also keeps a rank in step with those that average their gradients with its own, in every step after the first:
+    a rank without a target may return a constant as its loss, whose backward pass reaches no parameter. DDP would wait
     for its gradients on the other ranks, and this rank would train on without theirs.
 
     Args:
-        turn: whose gradients the ranks average.
+        method: the task's class and the method that computes the loss, for messages.
+        module: has the parameters, and the replica.
+        update: of the optimizers that train them.
         parallel: of the configuration.
+        is_averaged: whether several ranks average the gradients.
+        warns: whether this rank logs.
+
+    Attributes:
+        is_due: whether `check` is to be called after the next backward pass.
+        is_shared: whether other ranks wait for the gradients of the replica; not before `restart`.
     """
 
-    def __init__(self, turn: Turn, parallel: Parallel) -> None:
-        self._turn = turn
+    def __init__(
+        self,
+        method: str,
+        module: TrainedModule,
+        update: JointUpdate,
+        parallel: Parallel,
+        *,
+        is_averaged: bool,
+        warns: bool = True,
+    ) -> None:
+        self.is_due = False
+        self.is_shared = False
+        self._method = method
+        self._module = module
+        self._update = update
         self._parallel = parallel
-        self._has_ddp = turn.module.ddp is not None
-        self._check_finalized = _check_of_reducer(turn.module.ddp)
-        self._witness = _own(turn)[0]
+        self._is_averaged = is_averaged
+        self._warns = warns
+        self._check_finalized: Callable[[], object] | None = None
+        self._witness: nn.Parameter | None = None
         self._was_constant = False
-        turn.loss.complete_constant = self.complete_constant
-        turn.backward_to_share = self.backward
 
-    def check_first(self, *, warns: bool = True) -> None:
-        """As `check_gradients`; ranks also refuse a loss that is a constant on all of them.
+    def restart(self) -> None:
+        """Begin with a replica that was just built."""
+        own = self._own()
+        self.is_due = True
+        self.is_shared = self._is_averaged and bool(own)
+        self._was_constant = False
+        if self.is_shared:
+            self._check_finalized = _check_of_reducer(self._module.ddp)
+            self._witness = own[0]
 
-        Args:
-            warns: whether this rank logs.
+    def check(self) -> None:
+        """Log a warning that names the parameters without a gradient, after a backward pass.
+
+        Raises:
+            TaskError: no parameter has a gradient, or DDP waits for those that are missing, which leaves others
+                unreduced; or the loss is a constant on all ranks.
         """
-        own = _own(self._turn)
+        own = self._own()
         if self._was_constant and not any(parameter.grad is not None and parameter.grad.any() for parameter in own):
-            raise TaskError(f"{_problem(self._turn, own)}: {USE_MODEL_ARGUMENT}")
-        check_gradients(self._turn, self._parallel, warns=warns)
+            raise TaskError(f"{self._problem(own)}: {USE_MODEL_ARGUMENT}")
+        self.is_due = False
+        unused = [parameter for parameter in own if parameter.grad is None]
+        if not unused:
+            return
+        problem = self._problem(unused)
+        if len(unused) == len(own):
+            raise TaskError(f"{problem}: {USE_MODEL_ARGUMENT}")
+        if self._module.ddp is not None and not (self._parallel.find_unused_parameters or self._parallel.static_graph):
+            raise TaskError(f"{problem}: {FREEZE_UNUSED}")
+        if self._warns:
+            log.warning("%s: freeze them, unless a later step uses them", problem)
 
     def complete_constant(self, loss: Tensor, model: nn.Module) -> Tensor:
         """Make a loss that is a constant depend on all parameters, whose gradients are then 0.
@@ -93,8 +110,8 @@ class SharedGradients:
         """
         if not loss.requires_grad:
             return loss  # its backward pass raises an error, at any world size
-        if not self._has_ddp:
-            raise TaskError(f"{_problem(self._turn, _own(self._turn))}; {RETURN_ZERO_LOSS}")
+        if self._module.ddp is None:
+            raise TaskError(f"{self._problem(self._own())}; {RETURN_ZERO_LOSS}")
         self._was_constant = True
         zero = zero_of(model)
         return loss.to(zero.device) + zero.to(loss.dtype)
@@ -105,29 +122,30 @@ class SharedGradients:
         Raises:
             TaskError: parameters got no gradient, and other ranks wait for it.
         """
+        assert self._witness is not None
         gradient = self._witness.grad
         version = None if gradient is None else gradient._version
-        self._turn.update.backward(loss)
+        self._update.backward(loss)
         if self._check_finalized is not None:
             try:
                 self._check_finalized()
             except RuntimeError:
                 unused = self._unreached(loss)
-                raise TaskError(f"{_problem(self._turn, unused or _own(self._turn))}: {FREEZE_UNUSED}") from None
+                raise TaskError(f"{self._problem(unused or self._own())}: {FREEZE_UNUSED}") from None
         gradient = self._witness.grad
         if gradient is None or gradient._version == version:
             self._require_any(loss)
 
     def _require_any(self, loss: Tensor) -> None:
         """Refuse a loss that has given no parameter a gradient; the witness alone may be one that isn't used."""
-        own = _own(self._turn)
-        if not self._has_ddp:
+        own = self._own()
+        if self._module.ddp is None:
             used = [parameter for parameter in own if parameter.grad is not None]
         else:
             unused = set(self._unreached(loss))
             used = [parameter for parameter in own if parameter not in unused]
         if not used:
-            raise TaskError(f"{_problem(self._turn, own)}; {RETURN_ZERO_LOSS}")
+            raise TaskError(f"{self._problem(own)}; {RETURN_ZERO_LOSS}")
         self._witness = used[0]
 
     def _unreached(self, loss: Tensor) -> list[nn.Parameter]:
@@ -139,7 +157,17 @@ class SharedGradients:
                 visited.add(node)
                 reached.add(getattr(node, "variable", None))
                 nodes += [following for following, _ in node.next_functions]
-        return [parameter for parameter in _own(self._turn) if parameter not in reached]
+        return [parameter for parameter in self._own() if parameter not in reached]
+
+    def _own(self) -> list[nn.Parameter]:
+        # in a pipeline, other ranks train what is on `meta`
+        return [parameter for parameter in self._module.unfrozen if not parameter.is_meta]
+
+    def _problem(self, unused: Sequence[nn.Parameter]) -> str:
+        optimizers = [f"optimizer.named.{update.name}" for update in self._update.updates if update.name]
+        names = listed(self._module.names_of(unused), shown=5)
+        trains = f"{either(optimizers)} trains for this loss" if optimizers else "it trains"
+        return f"{self._method} gave no gradient to {names}, which {trains}"
 
 
 def _check_of_reducer(ddp: nn.Module | None) -> Callable[[], object] | None:
@@ -151,15 +179,3 @@ def _check_of_reducer(ddp: nn.Module | None) -> Callable[[], object] | None:
             check()  # before the first backward pass there is nothing to wait for
             return check
     return None
-
-
-def _own(turn: Turn) -> list[nn.Parameter]:
-    # in a pipeline, other ranks train what is on `meta`
-    return [parameter for parameter in turn.module.unfrozen if not parameter.is_meta]
-
-
-def _problem(turn: Turn, unused: Sequence[nn.Parameter]) -> str:
-    optimizers = [f"optimizer.named.{update.name}" for update in turn.update.updates if update.name]
-    names = listed(turn.module.names_of(unused), shown=5)
-    trains = f"{either(optimizers)} trains for this loss" if optimizers else "it trains"
-    return f"{turn.loss.method} gave no gradient to {names}, which {trains}"

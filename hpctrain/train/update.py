@@ -1,16 +1,18 @@
-"""The updates of one optimizer: learning rates, clipping, its step, and updates that are skipped."""
+"""The updates of one optimizer, and of those that step together: learning rates, clipping, loss scale, skipping."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from hpctrain.config.trainer import Trainer
-from hpctrain.distributed.local_part import whole
+from hpctrain.distributed.local_part import local_parts, whole
+from hpctrain.metrics.meter import Meter
 from hpctrain.train.learning_rate import LearningRate
+from hpctrain.train.precision import MasterWeights
 
 if TYPE_CHECKING:
     # importing it imports torch's DTensor, which takes half a second
@@ -96,13 +98,14 @@ class Update:
         clipping: bounds the gradients; None for no bounds.
         scaler: of the loss, for fp16; else None. The optimizers of a turn share it, and call `step_scaled`.
         every_steps: steps from one update to the next.
+        state_check: called after updates that weren't skipped, until it returns True; None for nothing.
 
     Attributes:
         optimizer: the optimizer.
         learning_rate: sets the optimizer's learning rates; skipped updates don't advance it.
         name: of the optimizer.
+        every_steps: as given.
         num_skipped: updates since the start of the run that were skipped because gradients overflowed.
-        state_check: called after updates that weren't skipped, until it returns True; None for nothing.
         norm: of the last update's gradients before clipping, 0-d; None if it wasn't measured, or the update was
             skipped.
     """
@@ -116,19 +119,20 @@ class Update:
         clipping: Clipping | None = None,
         scaler: torch.amp.GradScaler | None = None,
         every_steps: int = 1,
+        state_check: Callable[[], bool] | None = None,
     ) -> None:
         self.optimizer = optimizer
         self.learning_rate = learning_rate
         self.name = name
+        self.every_steps = every_steps
         self.num_skipped = 0
-        self.state_check: Callable[[], bool] | None = None
         self.norm: Tensor | None = None
         self.norm_name = f"train/grad_norm{self._suffix}"
         follows = type(learning_rate).after_update is not LearningRate.after_update
         self._after_update = learning_rate.after_update if follows else None
         self._clipping = clipping
         self._scaler = scaler
-        self._every_steps = every_steps
+        self._state_check = state_check
         self._parameters = parameters_of(optimizer)
         self._overrides_zero_grad = type(optimizer).zero_grad is not torch.optim.Optimizer.zero_grad
         # a fused optimizer skips on the device; for any other one, the scaler decides whether to call its step
@@ -146,10 +150,6 @@ class Update:
             values[f"train/skipped_updates{self._suffix}"] = self.num_skipped
         return values
 
-    def begin(self, step: int) -> None:
-        """Prepare step ``step``, counted from 0: set its learning rates; skipped updates don't advance the schedule."""
-        self.learning_rate.begin(step - self.num_skipped * self._every_steps)
-
     def __call__(self) -> None:
         """Update the weights from the accumulated gradients without a loss scale, and clear the gradients."""
         norm = None
@@ -160,8 +160,8 @@ class Update:
         self.norm = norm
         if self._after_update is not None:
             self._after_update()
-        if self.state_check is not None and self.state_check():
-            self.state_check = None
+        if self._state_check is not None and self._state_check():
+            self._state_check = None
 
     def step_scaled(self, scaler: torch.amp.GradScaler) -> Tensor | bool:
         """Update the weights unless gradients under a loss scale overflowed, and clear them; then call `record_result`.
@@ -194,8 +194,8 @@ class Update:
             return
         if self._after_update is not None:
             self._after_update()
-        if self.state_check is not None and self.state_check():
-            self.state_check = None
+        if self._state_check is not None and self._state_check():
+            self._state_check = None
 
     def leave_out(self) -> None:
         """Clear the gradients of a step without data; weights, momentum and moving averages don't change."""
@@ -226,6 +226,130 @@ class Update:
         # torch's own zero_grad does the same inside a profiler record, which costs more than the rest of that function
         for parameter in self._parameters:
             parameter.grad = None
+
+
+class JointUpdate:
+    """The updates of the optimizers that step for one loss.
+
+    Args:
+        updates: one for each optimizer.
+        meter: collects the norms of the gradients that are measured.
+        scaler: of the loss, for fp16; else None.
+        master: copies gradients and weights between fp32 and half precision; None if there is only one set of weights.
+        after_backward: called with this object after the last backward pass of a step, before gradients are clipped;
+            None for nothing.
+
+    Attributes:
+        updates: as given.
+        scaler: as given.
+        backward: adds the gradients of a loss, under the loss scale.
+    """
+
+    def __init__(
+        self,
+        updates: Sequence[Update],
+        meter: Meter,
+        *,
+        scaler: torch.amp.GradScaler | None = None,
+        master: MasterWeights | None = None,
+        after_backward: Callable[[JointUpdate], None] | None = None,
+    ) -> None:
+        self.updates = updates
+        self.scaler = scaler
+        self.backward = torch.autograd.backward if scaler is None else self._scaled_backward
+        self._meter = meter
+        self._master = master
+        self._after_backward = after_backward
+        self._loss_scale: float | None = None
+
+    @property
+    def num_skipped(self) -> int:
+        """Updates that the optimizers have skipped since the start of the run."""
+        return sum(update.num_skipped for update in self.updates)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Values to log of the last updates."""
+        return {name: value for update in self.updates for name, value in update.metrics.items()}
+
+    @property
+    def loss_scale(self) -> float:
+        """The factor of the next loss; reading it may wait for the device."""
+        if self.scaler is None:
+            return 1.0
+        return self.scaler.get_scale() if self._loss_scale is None else self._loss_scale
+
+    def begin(self, step: int) -> None:
+        """Prepare step ``step``, counted from 0, before its first forward pass: set its learning rates."""
+        if self._master is not None:
+            self._master.begin_step()
+        for update in self.updates:
+            # skipped updates don't advance the schedule
+            update.learning_rate.begin(step - update.num_skipped * update.every_steps)
+
+    def __call__(self, rescale: float = 1.0) -> bool:
+        """Update the weights from the accumulated gradients, after the last backward pass, and clear the gradients.
+
+        Args:
+            rescale: factor of the gradients; with 0, nothing is updated.
+
+        Returns:
+            Whether weights were updated; ranks skip the same updates.
+        """
+        if self._master is not None:
+            self._master.end_step()
+            self._master.collect_gradients()
+        if rescale != 1.0:
+            if not rescale:
+                for update in self.updates:
+                    update.leave_out()
+                return False
+            self._rescale(rescale)
+        if self._after_backward is not None:
+            self._after_backward(self)
+        if self.scaler is None:
+            updated = True
+            for update in self.updates:
+                update()
+        else:
+            updated = self._update_scaled(self.scaler)
+        for update in self.updates:
+            if update.norm is not None:
+                self._meter.add_mean(update.norm_name, update.norm, 1)
+        if updated and self._master is not None:
+            self._master.publish()
+        return updated
+
+    def _rescale(self, factor: float) -> None:
+        parameters = [parameter for update in self.updates for parameter in parameters_of(update.optimizer)]
+        parts = local_parts(parameter.grad for parameter in parameters if parameter.grad is not None)
+        if parts:
+            torch._foreach_mul_(parts, factor)
+
+    def _update_scaled(self, scaler: torch.amp.GradScaler) -> bool:
+        """Update the weights unless their gradients overflowed, then the scale; return whether any were updated."""
+        # With fused optimizers the host waits once: one transfer reads which updates were skipped, and the new scale.
+        # For other optimizers, the scaler itself waits before each `step`; the scale isn't read then, since that would
+        # wait for the update.
+        skipped = [update.step_scaled(scaler) for update in self.updates]
+        unread = [overflows for overflows in skipped if isinstance(overflows, Tensor)]
+        if unread and len(skipped) > 1:
+            # copied, because `scaler.update` adds what the other optimizers found to the first one's tensor
+            unread = [*torch.stack(unread)]
+        scaler.update()
+        self._loss_scale = None
+        if unread:
+            assert scaler._scale is not None
+            *overflows, self._loss_scale = torch.stack([*unread, scaler._scale]).tolist()
+            read = iter(overflows)
+            skipped = [bool(next(read)) if isinstance(each, Tensor) else each for each in skipped]
+        for update, each in zip(self.updates, skipped, strict=True):
+            update.record_result(skipped=bool(each))
+        return not all(skipped)
+
+    def _scaled_backward(self, loss: Tensor) -> None:
+        assert self.scaler is not None
+        torch.autograd.backward(self.scaler.scale(loss))
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:

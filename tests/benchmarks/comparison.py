@@ -48,7 +48,7 @@ class OwnSteps:
 
     def __init__(self, words: Sequence[str], world: World) -> None:
         self.parts = Parts(Composer().compose([*words, "trainer.max_epochs=100000"], world_size=world.size), world)
-        self.parts.prepare(0)
+        self.parts.step.prepare(0)
         self.batches = iter(self.parts.loader(0))
         self.number = 0
 

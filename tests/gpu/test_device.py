@@ -23,14 +23,13 @@ from hpctrain.metrics.meter import Meter
 from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
 from hpctrain.train.gathering import Gathering
-from hpctrain.train.joint_update import JointUpdate
 from hpctrain.train.learning_rate import LearningRate
-from hpctrain.train.loss import Loss
 from hpctrain.train.step import TrainStep
 from hpctrain.train.task_log import AttachedLog
 from hpctrain.train.trained_module import TrainedModule
-from hpctrain.train.turn import Turn
-from hpctrain.train.update import Clipping, Update
+from hpctrain.train.turn import Loss, Turn
+from hpctrain.train.unused_parameters import GradientCheck
+from hpctrain.train.update import Clipping, JointUpdate, Update
 
 pytestmark = pytest.mark.gpu
 
@@ -54,8 +53,11 @@ def step_over(model, device):
     log = AttachedLog("Task", Position(), total_steps=1, every_steps=1)
     loss = Loss(task, meter, log, precision=FORMATS["bf16"], device=device)
     module = TrainedModule(model, [(parameter, 0) for parameter in model.parameters()])
-    step = TrainStep([Turn(loss, module, JointUpdate([update], meter))])
-    step.prepare(0)
+    joint = JointUpdate([update], meter)
+    gradients = GradientCheck(loss.method, module, joint, Parallel(), is_averaged=False)
+    world = World(rank=0, size=1, local_rank=0, devices=(device,))
+    step = TrainStep([Turn(loss, module, joint, gradients)], world, None)
+    step.build_replicas(0)
     return task, step
 
 

@@ -56,7 +56,7 @@ class Training:
 
     def __init__(self, config, world):
         self.parts = Parts(config, world)
-        self.parts.prepare(0)
+        self.parts.step.prepare(0)
         assert self.parts.ema is not None
         kind = MoveOnDemand if ON_CPU else CopyInBackground
         self.micro_batches = self.parts.loader(0).micro_batches(kind(self._move, world.device))

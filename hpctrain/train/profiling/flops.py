@@ -265,11 +265,11 @@ def flops_by_trial(step: TrainStep, micro_batch: MicroBatch, world: World) -> fl
 def _compute_gradients(turn: Turn, model: nn.Module, samples: MicroBatch) -> None:
     replica, trained = turn.module.replica, turn.module.unfrozen
     if not getattr(replica, "is_sharded", False):
-        loss = turn.loss.compute_unlogged(LossModule(model), samples)
+        loss = turn.compute_unlogged(LossModule(model), samples)
         torch.autograd.grad(loss, trained, allow_unused=True)
         return
     # the gradients belong to the gathered weights, and reach the shards through FSDP2's hooks alone
-    torch.autograd.backward(turn.loss.compute_unlogged(replica, samples))
+    torch.autograd.backward(turn.compute_unlogged(replica, samples))
     for parameter in trained:
         parameter.grad = None
 

@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.compose import Composer
+from hpctrain.config.parallel import Parallel
 from hpctrain.config.precision import FORMATS
 from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.distributed.stop_request import STOP_SIGNALS, StopRequest
@@ -20,16 +21,15 @@ from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.run.times import Times
 from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
-from hpctrain.train.joint_update import JointUpdate
 from hpctrain.train.learning_rate import LearningRate
-from hpctrain.train.loss import Loss
 from hpctrain.train.step import TrainStep
 from hpctrain.train.stopping import Stopping
 from hpctrain.train.task_log import AttachedLog
 from hpctrain.train.trained_module import TrainedModule
 from hpctrain.train.trainer import Trainer
-from hpctrain.train.turn import Turn
-from hpctrain.train.update import Update
+from hpctrain.train.turn import Loss, Turn
+from hpctrain.train.unused_parameters import GradientCheck
+from hpctrain.train.update import JointUpdate, Update
 
 sys.path.append(str(Path(__file__).parent))  # for the module `small_task`, which configurations name
 
@@ -66,7 +66,7 @@ def lone_world():
 
 
 @pytest.fixture
-def step_over():
+def step_over(lone_world):
     """Makes a step over a model of eight features and ten classes."""
 
     def build(model, task=None):
@@ -77,8 +77,10 @@ def step_over():
         log = AttachedLog("Sorting", Position(), total_steps=1, every_steps=1)
         loss = Loss(task or Sorting(), meter, log, precision=FORMATS["fp32"], device=CPU)
         module = TrainedModule(model, [(parameter, 0) for parameter in trained])
-        step = TrainStep([Turn(loss, module, JointUpdate([update], meter))])
-        step.prepare(0)
+        joint = JointUpdate([update], meter)
+        gradients = GradientCheck(loss.method, module, joint, Parallel(), is_averaged=False)
+        step = TrainStep([Turn(loss, module, joint, gradients)], lone_world, None)
+        step.build_replicas(0)
         return step
 
     return build

@@ -75,7 +75,7 @@ def test_a_timed_step_computes_what_a_plain_one_does(step_over, supply):
         other(step, mixed, timer if step % 2 else None)
     for expected, found in zip(plain.turns[0].module.trained, other.turns[0].module.trained, strict=True):
         assert torch.equal(expected, found)
-    assert plain.turns[0].loss._meter.means() == other.turns[0].loss._meter.means()
+    assert plain.turns[0].loss.meter.means() == other.turns[0].loss.meter.means()
 
 
 def test_a_timed_step_takes_only_its_own_micro_batches(step_over, supply):

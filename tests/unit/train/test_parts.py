@@ -117,7 +117,7 @@ def test_a_task_with_half_of_a_state_is_refused_before_its_data_is_read(compose_
 
 def test_unfreezing_is_logged_when_it_happens(compose_small, lone_world, caplog):
     parts = Parts(compose_small('optimizer.groups=[{match: "0.*", unfreeze_at_step: 1}]'), lone_world)
-    parts.prepare(0)
+    parts.step.prepare(0)
     batches = iter(parts.loader(0))
     with caplog.at_level(logging.INFO, "hpctrain.train"):
         parts.step(0, batches)
@@ -135,7 +135,7 @@ def test_parameters_that_the_loss_does_not_reach_are_named(compose_small, lone_w
     build = Small.build_model
     monkeypatch.setattr(Small, "build_model", build_with_another)
     parts = Parts(compose_small(), lone_world)
-    parts.prepare(0)
+    parts.step.prepare(0)
     parts.step(0, iter(parts.loader(0)))
     (message,) = caplog.messages
     assert message.startswith("Small.loss gave no gradient to unused, which it trains: ")

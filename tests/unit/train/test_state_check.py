@@ -67,8 +67,9 @@ class Random(LearningRate):
 def trained(kind, steps=3, rate=LearningRate, name=""):
     weight = torch.ones(2, requires_grad=True)
     optimizer = kind([weight], lr=0.1)
-    update = Update(optimizer, rate(optimizer, lambda _: 1.0), name=name)
-    update.state_check = StateCheck(update, warns=True)
+    schedule = rate(optimizer, lambda _: 1.0)
+    check = StateCheck(optimizer, schedule, name=name, warns=True)
+    update = Update(optimizer, schedule, name=name, state_check=check)
     for _ in range(steps):
         weight.grad = torch.ones(2)
         update()
@@ -82,7 +83,7 @@ def test_attributes_that_updates_change_and_no_checkpoint_has_are_named(kind, at
     assert message.startswith(
         f"optimizer.named.critic: updates change {attribute} of {kind.__name__}, which checkpoints"
     )
-    assert update.state_check is None
+    assert update._state_check is None
 
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD, Complete])

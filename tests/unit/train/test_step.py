@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -14,23 +13,23 @@ from hpctrain.config.precision import FORMATS, Precision
 from hpctrain.config.trainer import Trainer
 from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.distributed.replica import LossModule
+from hpctrain.distributed.world import World
 from hpctrain.errors import TaskError
 from hpctrain.metrics.meter import Meter
 from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
 from hpctrain.train.ema import Ema
-from hpctrain.train.joint_update import JointUpdate
 from hpctrain.train.learning_rate import LearningRate
-from hpctrain.train.loss import Loss
 from hpctrain.train.precision import gradient_scaler
 from hpctrain.train.step import TrainStep, unknown_optimizers_refused
 from hpctrain.train.task_log import AttachedLog, attach
 from hpctrain.train.trained_module import TrainedModule
-from hpctrain.train.turn import Turn
-from hpctrain.train.unused_parameters import SharedGradients, check_gradients
-from hpctrain.train.update import Clipping, Update
+from hpctrain.train.turn import Loss, Turn
+from hpctrain.train.unused_parameters import GradientCheck
+from hpctrain.train.update import Clipping, JointUpdate, Update
 
 CPU = torch.device("cpu")
+LONE = World(rank=0, size=1, local_rank=0, devices=(CPU,))
 
 
 class Classify(Task):
@@ -48,11 +47,28 @@ class Classify(Task):
         return cross_entropy(logits, labels) * self.factor
 
 
+def checks(loss, module, joint, parallel=None):
+    """Of gradients that DDP averages if `parallel` is given."""
+    shared = parallel is not None
+    return GradientCheck(loss.method, module, joint, parallel or Parallel(), is_averaged=shared)
+
+
 class Bench:
     """A step over a model in float64, and what it needs."""
 
     def __init__(
-        self, *, kind="fp32", lr=1.0, clip=None, value=None, task=None, dtype=torch.float64, ema=None, scaler=None
+        self,
+        *,
+        kind="fp32",
+        lr=1.0,
+        clip=None,
+        value=None,
+        task=None,
+        dtype=torch.float64,
+        ema=None,
+        scaler=None,
+        replicate=LossModule,
+        parallel=None,
     ):
         torch.manual_seed(0)
         self.model = nn.Linear(4, 3, dtype=dtype)
@@ -71,10 +87,13 @@ class Bench:
         self.log = AttachedLog("Task", self.position, total_steps=10, every_steps=2)
         attach(self.task, self.log, self.position)
         loss = Loss(self.task, self.meter, self.log, precision=FORMATS[kind], device=CPU)
-        module = TrainedModule(self.model, [(parameter, 0) for parameter in self.model.parameters()])
-        self.turn = Turn(loss, module, JointUpdate([self.update], self.meter, scaler=scaler))
-        self.step = TrainStep([self.turn], self.ema)
-        self.step.prepare(0)
+        trained_from = [(parameter, 0) for parameter in self.model.parameters()]
+        module = TrainedModule(self.model, trained_from, replicate=replicate)
+        joint = JointUpdate([self.update], self.meter, scaler=scaler)
+        gradients = checks(loss, module, joint, parallel)
+        self.turn = Turn(loss, module, joint, gradients)
+        self.step = TrainStep([self.turn], LONE, None, self.ema)
+        self.step.build_replicas(0)
         draws = torch.Generator().manual_seed(1)
         self.batch = torch.randn(12, 4, generator=draws, dtype=dtype), torch.arange(12) % 3
 
@@ -335,7 +354,7 @@ def test_whether_a_record_is_due():
 def test_passes_that_leave_no_trace_log_nothing():
     bench = Bench(task=Logging())
     with bench.log.training():
-        bench.turn.loss.compute_unlogged(bench.turn.module.replica, next(bench.micro_batches(12)))
+        bench.turn.compute_unlogged(bench.turn.module.replica, next(bench.micro_batches(12)))
     assert bench.meter.names == ("train/loss",)
     assert bench.log.scalars == []
 
@@ -374,11 +393,7 @@ class Surrounding(LossModule):
 
 
 def test_the_whole_loss_is_one_forward_pass_of_the_replica_and_gets_the_model_itself():
-    bench = Bench(task=Kept())
-    bench.turn.module = TrainedModule(
-        bench.model, [(parameter, 0) for parameter in bench.model.parameters()], replicate=Surrounding
-    )
-    bench.step.prepare(0)
+    bench = Bench(task=Kept(), replicate=Surrounding)
     bench.moved(12)
     assert bench.task.model is bench.model
     assert bench.task.inside
@@ -415,11 +430,12 @@ def duel(model, task, meter, *, every=1, scaled=False):
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0) if scaled else None
         rates = LearningRate(optimizer, lambda update: 1 / (1 + update))
         update = Update(optimizer, rates, name=name, scaler=scaler, every_steps=pace)
-        loss = Loss(task, meter, log, precision=FORMATS["fp32"], device=CPU, method=method, name=name)
+        loss = Loss(task, meter, log, precision=FORMATS["fp32"], device=CPU, function=method, name=name)
         module = TrainedModule(model, [(parameter, 0) for parameter in part.parameters()])
-        turns.append(Turn(loss, module, JointUpdate([update], meter, scaler=scaler), every_steps=pace))
-    step = TrainStep(turns)
-    step.prepare(0)
+        joint = JointUpdate([update], meter, scaler=scaler)
+        turns.append(Turn(loss, module, joint, checks(loss, module, joint), every_steps=pace))
+    step = TrainStep(turns, LONE, None)
+    step.build_replicas(0)
     return step
 
 
@@ -468,7 +484,7 @@ def test_a_name_that_two_turns_log_is_refused(kind):
     bench, model, task = Bench(), Parts(), kind()
     step = duel(model, task, Meter(CPU))
     before = model.second.weight.detach().clone()
-    log = step.turns[0].loss._task_log
+    log = step.turns[0].loss.task_log
     attach(task, log, Position())
     with (
         log.training(),
@@ -512,7 +528,7 @@ def test_a_loss_that_raises_no_longer_computes():
     bench = Bench(task=Odd(fail))
     with pytest.raises(LookupError):
         bench.moved(12)
-    assert not bench.turn.loss.is_computing
+    assert not bench.turn.is_computing
 
 
 def test_each_turn_has_a_loss_scale_and_skipped_updates_of_its_own():
@@ -530,16 +546,17 @@ def test_parameters_are_trained_from_their_step_on():
     bench = Bench()
     bias = bench.model.bias
     module = TrainedModule(bench.model, [(bench.model.weight, 0), (bias, 2)])
-    turn = Turn(bench.turn.loss, module, bench.turn.update)
-    step = TrainStep([turn])
-    assert step.prepare(0) == [turn]
+    loss, joint = bench.turn.loss, bench.turn.update
+    turn = Turn(loss, module, joint, checks(loss, module, joint))
+    step = TrainStep([turn], LONE, None)
+    assert step.build_replicas(0) == [turn]
     moved = []
     for number in range(3):
         before = bias.detach().clone()
         step(number, bench.micro_batches(12))
         moved.append(not torch.equal(before, bias))
     assert moved == [False, False, True]
-    assert step.prepare(2) == []
+    assert step.build_replicas(2) == []
 
 
 class Detached(Classify):
@@ -564,8 +581,7 @@ class Half(Duel):
 def test_parameters_without_a_gradient_are_reported_once(caplog):
     bench = Bench()
     step = duel(Parts(), Half(), Meter(CPU))
-    for turn in step.turns:
-        turn.after_first_backward = partial(check_gradients, turn, Parallel())
+    step.prepare(0)
     step(0, bench.micro_batches(4, 8))
     step(1, bench.micro_batches(12))
     (message,) = caplog.messages
@@ -583,7 +599,7 @@ class Aside(Classify):
 
 def test_a_loss_of_another_model_is_refused():
     bench = Bench(task=Aside())
-    bench.turn.after_first_backward = partial(check_gradients, bench.turn, Parallel())
+    bench.step.prepare(0)
     with pytest.raises(TaskError, match=r"Aside\.loss gave no gradient to weight, bias, which it trains: compute the"):
         bench.moved(12)
 
@@ -607,11 +623,12 @@ def shared():
     def make(found, **parallel):
         task = Untargeted()
         task.found = found
-        bench = Bench(task=task)
-        bench.turn.module.ddp = DistributedDataParallel(LossModule(bench.model), **parallel)
-        bench.turn.module.replica = bench.turn.module.ddp
-        bench.turn.module.accumulating = bench.turn.module.ddp.no_sync
-        bench.turn.after_first_backward = SharedGradients(bench.turn, Parallel(**parallel)).check_first
+
+        def replicate(model):
+            return DistributedDataParallel(LossModule(model), **parallel)
+
+        bench = Bench(task=task, replicate=replicate, parallel=Parallel(**parallel))
+        bench.step.prepare(0)
         return bench
 
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
@@ -682,8 +699,7 @@ def test_a_torch_without_the_check_of_ddp_trains(shared, monkeypatch, error):
     ddp, reducer = bench.turn.module.ddp, OtherReducer(*error)
     with monkeypatch.context() as patch:
         patch.setattr(ddp, "reducer", reducer)
-        gradients = SharedGradients(bench.turn, Parallel())
-    bench.turn.after_first_backward = gradients.check_first
+        bench.turn.gradients.restart()
     assert two_steps(bench, 4).tolist() == [0.0] * 15
     assert reducer.calls == len(error)
 

@@ -7,9 +7,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hpctrain.config.trainer import Trainer
 from hpctrain.distributed.compiler import spare_compiler
 from hpctrain.metrics.meter import Meter
-from hpctrain.train.joint_update import JointUpdate
 from hpctrain.train.learning_rate import LearningRate
-from hpctrain.train.update import Clipping, Update
+from hpctrain.train.update import Clipping, JointUpdate, Update
 
 
 def clipped(**options):
