@@ -40,6 +40,7 @@ from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
 from hpctrain.train.build import Network, build_network, build_trained_task
 from hpctrain.train.build_learning_rate import Span
+from hpctrain.train.build_step import StepBuilder, loss_names
 from hpctrain.train.callbacks import Callbacks
 from hpctrain.train.ending import Ending
 from hpctrain.train.evaluation import Evaluation
@@ -52,7 +53,6 @@ from hpctrain.train.sample_check import SampleCheck
 from hpctrain.train.stream_state import StreamState
 from hpctrain.train.task_log import AttachedLog, attach
 from hpctrain.train.task_state import TaskState
-from hpctrain.train.turns import StepBuilder, loss_names
 from hpctrain.train.update import JointUpdate
 
 NUM_ORDERED = 16

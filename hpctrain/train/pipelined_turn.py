@@ -90,30 +90,26 @@ class _StepOfTurn:
         self._turn = turn
         self._micro_batches = micro_batches
         self._timer = timer
-        self._stages = turn.pipeline.stages
-        self._task_log = turn.loss.task_log
-        self._task_state = turn.task_state
         self._empty: dict[int, EmptyPass] = {}
 
     def forward(self, replica: Replica, local_stage: int, micro_batch: int) -> Any:
-        given = self._micro_batches[micro_batch]
-        has_loss = self._stages.ends(local_stage)
+        turn, given = self._turn, self._micro_batches[micro_batch]
+        has_loss = turn.pipeline.stages.ends(local_stage)
         with ExitStack() as contexts:
             if not has_loss or given.weight == 0:
-                contexts.enter_context(self._task_log.discarding())
+                contexts.enter_context(turn.loss.task_log.discarding())
             if given.weight == 0:
                 if micro_batch not in self._empty:
-                    self._empty[micro_batch] = EmptyPass(shares_statistics=self._turn.module.shares_statistics)
-                empty = self._empty[micro_batch]
-                contexts.enter_context(empty.forward(self._turn.module.replica))
-            if local_stage + 1 < self._stages.num_own:
+                    self._empty[micro_batch] = EmptyPass(shares_statistics=turn.module.shares_statistics)
+                contexts.enter_context(self._empty[micro_batch].forward(turn.module.replica))
+            if local_stage + 1 < turn.pipeline.stages.num_own:
                 # the task's code runs once for each stage, and counts once
-                contexts.enter_context(self._task_state.restored())
-            found = replica(partial(self._turn.compute_loss, given))
+                contexts.enter_context(turn.task_state.restored())
+            found = replica(partial(turn.compute_loss, given))
         if self._timer is not None:
             self._timer.mark("forward")
         if has_loss and given.weight != 0:
-            self._turn.collect(found, given)
+            turn.collect(found, given)
         return found
 
     def backward(self, found: Any, gradients: Sequence[Tensor] | None, micro_batch: int) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor, nn
 
 from hpctrain.config.parallel import Parallel
+from hpctrain.distributed.world import World
 from hpctrain.errors import TaskError
 from hpctrain.phrases import either, listed
 from hpctrain.train.trained_module import TrainedModule, zero_of
@@ -36,8 +37,7 @@ class GradientCheck:
         module: has the parameters, and the replica.
         update: of the optimizers that train them.
         parallel: of the configuration.
-        is_averaged: whether several ranks average the gradients.
-        warns: whether this rank logs.
+        world: the ranks.
 
     Attributes:
         is_due: whether `check` is to be called after the next backward pass.
@@ -45,14 +45,7 @@ class GradientCheck:
     """
 
     def __init__(
-        self,
-        method: str,
-        module: TrainedModule,
-        update: JointUpdate,
-        parallel: Parallel,
-        *,
-        is_averaged: bool,
-        warns: bool = True,
+        self, method: str, module: TrainedModule, update: JointUpdate, parallel: Parallel, world: World
     ) -> None:
         self.is_due = False
         self.is_shared = False
@@ -60,8 +53,7 @@ class GradientCheck:
         self._module = module
         self._update = update
         self._parallel = parallel
-        self._is_averaged = is_averaged
-        self._warns = warns
+        self._world = world
         self._check_finalized: Callable[[], object] | None = None
         self._witness: nn.Parameter | None = None
         self._was_constant = False
@@ -70,7 +62,7 @@ class GradientCheck:
         """Begin with a replica that was just built."""
         own = self._own()
         self.is_due = True
-        self.is_shared = self._is_averaged and bool(own)
+        self.is_shared = self._world.data_size > 1 and bool(own)
         self._was_constant = False
         if self.is_shared:
             self._check_finalized = _check_of_reducer(self._module.ddp)
@@ -95,7 +87,8 @@ class GradientCheck:
             raise TaskError(f"{problem}: {USE_MODEL_ARGUMENT}")
         if self._module.ddp is not None and not (self._parallel.find_unused_parameters or self._parallel.static_graph):
             raise TaskError(f"{problem}: {FREEZE_UNUSED}")
-        if self._warns:
+        # one of the ranks that train the same parameters
+        if self._world.rank % self._world.ranks_per_stage == 0:
             log.warning("%s: freeze them, unless a later step uses them", problem)
 
     def complete_constant(self, loss: Tensor, model: nn.Module) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,30 +20,25 @@ if TYPE_CHECKING:
     from hpctrain.distributed.pipeline.pipeline import Pipeline
 
 
+@dataclass(frozen=True)
 class Clipping:
     """Clips gradients by their total norm, then by value, without waiting for the device.
 
-    Args:
-        trainer: gives the bounds, and whether the norm is logged without one.
-        optimizer: over the parameters whose gradients are clipped.
+    Attributes:
+        norm: the bound of the norm; None for no bound.
+        value: the bound of each element; None for no bound.
+        measures: whether the norm is logged without a bound.
+        parameters: whose gradients are clipped.
         is_mixed: whether ranks may share these parameters in different ways.
         pipeline: whose stages divide the parameters among ranks; None without one.
     """
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        optimizer: torch.optim.Optimizer,
-        *,
-        is_mixed: bool = False,
-        pipeline: Pipeline | None = None,
-    ) -> None:
-        self._norm = trainer.clip_grad_norm
-        self._value = trainer.clip_grad_value
-        self._measures = trainer.log_grad_norm
-        self._parameters = parameters_of(optimizer)
-        self._is_mixed = is_mixed
-        self._pipeline = pipeline
+    norm: float | None
+    value: float | None
+    measures: bool
+    parameters: Sequence[Tensor]
+    is_mixed: bool = False
+    pipeline: Pipeline | None = None
 
     @classmethod
     def configured(
@@ -54,8 +50,10 @@ class Clipping:
         pipeline: Pipeline | None = None,
     ) -> Clipping | None:
         """Make the clipping; None if gradients are neither clipped nor measured."""
-        clips = trainer.clip_grad_norm is not None or trainer.clip_grad_value is not None
-        return cls(trainer, optimizer, is_mixed=is_mixed, pipeline=pipeline) if clips or trainer.log_grad_norm else None
+        norm, value, measures = trainer.clip_grad_norm, trainer.clip_grad_value, trainer.log_grad_norm
+        if norm is None and value is None and not measures:
+            return None
+        return cls(norm, value, measures, parameters_of(optimizer), is_mixed, pipeline)
 
     def __call__(self) -> Tensor | None:
         """Clip the gradients.
@@ -64,27 +62,27 @@ class Clipping:
             Their 2-norm before clipping, 0-d; None if it is neither bounded nor logged.
         """
         norm = None
-        if self._is_mixed:
+        if self.is_mixed:
             norm = self._of_mixed()
-        elif self._norm is not None:
-            norm = whole(nn.utils.clip_grad_norm_(self._parameters, self._norm))
-        elif self._measures:
-            norm = whole(nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None]))
-        if self._value is not None:
-            nn.utils.clip_grad_value_(self._parameters, self._value)
+        elif self.norm is not None:
+            norm = whole(nn.utils.clip_grad_norm_(self.parameters, self.norm))
+        elif self.measures:
+            norm = whole(nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]))
+        if self.value is not None:
+            nn.utils.clip_grad_value_(self.parameters, self.value)
         return norm
 
     def _of_mixed(self) -> Tensor | None:
         # only where a mesh is: it imports torch's DTensor, which takes half a second
         from hpctrain.distributed.gradients import clip, total_norm
 
-        found = {parameter: parameter.grad for parameter in self._parameters if parameter.grad is not None}
-        gradients, pipeline = list(found.values()), self._pipeline
-        if not (self._measures or self._norm is not None) or (pipeline is None and not gradients):
+        found = {parameter: parameter.grad for parameter in self.parameters if parameter.grad is not None}
+        gradients, pipeline = list(found.values()), self.pipeline
+        if not (self.measures or self.norm is not None) or (pipeline is None and not gradients):
             return None
         norm = total_norm(gradients) if pipeline is None else pipeline.total_norm(found)
-        if gradients and self._norm is not None:
-            clip(gradients, norm, self._norm)
+        if gradients and self.norm is not None:
+            clip(gradients, norm, self.norm)
         return norm
 
 

@@ -54,8 +54,8 @@ def step_over(model, device):
     loss = Loss(task, meter, log, precision=FORMATS["bf16"], device=device)
     module = TrainedModule(model, [(parameter, 0) for parameter in model.parameters()])
     joint = JointUpdate([update], meter)
-    gradients = GradientCheck(loss.method, module, joint, Parallel(), is_averaged=False)
     world = World(rank=0, size=1, local_rank=0, devices=(device,))
+    gradients = GradientCheck(loss.method, module, joint, Parallel(), world)
     step = TrainStep([Turn(loss, module, joint, gradients)], world, None)
     step.build_replicas(0)
     return task, step

@@ -78,7 +78,7 @@ def step_over(lone_world):
         loss = Loss(task or Sorting(), meter, log, precision=FORMATS["fp32"], device=CPU)
         module = TrainedModule(model, [(parameter, 0) for parameter in trained])
         joint = JointUpdate([update], meter)
-        gradients = GradientCheck(loss.method, module, joint, Parallel(), is_averaged=False)
+        gradients = GradientCheck(loss.method, module, joint, Parallel(), lone_world)
         step = TrainStep([Turn(loss, module, joint, gradients)], lone_world, None)
         step.build_replicas(0)
         return step

@@ -49,8 +49,8 @@ class Classify(Task):
 
 def checks(loss, module, joint, parallel=None):
     """Of gradients that DDP averages if `parallel` is given."""
-    shared = parallel is not None
-    return GradientCheck(loss.method, module, joint, parallel or Parallel(), is_averaged=shared)
+    world = LONE if parallel is None else World(rank=0, size=2, local_rank=0, devices=(CPU,))
+    return GradientCheck(loss.method, module, joint, parallel or Parallel(), world)
 
 
 class Bench:

@@ -5,8 +5,8 @@ from torch import nn
 
 from hpctrain.errors import ConfigError
 from hpctrain.train.build_learning_rate import Span, build_learning_rate
+from hpctrain.train.build_step import _require_own_rates, _since
 from hpctrain.train.optimizers import build_optimizers
-from hpctrain.train.turns import _require_own_rates, _since
 from hpctrain.train.update import Update
 
 ONE_CYCLE = {"_target_": "torch.optim.lr_scheduler.OneCycleLR", "max_lr": 0.3}

@@ -104,45 +104,23 @@ class StepBuilder:
             raise lacks(config.task["_target_"], function)
         if not callable(getattr(self.task, function, None)):
             raise TaskError(f"{type(self.task).__name__} has no method {function}, which {named.key}.loss names")
-        loss = Loss(
-            self.task,
-            self.meter,
-            self.task_log,
-            precision=config.precision.formats,
-            device=world.device,
-            function=function,
-            name=name,
-            makes_whole=world.tensor_size > 1,
-        )
+        precision, makes_whole = config.precision.kind, world.tensor_size > 1
+        loss = Loss(self.task, self.meter, self.task_log, precision, world.device, function, name, makes_whole)
         trained_from = _trained_from(network, optimizers, self.span)
         module = TrainedModule(network.model, trained_from, replicate=self._replicate())
-        scaler = gradient_scaler(
-            config.precision, world.device, is_shared=self._is_mixed, on_host=config.parallel.cpu_offload
-        )
+        on_host = config.parallel.cpu_offload
+        scaler = gradient_scaler(config.precision, world.device, is_shared=self._is_mixed, on_host=on_host)
         updates = [self._update(each, scaler) for each in optimizers]
         update = JointUpdate(updates, self.meter, scaler=scaler, master=network.master, after_backward=after_backward)
-        gradients = GradientCheck(
-            loss.method,
-            module,
-            update,
-            config.parallel,
-            is_averaged=world.data_size > 1,
-            # one of the ranks that train the same parameters
-            warns=world.rank % world.ranks_per_stage == 0,
-        )
+        gradients = GradientCheck(loss.method, module, update, config.parallel, world)
+        parts = loss, module, update, gradients
         if network.pipeline is None:
-            return Turn(loss, module, update, gradients, every_steps=named.every_steps)
+            return Turn(*parts, every_steps=named.every_steps)
         # it imports torch's DTensor, which takes half a second
         from hpctrain.train.pipelined_turn import PipelinedTurn
 
         return PipelinedTurn(
-            loss,
-            module,
-            update,
-            gradients,
-            pipeline=network.pipeline,
-            task_state=self.task_state,
-            every_steps=named.every_steps,
+            *parts, pipeline=network.pipeline, task_state=self.task_state, every_steps=named.every_steps
         )
 
     @property
