@@ -244,12 +244,12 @@ class Turn:
             micro_batch: over which it was computed.
         """
         task_log, others = self._task_log, self._others
+        self._others = None
         weight = micro_batch.num_samples if micro_batch.weight is None else micro_batch.weight
         # without one, it only takes part in the sum of the gradients
         if weight:
             self._meter.add_mean(self._log_name, loss, weight)
             if others:
-                self._others = None
                 if task_log.names.of_callbacks:
                     task_log.require_not_of_callbacks(others)
                 for name, value in others.items():
