@@ -104,7 +104,7 @@ class StepBuilder:
             raise lacks(config.task["_target_"], function)
         if not callable(getattr(self.task, function, None)):
             raise TaskError(f"{type(self.task).__name__} has no method {function}, which {named.key}.loss names")
-        precision, makes_whole = config.precision.kind, world.tensor_size > 1
+        precision, makes_whole = config.precision.formats, world.tensor_size > 1
         loss = Loss(self.task, self.meter, self.task_log, precision, world.device, function, name, makes_whole)
         trained_from = _trained_from(network, optimizers, self.span)
         module = TrainedModule(network.model, trained_from, replicate=self._replicate())

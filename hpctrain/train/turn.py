@@ -19,8 +19,8 @@ from hpctrain.metrics.meter import Meter
 from hpctrain.phrases import listed
 from hpctrain.tasks.loss_contract import Scalar, split_loss
 from hpctrain.tasks.task import Task
-from hpctrain.train.precision import autocasting
 from hpctrain.train.part_timer import PartTimer
+from hpctrain.train.precision import autocasting
 from hpctrain.train.task_log import TRAIN_PREFIX, AttachedLog
 from hpctrain.train.trained_module import EmptyPass, TrainedModule, zero_of
 from hpctrain.train.unused_parameters import GradientCheck
