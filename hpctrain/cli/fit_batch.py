@@ -8,22 +8,13 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from hpctrain.cli.arguments import add_overrides, command_parser, number
 from hpctrain.cli.batch_search import BatchSearch, Trial
-from hpctrain.cli.fitting_degrees import (
-    LESS_MEMORY,
-    NOTHING_FITS,
-    TriedDegree,
-    advice_on_degrees,
-    fitting_degrees,
-    sharded_bytes,
-    with_degrees,
-)
 from hpctrain.cluster.scrub import scrubbed
 from hpctrain.config.batch import counted_shares, uses_cuda_graphs
 from hpctrain.config.cluster import Slurm
@@ -65,8 +56,8 @@ processes per node; a size that smaller ones predict to need more isn't tried. N
 
 With parallel=mesh, a trial is one rank of the mesh, and the others don't exist: its memory is that of a rank, and its
 speed that of a rank that never waits for the others. With parallel.tensor_degree, its losses are wrong, because the
-others' parts of each layer are missing; its memory isn't. Then other shard degrees of as many ranks are tried, with the
-micro-batch that was found. With --ranks, a degree that is null needs cluster.processes_per_node.
+others' parts of each layer are missing; its memory isn't. On a CPU, that memory includes the whole model, which rank
+zero builds. With --ranks, a degree that is null needs cluster.processes_per_node.
 
 Exit code 0; 1 if not even one sample fits or the task fails; 2 for overrides that can't work."""
 
@@ -123,7 +114,8 @@ def main(arguments: list[str]) -> int:
     options.ranks = options.ranks or resources_of(config).world_size
     shape = _mesh_shape(config, options.ranks)
     if shape is not None:
-        config = with_degrees(config, shape)
+        degrees = {f"{name}_degree": getattr(shape, name) for name in ("replicate", "shard", "tensor")}
+        config = replace(config, parallel=replace(config.parallel, **degrees))
     with temporary_folder("fit-batch") as folder:
         return _search(config, shape, Path(folder, "config.yaml"), options)
 
@@ -158,26 +150,16 @@ def _search(config: Config, shape: MeshShape | None, config_path: Path, options:
         if trial is None:
             trial = _as_trial(first if size == 1 else _run_trial(config_path, size), size, limit)
         search.record(trial)
-        print(_row(trial, size), file=progress, flush=True)
+        print(_row(trial), file=progress, flush=True)
     answer = _answer(config, search, num_shares)
     used = _advised_trial(search, answer)
     if used is not None and used.model_bytes is not None:
         print(_shares(used, shape, offloads=config.parallel.cpu_offload), file=progress)
-    degrees = []
-    if shape is not None and num_shares > 1:
-        print("shard degree      peak   samples/s", file=progress)
-        for one in _try_degrees(config, shape, search, used or search.trials[0], config_path):
-            print(_row(one.trial, one.shape.shard, width=12), file=progress, flush=True)
-            degrees.append(one)
     if options.json:
-        more = {} if shape is None else {"degrees": [{**one.shape.degrees, **asdict(one.trial)} for one in degrees]}
         trials = [asdict(trial) for trial in search.trials]
-        print(json.dumps({**answer, "limit_bytes": limit, "trials": trials, **more}))
+        print(json.dumps({**answer, "limit_bytes": limit, "trials": trials}))
     else:
-        if search.fits or not degrees:
-            print(_advice(config, search, answer, options.ranks, num_shares))
-        if shape is not None and degrees:
-            print(advice_on_degrees(shape, degrees))
+        print(_advice(config, search, answer, options.ranks, num_shares))
     return ExitCode.FINISHED if search.fits else ExitCode.FAILED
 
 
@@ -208,24 +190,6 @@ def _shares(trial: Trial, shape: MeshShape | None, *, offloads: bool) -> str:
     )
 
 
-def _try_degrees(
-    config: Config, shape: MeshShape, search: BatchSearch, known: Trial, config_path: Path
-) -> Iterator[TriedDegree]:
-    """Try other shard degrees with the micro-batch of a trial."""
-
-    def run_trial(other: MeshShape) -> Trial | None:
-        write_atomic(config_path, to_yaml(with_degrees(config, other)), durable=False)
-        try:
-            found = _run_trial(config_path, known.micro_batch_size, may_be_killed=True)
-        except TrialRefusedError:
-            # FSDP2 can't cut some layers of a plan for tensor parallelism into as many shards
-            return None
-        return _as_trial(found, known.micro_batch_size, search.limit_bytes)
-
-    in_shards = sharded_bytes(config, known)
-    yield from fitting_degrees(shape, known, in_shards, search.limit_bytes, run_trial, careful=search.careful)
-
-
 def _available_bytes(config: Config, first: dict[str, Any], memory_gb: float | None) -> int:
     if memory_gb is not None:
         return int(memory_gb * GB)
@@ -236,13 +200,13 @@ def _available_bytes(config: Config, first: dict[str, Any], memory_gb: float | N
     return int(first["limit_bytes"]) // shares
 
 
-def _run_trial(config_path: Path, size: int, *, may_be_killed: bool = False) -> dict[str, Any]:
+def _run_trial(config_path: Path, size: int) -> dict[str, Any]:
     """Try a size; return the record that `hpctrain.train.batch_trial` describes, without `error`."""
     # without SLURM's variables: under `srun fit-batch` the trial would take itself for a rank
     command = [sys.executable, "-c", TRIAL, str(config_path), str(size)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=scrubbed(os.environ))
     # by the kernel's out-of-memory killer; if it kills a trial with one sample, there is nothing to search
-    if done.returncode < 0 and (size > 1 or may_be_killed):
+    if done.returncode < 0 and size > 1:
         return {"fits": False, "message": f"killed by signal {-done.returncode}"}
     if done.returncode:
         raise RunFailedError(f"three steps with micro-batches of {size} failed: see above")
@@ -266,11 +230,11 @@ def _as_trial(found: dict[str, Any], size: int, limit_bytes: int) -> Trial:
     )
 
 
-def _row(trial: Trial, first_column: int, *, width: int = 11) -> str:
+def _row(trial: Trial) -> str:
     peak = "-" if trial.peak_bytes is None else f"{trial.peak_bytes / GB:.2f} GB"
     rate = "-" if trial.samples_per_s is None else f"{trial.samples_per_s:.4g}"
     note = "" if trial.fits else "  too large, predicted" if trial.predicted else "  too large"
-    return f"{first_column:>{width}} {peak:>10} {rate:>11}{note}{': ' * bool(trial.message)}{trial.message}"
+    return f"{trial.micro_batch_size:>11} {peak:>10} {rate:>11}{note}{': ' * bool(trial.message)}{trial.message}"
 
 
 def _answer(config: Config, search: BatchSearch, num_shares: int) -> dict[str, int | None]:
@@ -289,7 +253,9 @@ def _answer(config: Config, search: BatchSearch, num_shares: int) -> dict[str, i
 
 def _advice(config: Config, search: BatchSearch, answer: dict[str, int | None], num_ranks: int, num_shares: int) -> str:
     if not search.fits:
-        return f"{NOTHING_FITS}: see {LESS_MEMORY}"
+        shards = "a larger parallel.shard_degree, " * (config.parallel.kind == "mesh")
+        remedies = f"{shards}trainer.activation_checkpointing, precision=bf16, or a smaller model"
+        return f"not even one sample fits: see {remedies}"
     per_rank, usable = config.trainer.global_batch_size // num_shares, answer["trainer.micro_batch_size"]
     ranks = counted_shares(num_shares, num_ranks // num_shares)
     whole = "a rank's" if num_shares == num_ranks else "a group's"
