@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -142,7 +142,6 @@ class Network:
         master: copies between the two if they aren't the same.
         sharded: the replica of a model that the ranks of a mesh share; None if each rank has a replica to build.
         pipeline: this rank's part in a pipeline; None without one.
-        fill_rest: computes the initial values that were left to a checkpoint; collective. None if there are none.
     """
 
     module: nn.Module
@@ -150,7 +149,6 @@ class Network:
     master: MasterWeights | None
     sharded: ShardedLossModule | None = None
     pipeline: Pipeline | None = None
-    fill_rest: Callable[[], None] | None = None
 
 
 def build_network(config: Config, task: Task, world: World, *, fresh: bool = False) -> Network:

@@ -30,10 +30,10 @@ log = logging.getLogger("hpctrain.train")
 def cut_into_stages(
     model: nn.Module, task: Task, parallel: Parallel, neighbours: Neighbours, *, is_logged: bool
 ) -> Stages:
-    """Cut a model, and free what other ranks have of it.
+    """Cut a model into stages.
 
     Args:
-        model: not wrapped, on any device.
+        model: not wrapped, on `meta`, where the parts that only other ranks have stay.
         task: may have a plan.
         parallel: of the configuration.
         neighbours: of this rank.
@@ -48,9 +48,7 @@ def cut_into_stages(
     if is_logged:
         for number, own in enumerate(names):
             log.info("stage %d of the pipeline: %s", number, listed(own, shown=SHOWN))
-    stages = Stages(model, names, neighbours.position, neighbours.degree)
-    stages.drop_absent()
-    return stages
+    return Stages(model, names, neighbours.position, neighbours.degree)
 
 
 def join_pipeline(root: ShardedLossModule, stages: Stages, model: nn.Module, config: Config, world: World) -> Pipeline:

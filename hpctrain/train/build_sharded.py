@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from hpctrain.checkpoint.warm_start import warm_start
@@ -16,21 +15,22 @@ from hpctrain.config.root import Config
 from hpctrain.distributed.blocks import find_blocks
 from hpctrain.distributed.compiler import compile_in_place
 from hpctrain.distributed.freed_memory import return_freed_memory
-from hpctrain.distributed.local_part import local_part
 from hpctrain.distributed.mesh import Mesh
 from hpctrain.distributed.replica import synchronise_batchnorm
-from hpctrain.distributed.sharding import ShardedLossModule, send_buffers, shard_model
+from hpctrain.distributed.sharding import shard_model
 from hpctrain.distributed.world import World
 from hpctrain.errors import ConfigError
 from hpctrain.tasks.task import Task
 from hpctrain.train.activation_checkpointing import checkpoint_activations
 from hpctrain.train.build import Network, build_model
 from hpctrain.train.build_pipeline import cut_into_stages, join_pipeline
-from hpctrain.train.deferred_values import DeferredValues, deferred_values
+from hpctrain.train.initial_values import build_on_rank_zero, give_memory, send_values
 from hpctrain.train.modes import begin_training
 from hpctrain.train.parameter_groups import freeze
 from hpctrain.train.precision import compute_in, dtype_of, poor_fit, set_fp32_precision
-from hpctrain.train.rank_comparison import require_same_model
+from hpctrain.train.rank_comparison import SAME_MODEL, require_same_model
+
+SAME_ON_META = f"{SAME_MODEL}, ranks above 0 on torch's meta device"
 
 log = logging.getLogger("hpctrain.train")
 
@@ -46,7 +46,7 @@ def build_sharded_network(
         world: the ranks.
         mesh: of the ranks.
         fresh: start from the weights of `config.init_from`, if it is set; every rank reads its own shards.
-        leave_saved: leave out the initial values of what a checkpoint contains; the same on every rank.
+        leave_saved: leave what a checkpoint contains without values, until it is loaded; the same on every rank.
     """
     formats, trainer = config.precision.formats, config.trainer
     set_fp32_precision(formats)
@@ -54,11 +54,10 @@ def build_sharded_network(
         log.warning(remark)
     if world.device.type == "cpu":
         return_freed_memory()
-    build = partial(_build, config, task, mesh)
-    model, values = deferred_values(build)
+    model, values = build_on_rank_zero(partial(_build, config, task, mesh), world)
     _refuse_keras(model)
     freeze(config.optimizer, model)
-    require_same_model(model, world)
+    require_same_model(model, world, SAME_ON_META)
     if mesh.shape.tensor > 1:
         # importing the styles of tensor parallelism takes time
         from hpctrain.distributed.tensor_parallel import divide, find_plan
@@ -92,14 +91,17 @@ def build_sharded_network(
         reduce_dtype=torch.float32 if formats.autocast or formats.model else None,
         is_logged=world.is_rank_zero,
     )
+    home = torch.device("cpu") if config.parallel.cpu_offload else world.device
     with nullcontext() if stages is None else stages.absent_set_aside():
-        _give_memory(config, root, model, values, world, leave_saved=leave_saved)
+        give_memory(root, model, home, of_buffers=world.device)
+    # only the tensors themselves: a hook may save something else in their place
+    saved = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()} if leave_saved else set()
+    send_values(values, model, world, without=saved)
     if fresh and config.init_from is not None:
         warm_start(model, Path(config.init_from), match=config.init_match, strict=config.init_strict)
-    _make_alike(root, model, mesh)
+    root.settle()
     pipeline = None if stages is None else join_pipeline(root, stages, model, config, world)
-    fill_rest = partial(_fill_rest, values, root, model, mesh) if values is not None and leave_saved else None
-    return Network(model, model, None, root, pipeline, fill_rest)
+    return Network(model, model, None, root, pipeline)
 
 
 def _build(config: Config, task: Task, mesh: Mesh) -> nn.Module:
@@ -115,40 +117,3 @@ def _refuse_keras(model: nn.Module) -> None:
     if any(kind.__name__ == "KerasModule" for module in model.modules() for kind in type(module).__mro__):
         problem = "replaces weights by shards, and Keras keeps variables of its own with whole weights"
         raise ConfigError("parallel.kind", "mesh", problem, "use parallel=ddp")
-
-
-def _give_memory(
-    config: Config,
-    root: ShardedLossModule,
-    model: nn.Module,
-    values: DeferredValues | None,
-    world: World,
-    *,
-    leave_saved: bool,
-) -> None:
-    """Put the shards and buffers of a model where they belong, with their values."""
-    offloads = config.parallel.cpu_offload
-    if values is not None:
-        home = torch.device("cpu") if offloads else world.device
-        values.fill(root, model, home, of_buffers=world.device, leave_saved=leave_saved)
-    elif not offloads:
-        model.to(world.device)
-    # otherwise FSDP2 has moved the buffers, and only these
-
-
-def _fill_rest(values: DeferredValues, root: ShardedLossModule, model: nn.Module, mesh: Mesh) -> None:
-    """Compute the values that no checkpoint has provided; collective."""
-    values.fill_rest()
-    _make_alike(root, model, mesh)
-
-
-def _make_alike(root: ShardedLossModule, model: nn.Module, mesh: Mesh) -> None:
-    """Give all replicas the weights of the first one, and ranks with the same stages equal buffers; collective."""
-    root.settle()
-    if mesh.shape.replicate > 1:
-        group = mesh.device_mesh.get_group("replicate")
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if not parameter.is_meta:
-                    dist.broadcast(local_part(parameter.detach()), group=group, group_src=0)
-    send_buffers(model, mesh.same_stages)

@@ -109,6 +109,7 @@ class Checkpointing:
         Raises:
             SupersededError: a later attempt owns the run. Only rank zero raises it, perhaps after it has removed what
                 earlier attempts left behind.
+            CheckpointError: the checkpoints were removed after the parts were built.
             TaskError: the task's state can't be saved.
         """
         if self._world.is_rank_zero:
@@ -116,6 +117,11 @@ class Checkpointing:
             if names := remove_leftovers(self._directory):
                 log.info("cleaned up after an earlier attempt: %s", ", ".join(names))
         found = load_newest(self._directory, self._world, show)
+        if found is None and self._parts.resumes:
+            raise CheckpointError(
+                f"{self._directory.checkpoints} had checkpoints when this attempt started, and has none any more: put "
+                "one back, or start a new run"
+            )
         # before the first step, and not only when it is saved
         self._parts.task_state.check()
         self._parts.callbacks.check()
@@ -126,7 +132,6 @@ class Checkpointing:
                     folder = copy_records_aside(self._directory, self._claim.attempt)
                     log.warning("the metrics after step %d are dropped; %s has a copy", found.step, folder)
             self._restore(found)
-        self._parts.settle_values(restored=found is not None)
         step = 0 if found is None else found.step
         self._parts.step.prepare(step)
         if self._world.is_rank_zero or self._parts.sharded is not None:

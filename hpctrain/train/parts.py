@@ -68,13 +68,14 @@ class Parts:
         config: of the run.
         world: the ranks.
         fresh: whether the run is new, and starts from the weights of `config.init_from` if that is set.
-        resumes: whether a checkpoint is there. Then a mesh leaves out initial values that it contains, until
-            `settle_values`; the same on every rank.
+        resumes: whether a checkpoint is there. Then a mesh leaves out initial values that it contains; the same on
+            every rank.
         stop: a request to stop ends the wait for the samples that the ranks compare; None for no stop.
         callbacks: makes what watches the training, once everything is built but the step; None for no callbacks.
         after_backward: called before the updates of each turn; None for the callbacks' own hooks, if there are any.
 
     Attributes:
+        resumes: as given.
         task: what is trained.
         task_state: what the task keeps outside of the model.
         position: of the training, which the task sees.
@@ -109,6 +110,7 @@ class Parts:
     ) -> None:
         self.config = config
         self.world = world
+        self.resumes = resumes
         self._stop = stop
         # the same seed on every rank: what the task draws while it builds its data and model has to be the same, too
         seed_everything(config.seed)
@@ -130,7 +132,6 @@ class Parts:
         )
         attach(self.task, self.task_log, self.position)
         network = self._network(fresh=fresh, resumes=resumes)
-        self._fill_rest = network.fill_rest
         self.model = network.model
         self.module = network.module
         self.sharded = network.sharded
@@ -173,19 +174,6 @@ class Parts:
     def samples_seen(self, step: int) -> int:
         """Return the number of samples trained on in the first `step` steps, which are those completed so far."""
         return self.loss_weights.samples_seen if self.loss_weights.vary else self.plan.samples_seen(step)
-
-    def settle_values(self, *, restored: bool) -> None:
-        """Compute the initial values that were left out, unless a checkpoint has replaced them; collective.
-
-        Args:
-            restored: whether the model, and what is trained with it, were restored.
-        """
-        if self._fill_rest is not None and not restored:
-            self._fill_rest()
-            if self.ema is not None:
-                self.ema.restart()
-        # it holds the recording of the model's building
-        self._fill_rest = None
 
     @contextmanager
     def first_micro_batch(self) -> Iterator[MicroBatch]:

@@ -65,18 +65,19 @@ class RankComparison:
         self.add(f"the number of {kind} samples", "unknown" if length is None else f"{length:,}", SAME_DATA)
         self.add(f"the number of streams of the {kind} data", len(streams_of(dataset)), SAME_DATA)
 
-    def add_model(self, model: nn.Module) -> None:
+    def add_model(self, model: nn.Module, remedy: str = SAME_MODEL) -> None:
         """Add the names, shapes and types of a model's parameters and buffers; all ranks get rank zero's values later.
 
         Args:
             model: whole, before it is sharded or wrapped.
+            remedy: what to do if it differs between ranks.
         """
         # DDP leaves these to each rank
         ignored = set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
         for kind, tensors in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
             for name, tensor in tensors:
                 if name not in ignored:
-                    self.add(f"the {kind} {name}", _described(tensor), SAME_MODEL)
+                    self.add(f"the {kind} {name}", _described(tensor), remedy)
 
     def add_metrics(self, metrics: dict[str, Any]) -> None:
         """Add metric objects and their states, before the first update.
@@ -112,18 +113,19 @@ class RankComparison:
         raise TaskError(self._world.broadcast(None if gathered is None else _message(gathered)))
 
 
-def require_same_model(model: nn.Module, world: World) -> None:
+def require_same_model(model: nn.Module, world: World, remedy: str = SAME_MODEL) -> None:
     """Refuse ranks that have built different models; collective.
 
     Args:
         model: whole, before it is sharded or wrapped.
         world: the ranks.
+        remedy: what to do if they differ.
 
     Raises:
         TaskError: on every rank; names the ranks that differ from rank zero, and the first difference.
     """
     comparison = RankComparison(world)
-    comparison.add_model(model)
+    comparison.add_model(model, remedy)
     comparison.require_same()
 
 

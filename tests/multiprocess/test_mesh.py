@@ -245,16 +245,27 @@ def test_what_a_shard_can_not_do_is_an_error_of_the_task(train, words, problem):
 
 
 @pytest.mark.parametrize(
-    "words", [(*HSDP, "task._target_=trial.Trial"), nightly((*FSDP, "task._target_=doubled.Doubled"))]
+    "words",
+    [
+        (*HSDP, "task._target_=building.Keeping"),
+        nightly((*FSDP, "task._target_=building.Keeping", "+task.reads=true")),
+        nightly((*FSDP, "task._target_=divided.Single", "precision=bf16_pure")),
+        nightly((*FSDP, "task._target_=doubled.Doubled")),
+        nightly(("parallel=fsdp_tp", "parallel.tensor_degree=2", "task._target_=divided.Single")),
+        nightly(("parallel=mesh", "parallel.pipeline_degree=2", "task._target_=divided.Single")),
+    ],
+    ids=" ".join,
 )
-def test_values_that_were_left_to_a_checkpoint_are_drawn_if_there_is_none(
-    ranks, composer, tmp_path, monkeypatch, words
-):
+def test_initial_values_are_those_of_an_ordinary_build(ranks, composer, tmp_path, monkeypatch, words):
     monkeypatch.syspath_prepend(PROGRAMS)
-    given = ["task=custom", "trainer.ema_decay=0.9", "trainer.global_batch_size=4", *words]
-    prepare(composer.compose([f"run_dir={tmp_path / 'run'}", *given], world_size=4), given)
-    degrees = {"replicate_degree": 2} if words[0] == "parallel=mesh" else {}
-    for done in ranks("resuming:without_checkpoint", str(tmp_path / "run"), degrees, world_size=4):
+    given = ["task=custom", "trainer.ema_decay=0.9", "trainer.global_batch_size=8", *words]
+    config = composer.compose([f"run_dir={tmp_path / 'run'}", *given], world_size=4)
+    prepare(config, given)
+    parallel = config.parallel
+    degrees = {key: getattr(parallel, key) for key in ("replicate_degree", "tensor_degree", "pipeline_degree")}
+    for rank, done in enumerate(ranks("building:compare", str(tmp_path / "run"), degrees, world_size=4)):
         assert done.code == 0, done.output
-        assert done.result["differs"] == []
-        assert done.result["left out"]
+        assert done.result["new"] == []
+        assert done.result["resumed"], "nothing was left to the checkpoint"
+        assert set(done.result["resumed"]) <= set(done.result["saved"])
+        assert ("can't build it: RuntimeError" in done.output) == ("+task.reads=true" in words and rank > 0)

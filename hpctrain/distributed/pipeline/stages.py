@@ -123,19 +123,6 @@ class Stages:
                 problem = f"is cut by the pipeline, between {listed(inside, shown=4)}"
                 raise ConfigError("trainer.activation_checkpointing", name, problem, f"write {name}.*")
 
-    def drop_absent(self) -> None:
-        """Free the memory of the parameters and buffers that only other ranks have; before anything refers to them."""
-        moved: dict[int, Tensor] = {}
-        for path, module in self.model.named_modules(remove_duplicate=False):
-            prefix = f"{path}." if path else ""
-            for held in (module._parameters, module._buffers):
-                for name, tensor in held.items():
-                    if tensor is not None and f"{prefix}{name}" in self._absent and not tensor.is_meta:
-                        # what modules share stays shared
-                        if id(tensor) not in moved:
-                            moved[id(tensor)] = _without_memory(tensor)
-                        held[name] = moved[id(tensor)]
-
     def compute(
         self,
         local_stage: int,
@@ -291,11 +278,6 @@ def _holders(model: nn.Module, names: Sequence[Sequence[str]], degree: int) -> d
         named = [index for index, stage in enumerate(names) if any(is_inside(name, one) for one in stage)]
         own.update(index % degree for index in named or (() if "." in name else range(degree)))
     return {name: tuple(sorted(positions[key])) for name, key in found.items()}
-
-
-def _without_memory(tensor: Tensor) -> Tensor:
-    empty = tensor.detach().to("meta")
-    return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
 
 
 def _checked(output: Any) -> Activations:
