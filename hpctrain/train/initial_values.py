@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeAlias
 
 import torch
@@ -46,7 +46,7 @@ def build_on_rank_zero(build: Callable[[], nn.Module], world: World) -> tuple[nn
     return model, values
 
 
-def build_without_values(build: Callable[[], nn.Module], gpus: Collection[torch.device] = ()) -> nn.Module:
+def build_without_values(build: Callable[[], nn.Module], gpus: Sequence[torch.device] = ()) -> nn.Module:
     """Build a model on `meta`, without memory; all that isn't a parameter or a buffer is as in an ordinary build.
 
     If that doesn't work on `meta`, the model is built on the CPU and loses its values afterwards.
@@ -55,7 +55,7 @@ def build_without_values(build: Callable[[], nn.Module], gpus: Collection[torch.
         build: builds the model; it is called a second time if it can't be built on `meta`.
         gpus: of this rank.
     """
-    random_state, earlier = rng_state((*gpus,)), _meta_tensors()
+    random_state, earlier = rng_state(gpus), _meta_tensors()
     try:
         with torch.device("meta"), warnings.catch_warnings():
             # of a constructor that loads weights from a file
@@ -67,17 +67,18 @@ def build_without_values(build: Callable[[], nn.Module], gpus: Collection[torch.
         problem = f"{type(error).__name__}: {error}"
     if problem:
         log.warning(
-            "this rank builds the whole model on the CPU, too, since torch's meta device can't build it: %s",
-            problem,
+            "this rank builds the whole model on the CPU, since torch's meta device can't build it: %s", problem
         )
-        restore_rng(random_state, (*gpus,))
+        restore_rng(random_state, gpus)
         model = build()
         _forget_values(model)
     return model
 
 
 def send_values(values: InitialValues, model: nn.Module, world: World, *, without: Collection[int] = ()) -> None:
-    """Give each rank its parts of rank zero's values; collective. Besides, one whole tensor at a time is on the device.
+    """Give each rank its parts of rank zero's values; collective.
+
+    Besides the parts, one whole tensor at a time is on a device.
 
     Args:
         values: of `build_on_rank_zero`; rank zero's are removed as they are sent.

@@ -1,4 +1,4 @@
-"""No rank holds more of a shared model than its shards, and what is gathered at a time, from building to loading."""
+"""Once rank zero has built a shared model, no rank holds more of it than its shards, and what is gathered at a time."""
 
 from __future__ import annotations
 
@@ -45,19 +45,20 @@ def test_a_rank_holds_its_shards_and_what_is_gathered(weigh, world_size, width, 
     small, large = (weigh(str(one), world_size, width=one, layers=layers) for one in (16, width))
     block, rest = 12 * width**2 * 4 / MB, (4096 + 8) * width * 4 / MB
     model = layers * block + rest
-    for before, after in zip(small[0], large[0], strict=True):
+    for rank, (before, after) in enumerate(zip(small[0], large[0], strict=True)):
         more = {kind: {key: (after[kind][key] - before[kind][key]) / MB for key in after[kind]} for kind in after}
         shards = model / world_size
         print(f"model {model:.0f} MB, a shard {shards:.0f}, a block {block:.0f}, the rest {rest:.0f}:", more)
-        assert more["peaks"]["build"] < shards + 2 * rest + 20
+        assert more["peaks"]["build"] < (shards if rank else model) + 2 * rest + 20
         # between steps: the weights and AdamW's two moments
         assert more["ends"]["steps"] < 1.15 * 3 * shards + 2 * block + 20
         # the gradients, those of a block that is reduced, and two blocks and the rest with their gradients
         assert more["peaks"]["steps"] < 1.15 * 4 * shards + 4 * block + 3 * rest + 20
         assert more["peaks"]["after the save"] < 1.15 * 4 * shards + 4 * block + 3 * rest + 20
-    for before, after in zip(small[1], large[1], strict=True):
+    for rank, (before, after) in enumerate(zip(small[1], large[1], strict=True)):
         loaded = (after["peaks"]["build"] - before["peaks"]["build"]) / MB
-        assert loaded < 1.15 * 3 * model / world_size + 2 * rest + 20
+        print(f"resumed, rank {rank}: {loaded:.0f}")
+        assert loaded < max(1.15 * 3 * model / world_size, model * (rank == 0)) + 2 * rest + 20
 
 
 @pytest.mark.nightly
