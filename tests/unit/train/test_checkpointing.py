@@ -66,6 +66,14 @@ def test_a_new_run_starts_at_step_zero(checkpointing_of):
     assert checkpointing.resume() == Start(0, evaluation_due=False)
 
 
+def test_checkpoints_that_vanish_while_the_attempt_starts_are_an_error(checkpointing_of):
+    """The parts that were built for a resume may lack initial values."""
+    checkpointing, parts = checkpointing_of()
+    parts.resumes = True
+    with pytest.raises(CheckpointError, match="had checkpoints when this attempt started, and has none any more"):
+        checkpointing.resume()
+
+
 def test_a_resume_restores_weights_counters_and_the_random_state(checkpointing_of):
     checkpointing, parts = checkpointing_of("trainer.ema_decay=0.5")
     checkpointing.resume()
