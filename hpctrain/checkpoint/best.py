@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from hpctrain.checkpoint.stateful import Stateful
 from hpctrain.config.checkpoint import EVAL_PREFIX, Checkpoint
 from hpctrain.errors import ConfigError
+from hpctrain.run.directory import RunDirectory
 from hpctrain.run.score import Score, best_steps
 
 
@@ -47,7 +49,7 @@ class Scored(NamedTuple):
     score: Score
 
 
-class Best:
+class Best(Stateful):
     """Scores evaluations by one metric, and remembers the best ones; the same on every rank.
 
     Attributes:
@@ -58,25 +60,33 @@ class Best:
         mode: `min` or `max`: which values are better.
         keep: how many checkpoints are kept for their scores.
         required: whether each evaluation must return the metric.
+        directory: of the run: a score whose checkpoint is gone no longer keeps the next best from being saved; None
+            for no such comparison.
     """
 
-    def __init__(self, name: str, mode: str, keep: int, *, required: bool = False) -> None:
+    def __init__(
+        self, name: str, mode: str, keep: int, *, required: bool = False, directory: RunDirectory | None = None
+    ) -> None:
         self._name = name
         self._mode = mode
         self._keep = keep
         self._required = required
+        self._directory = directory
         self._scores: dict[int, Score] = {}
         self._last: Scored | None = None
         self.top: Scored | None = None
 
     @classmethod
-    def configured(cls, policy: Checkpoint, metric: str, mode: str) -> Best | None:
+    def configured(
+        cls, policy: Checkpoint, metric: str, mode: str, directory: RunDirectory | None = None
+    ) -> Best | None:
         """Build it from the configuration; None if neither it nor the task defines which values are better.
 
         Args:
             policy: conf/checkpoint.
             metric: of the task.
             mode: of the task's metric.
+            directory: of the run.
 
         Raises:
             ConfigError: the configuration keeps the best, but doesn't define which values are better.
@@ -84,7 +94,7 @@ class Best:
         name, chosen = judged_by(policy, metric, mode)
         if chosen is not None:
             keep = 1 if policy.keep_best is None else policy.keep_best
-            return cls(name, chosen, keep, required=bool(policy.keep_best))
+            return cls(name, chosen, keep, required=bool(policy.keep_best), directory=directory)
         if policy.keep_best:
             problem = f"the task doesn't define which values of {name} are better"
             known = " or ".join(dict.fromkeys((metric, "loss")))
@@ -124,18 +134,15 @@ class Best:
         return self._last.score if self._last is not None and self._last.step == step else None
 
     def state(self) -> dict[str, Any]:
-        """Return the best values so far by step, for a checkpoint."""
+        """Return the best values so far by step."""
         values = {step: score.value for step, score in self._scores.items()}
         best = None if self.top is None else (self.top.step, self.top.score.value)
-        return {"metric": (self._name, self._mode), "values": values, "best": best}
+        return {"best": {"metric": (self._name, self._mode), "values": values, "best": best}}
 
-    def load_state(self, state: Mapping[str, Any], steps: Collection[int] | None = None) -> None:
-        """Restore the result of `state`; drop the values of another metric.
-
-        Args:
-            state: of a checkpoint.
-            steps: of the checkpoints that are there: those that are gone no longer keep the next best from being saved.
-        """
+    def load_state(self, saved: Mapping[str, Any]) -> None:
+        """Restore the best values; drop those of another metric."""
+        state = saved.get("best", {})
+        steps = None if self._directory is None else self._directory.checkpoint_steps()
         self._scores = {}
         self._last = None
         self.top = None

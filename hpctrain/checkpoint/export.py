@@ -101,7 +101,7 @@ def weights_of(found: LoadedCheckpoint, *, averaged: bool = False, dtype: torch.
         CheckpointError: it has no average, or one of other weights.
     """
     model: Mapping[str, Any] = found.model
-    average: Mapping[str, Any] = (found.extra.get("ema") or {}) if averaged else {}
+    average = found.average if averaged else {}
     if averaged and not average:
         raise CheckpointError(
             f"{found.path} has no averaged weights: trainer.ema_decay was not set; leave out --ema for the weights"
@@ -203,7 +203,7 @@ def export(request: Mapping[str, Any], stream: TextIO) -> dict[str, Any]:
         "bytes": total,
         "left_out": list(weights.left_out),
         "infinite": [name for name, each in weights.streams.items() if each.overflows],
-        "has_average": bool(found.extra.get("ema")),
+        "has_average": bool(found.average),
     }
 
 

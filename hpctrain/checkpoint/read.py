@@ -14,14 +14,13 @@ from zipfile import BadZipFile
 import torch
 from torch import nn
 
-from hpctrain.checkpoint.restore import restore_model, restore_optimizer
+from hpctrain.checkpoint.restore import restore_weights
 from hpctrain.checkpoint.retention import set_aside
 from hpctrain.checkpoint.sharded.read import read_parts
 from hpctrain.checkpoint.sharded.verification import SharedVerification
-from hpctrain.checkpoint.state import CHANGED_BUFFERS, NAMED, Snapshot, parameter_names
+from hpctrain.checkpoint.state import Snapshot
 from hpctrain.distributed.world import World
 from hpctrain.errors import CheckpointDamagedError, CheckpointError, CheckpointUnlikeError
-from hpctrain.phrases import listed
 from hpctrain.run.checkpoint_manifest import STATE
 from hpctrain.run.checkpoints import CheckpointInfo, ShowRead, Verify, find_damage, newest_intact
 from hpctrain.run.directory import RunDirectory
@@ -65,6 +64,11 @@ class LoadedCheckpoint(Snapshot):
         found: Mapping[str, Any] = self.state["extra"]
         return found
 
+    @property
+    def average(self) -> Mapping[str, Any]:
+        """The moving averages of the weights by name, each a tensor or a `StoredTensor`; empty without any."""
+        return self.extra.get("ema") or {}
+
     def restore(
         self,
         model: nn.Module,
@@ -73,85 +77,15 @@ class LoadedCheckpoint(Snapshot):
         *,
         changed: Collection[str] | Mapping[str, Collection[str]] = (),
     ) -> None:
-        """Restore model, optimizer and scaler; not collective. Call `restore_rng` later, as the last step of a resume.
-
-        Args:
-            model: on any device, with or without wrappers; its tensors are copied into, and buffers replaced whose
-                shape or dtype training had changed.
-            optimizer: over the model's parameters, or several by name; None leaves it out.
-            scaler: starts afresh, with a warning, if none was saved; or several by name.
-            changed: options of the optimizer that keep their current value, by name for several; see
-                `restore_optimizer`.
+        """Restore model, optimizer and scaler, as `restore_weights` does; not collective.
 
         Raises:
             CheckpointError: names, shapes, dtypes or options differ; the message starts with the path and lists them.
         """
         try:
-            restore_model(model, self.model, self.extra.get(CHANGED_BUFFERS, ()))
-            if isinstance(optimizer, Mapping):
-                assert isinstance(changed, Mapping)
-                self._restore_named(model, optimizer, changed)
-            elif optimizer is not None:
-                self._refuse_named()
-                restore_optimizer(
-                    optimizer,
-                    self.optimizer,
-                    names=parameter_names(model, optimizer),
-                    saved_names=self.state["parameters"],
-                    changed=list(changed),
-                )
+            restore_weights(self.states, model, optimizer, scaler, changed=changed)
         except CheckpointError as error:
             raise CheckpointError(f"{self.path}: {error}") from error
-        if scaler is not None:
-            self._restore_scalers(scaler)
-
-    def _refuse_named(self) -> None:
-        if NAMED in self.optimizer and "param_groups" not in self.optimizer:
-            raise CheckpointError(
-                f"the checkpoint has several optimizers ({listed(self.optimizer[NAMED])}), the configuration has one. "
-                "Resume with the optimizers that were saved, or start a new run from its weights with init_from"
-            )
-
-    def _restore_named(
-        self,
-        model: nn.Module,
-        optimizers: Mapping[str, torch.optim.Optimizer],
-        changed: Mapping[str, Collection[str]],
-    ) -> None:
-        saved = self.optimizer.get(NAMED, {})
-        if saved.keys() != optimizers.keys():
-            found = f"the optimizers {listed(saved)}" if saved else "one optimizer without a name"
-            raise CheckpointError(
-                f"the checkpoint has {found}, the configuration has {listed(optimizers)}. Resume with the optimizers "
-                "that were saved, or start a new run from its weights with init_from"
-            )
-        for name, optimizer in optimizers.items():
-            try:
-                restore_optimizer(
-                    optimizer,
-                    saved[name],
-                    names=parameter_names(model, optimizer),
-                    saved_names=self.state["parameters"][name],
-                    changed=changed.get(name, ()),
-                )
-            except CheckpointError as error:
-                raise CheckpointError(f"optimizer {name}: {error}") from error
-
-    def _restore_scalers(self, scaler: torch.amp.GradScaler | Mapping[str, torch.amp.GradScaler]) -> None:
-        saved = self.state["scaler"] or {}
-        scalers = scaler if isinstance(scaler, Mapping) else {"": scaler}
-        # of the only loss, the state is saved as it is; of several, by name
-        by_name = all(isinstance(value, Mapping | None) for value in saved.values())
-        states = saved if by_name else {"": saved}
-        for name, one in scalers.items():
-            state = states.get(name)
-            if not one.is_enabled():
-                continue
-            if state:
-                one.load_state_dict(state)
-            else:
-                of_loss = f" of the loss of optimizer {name}" if name else ""
-                log.warning("%s holds no state of a gradient scaler%s: the scale starts afresh", self.path, of_loss)
 
 
 def load_newest(directory: RunDirectory, world: World, show: ShowRead | None = None) -> LoadedCheckpoint | None:

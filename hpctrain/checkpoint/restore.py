@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from hpctrain.checkpoint.host_memory import HostMemory
 from hpctrain.checkpoint.sharded.stored_tensor import StoredTensor
-from hpctrain.checkpoint.state import PlainNames
+from hpctrain.checkpoint.state import CHANGED_BUFFERS, NAMED, PlainNames, parameter_names
 from hpctrain.data.micro_batch import map_tensors
 from hpctrain.distributed.local_part import is_sharded, local_part
 from hpctrain.errors import CheckpointError
@@ -21,6 +22,95 @@ from hpctrain.phrases import listed
 from hpctrain.run.region import Region
 
 _INITIAL_LR = "initial_lr"
+
+log = logging.getLogger("hpctrain.checkpoint")
+
+
+def restore_weights(
+    saved: Mapping[str, Any],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer] | None = None,
+    scaler: torch.amp.GradScaler | Mapping[str, torch.amp.GradScaler] | None = None,
+    *,
+    changed: Collection[str] | Mapping[str, Collection[str]] = (),
+) -> None:
+    """Restore model, optimizer and scaler; not collective.
+
+    Args:
+        saved: `Snapshot.states`.
+        model: on any device, with or without wrappers; its tensors are copied into, and buffers replaced whose shape or
+            dtype training had changed.
+        optimizer: over the model's parameters, or several by name; None leaves it out.
+        scaler: starts afresh, with a warning, if none was saved; or several by name.
+        changed: options of the optimizer that keep their current value, by name for several; see `restore_optimizer`.
+
+    Raises:
+        CheckpointError: names, shapes, dtypes or options differ.
+    """
+    restore_model(model, saved["model"], saved.get(CHANGED_BUFFERS, ()))
+    if isinstance(optimizer, Mapping):
+        assert isinstance(changed, Mapping)
+        _restore_named(saved, model, optimizer, changed)
+    elif optimizer is not None:
+        state, saved_names = saved["optimizers"], saved["parameters"]
+        if NAMED in state and "param_groups" not in state:
+            raise CheckpointError(
+                f"the checkpoint has several optimizers ({listed(state[NAMED])}), the configuration has one. "
+                "Resume with the optimizers that were saved, or start a new run from its weights with init_from"
+            )
+        names = parameter_names(model, optimizer)
+        restore_optimizer(optimizer, state, names=names, saved_names=saved_names, changed=list(changed))
+    if scaler is not None:
+        _restore_scalers(saved, scaler)
+
+
+def _restore_named(
+    saved: Mapping[str, Any],
+    model: nn.Module,
+    optimizers: Mapping[str, torch.optim.Optimizer],
+    changed: Mapping[str, Collection[str]],
+) -> None:
+    states = saved["optimizers"].get(NAMED, {})
+    if states.keys() != optimizers.keys():
+        found = f"the optimizers {listed(states)}" if states else "one optimizer without a name"
+        raise CheckpointError(
+            f"the checkpoint has {found}, the configuration has {listed(optimizers)}. Resume with the optimizers "
+            "that were saved, or start a new run from its weights with init_from"
+        )
+    for name, optimizer in optimizers.items():
+        try:
+            restore_optimizer(
+                optimizer,
+                states[name],
+                names=parameter_names(model, optimizer),
+                saved_names=saved["parameters"][name],
+                changed=changed.get(name, ()),
+            )
+        except CheckpointError as error:
+            raise CheckpointError(f"optimizer {name}: {error}") from error
+
+
+def _restore_scalers(
+    saved: Mapping[str, Any], scaler: torch.amp.GradScaler | Mapping[str, torch.amp.GradScaler]
+) -> None:
+    states = saved["scaler"] or {}
+    scalers = scaler if isinstance(scaler, Mapping) else {"": scaler}
+    # of the only loss, the state is saved as it is; of several, by name
+    by_name = all(isinstance(value, Mapping | None) for value in states.values())
+    states = states if by_name else {"": states}
+    for name, one in scalers.items():
+        if not one.is_enabled():
+            continue
+        if state := states.get(name):
+            one.load_state_dict(state)
+        else:
+            of_loss = f" of the loss of optimizer {name}" if name else ""
+            step = saved["step"]
+            log.warning(
+                "the checkpoint of step %d holds no state of a gradient scaler%s: the scale starts afresh",
+                step,
+                of_loss,
+            )
 
 
 def restore_model(model: nn.Module, saved: Mapping[str, Any], changed: Collection[str] = ()) -> None:

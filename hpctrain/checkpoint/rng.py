@@ -1,15 +1,48 @@
-"""The random number generators of one rank."""
+"""The random number generators of the ranks."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
+from hpctrain.checkpoint.stateful import Stateful
+from hpctrain.distributed.determinism import rank_seed, seed_everything
+from hpctrain.distributed.world import World
 from hpctrain.errors import CheckpointError
+
+
+class RandomStreams(Stateful):
+    """The random number generators of all ranks; the last part to restore, since other parts may draw from them.
+
+    Args:
+        world: the ranks.
+        seed: of the run.
+    """
+
+    is_collective: ClassVar[bool] = True
+
+    def __init__(self, world: World, seed: int) -> None:
+        self._world = world
+        self._seed = seed
+
+    def state(self) -> dict[str, Any]:
+        """Return the `rng_state` of each rank, in rank order, at rank zero; collective."""
+        return {"rng": self._world.gather(rng_state(self._world.gpus)) or []}
+
+    def load_state(self, saved: Mapping[str, Any]) -> None:
+        """Set the generators as they were; on another number of ranks, or with other degrees of the mesh, seed them."""
+        world = self._world
+        degrees = saved.get("tensor_degree", 1), saved.get("pipeline_degree", 1)
+        if saved["world_size"] == world.size and degrees == (world.tensor_size, world.pipeline_size):
+            restore_rng(saved["rng"][world.rank], world.gpus)
+        else:
+            # another world size draws other numbers anyway; the same ones in each attempt, and on ranks that compute
+            # layers together
+            seed_everything(rank_seed(self._seed + saved["step"], world.random_stream))
 
 
 def rng_state(devices: Sequence[torch.device] = ()) -> dict[str, Any]:

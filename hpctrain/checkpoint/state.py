@@ -7,7 +7,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,11 @@ class Snapshot:
     def step(self) -> int:
         """Completed steps."""
         return int(self.state["step"])
+
+    @property
+    def states(self) -> dict[str, Any]:
+        """All states by their keys (`Stateful`): ``model``, ``optimizers``, and those in `state` and its ``extra``."""
+        return {**self.state, **self.state["extra"], "model": self.model, "optimizers": self.optimizer}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +155,18 @@ class LiveState:
     scaler: torch.amp.GradScaler | Mapping[str, torch.amp.GradScaler] | None = None
     rng: Sequence[object] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, states: Mapping[str, Any], **options: Any) -> Self:
+        """Make it of the states of all parts of a training, by their keys (`Stateful`).
+
+        Args:
+            states: ``model``, ``optimizers``, ``scaler`` and ``rng``, as the fields; all others are in `extra`.
+            options: the other fields.
+        """
+        own = {name: states[name] for name in ("scaler", "rng") if name in states}
+        extra = {key: value for key, value in states.items() if key not in ("model", "optimizers", *own)}
+        return cls(states["model"], states["optimizers"], **own, extra=extra, **options)
 
     @property
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:

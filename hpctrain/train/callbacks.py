@@ -13,6 +13,7 @@ from hpctrain.callbacks.early_stopping import EarlyStopping
 from hpctrain.callbacks.training import Training
 from hpctrain.checkpoint.host_memory import require_storable
 from hpctrain.checkpoint.sharded.read import whole_tensors
+from hpctrain.checkpoint.stateful import Stateful
 from hpctrain.config.checkpoint import EVAL_PREFIX
 from hpctrain.config.hooks import (
     HOOKS,
@@ -63,7 +64,7 @@ class CallbackContext(Training):
     update: JointUpdate | None
 
 
-class Callbacks:
+class Callbacks(Stateful):
     """The callbacks of one attempt, in the order of the configuration.
 
     Args:
@@ -205,10 +206,11 @@ class Callbacks:
     def state(self) -> dict[str, Any]:
         """Return the states by name, without empty ones."""
         states = {name: callback.state_dict() for name, callback in self._callbacks.items()}
-        return {name: state for name, state in states.items() if state}
+        return {"callbacks": {name: state for name, state in states.items() if state}}
 
-    def load_state(self, states: Mapping[str, Any]) -> None:
-        """Restore a result of `state`; a callback without an entry starts afresh."""
+    def load_state(self, saved: Mapping[str, Any]) -> None:
+        """Restore the states; a callback without one starts afresh."""
+        states = saved.get("callbacks", {})
         for name, callback in self._callbacks.items():
             if states.get(name):
                 # a copy: the tensors of a loaded checkpoint are mapped from its files, which retention removes

@@ -1,35 +1,33 @@
-"""Save and resume: the contents of a run's checkpoints, the times at which they are written, and the restore."""
+"""Save and resume: the times at which checkpoints are written, and the restore."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpctrain.checkpoint.best import Best
 from hpctrain.checkpoint.interval import auto_interval_s
 from hpctrain.checkpoint.read import LoadedCheckpoint, load_newest
 from hpctrain.checkpoint.retention import remove_leftovers, set_aside
-from hpctrain.checkpoint.rng import restore_rng, rng_state
 from hpctrain.checkpoint.saver import CheckpointSaver
-from hpctrain.checkpoint.state import CHANGED_BUFFERS, Head, LiveState, buffer_kinds, changed_buffers
+from hpctrain.checkpoint.state import Head, LiveState
+from hpctrain.checkpoint.stateful import states_of
 from hpctrain.config.identity import config_digest
 from hpctrain.distributed.agreement import Agreement
-from hpctrain.distributed.determinism import rank_seed, seed_everything
-from hpctrain.distributed.replica import inner
+from hpctrain.distributed.determinism import random_states_restored
 from hpctrain.distributed.stop_request import Stop
-from hpctrain.errors import CheckpointError, SupersededError, TaskError
-from hpctrain.phrases import counted, listed
+from hpctrain.errors import CheckpointError, SupersededError
 from hpctrain.run.checkpoints import ShowRead
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import EvaluationRecord
 from hpctrain.run.gone_checkpoints import copy_records_aside, recorded_step
 from hpctrain.run.ledger import Claim, Ledger
-from hpctrain.train.modes import names_in_evaluation_mode, restore_modes
 from hpctrain.train.parts import Parts
-from hpctrain.train.update_state import optimizers_of, progress_of, restore_updates, scalers_of
+from hpctrain.train.training_state import Weights, training_state
 
 if TYPE_CHECKING:
     from hpctrain.checkpoint.sharded.live_shards import KnownParts
@@ -94,11 +92,12 @@ class Checkpointing:
         self._saver = saver
         self._agreement = agreement
         self._keeps_best = bool(parts.checkpoint_policy.keep_best)
-        self._best = Best.configured(parts.config.checkpoint, parts.task.metric, parts.task.metric_mode)
+        self._best = Best.configured(parts.config.checkpoint, parts.task.metric, parts.task.metric_mode, directory)
+        self._weights = Weights(parts)
+        self._state = training_state(parts, self._best, self._weights)
         self._saved_at_s = clock()
         self._interval_s: float | None = None
         self._known_parts: KnownParts = {}
-        self._built_buffers = buffer_kinds(parts.model)
 
     def resume(self, show: ShowRead | None = None) -> Start:
         """Restore the newest intact checkpoint, if there is one; collective.
@@ -133,74 +132,31 @@ class Checkpointing:
                     log.warning("the metrics after step %d are dropped; %s has a copy", found.step, folder)
             self._restore(found)
         step = 0 if found is None else found.step
-        self._parts.step.prepare(step)
+        # building and running the replicas draws from the random streams that were restored
+        with nullcontext() if found is None else random_states_restored(self._world.gpus):
+            self._parts.step.prepare(step)
         if self._world.is_rank_zero or self._parts.sharded is not None:
-            self._saver.lock_ahead(self._live_state(step, {"ema": self._parts.ema and self._parts.ema.state()}))
-        if found is not None:
-            # last: building and running the parts draws from the same random streams
-            self._restore_random_state(found)
-            if self._world.is_rank_zero:
-                self._saver.retain_in_background(found.step)
+            self._saver.lock_ahead(self._live_state(step, self._large_states()))
+        if found is not None and self._world.is_rank_zero:
+            self._saver.retain_in_background(found.step)
         self._restart_interval()
         if found is None:
             return Start()
         return Start(step, bool(found.extra.get("evaluation_due", False)), found.world_size)
 
     def _restore(self, found: LoadedCheckpoint) -> None:
-        parts = self._parts
-        parts.position.step = found.step
-        restore_updates(parts.step, parts.module, found, self._config.optimizer)
-        own = found.extra.get("meter_by_rank", ())
-        mine = own[self._world.rank] if len(own) == self._world.size else None
-        parts.meter.load_state(found.extra.get("meter", {}), rank=self._world.rank, own=mine)
-        if parts.ema is not None:
-            parts.ema.load_state(found.extra.get("ema", {}))
-        if self._best is not None:
-            self._best.load_state(found.extra.get("best", {}), self._directory.checkpoint_steps())
-        # earlier versions didn't save them
-        if (modes := found.extra.get("evaluation_mode")) is not None:
-            restore_modes(inner(parts.model), modes)
-        same_stages = found.extra.get("pipeline_degree", 1) == self._world.pipeline_size
-        parts.task_state.restore(found.extra.get("task"), same_stages=same_stages)
-        parts.ending.load_state(found.extra.get("ending", {}))
-        parts.callbacks.load_state(found.extra.get("callbacks", {}))
-        parts.stream_state.restore(found.extra.get("streams"))
-        parts.loss_weights.load_state(found.extra.get("loss_weights", {}), found.state["samples_seen"])
+        saved = found.states
+        try:
+            for part in self._state:
+                part.load_state(saved)
+        except CheckpointError as error:
+            raise CheckpointError(f"{found.path}: {error}") from error
         if self._world.is_rank_zero:
             log.info("resuming at step %d from %s", found.step, found.path)
-            self._warn_if_inexact(found)
 
-    def _warn_if_inexact(self, found: LoadedCheckpoint) -> None:
-        if found.config_digest != config_digest(self._config):
-            log.warning("keys that affect the weights have changed since step %d: the run is not exact", found.step)
-        if found.world_size != self._world.size:
-            log.warning(
-                "%s at step %d from a checkpoint of %s: the samples of each step are the same, but the order of sums, "
-                "batch norm and dropout differ, so the run is no longer exact",
-                f"{counted(self._world.size, 'rank')} resume{'s' * (self._world.size == 1)}",
-                found.step,
-                counted(found.world_size, "rank"),
-            )
-        # earlier versions didn't save it
-        before, now = found.extra.get("num_samples"), self._parts.num_samples
-        if before != now and None not in (before, now):
-            log.warning(
-                "the training data had %d samples at step %d, and have %d now: order and epochs differ from here on, "
-                "and the run is not exact; if you didn't intend that, stop the run and restore the data",
-                before,
-                found.step,
-                now,
-            )
-
-    def _restore_random_state(self, found: LoadedCheckpoint) -> None:
-        degrees = found.extra.get("tensor_degree", 1), found.extra.get("pipeline_degree", 1)
-        as_before = degrees == (self._world.tensor_size, self._world.pipeline_size)
-        if found.world_size == self._world.size and as_before:
-            restore_rng(found.rng[self._world.rank], self._world.gpus)
-        else:
-            # another world size draws other numbers anyway; the same ones in each attempt, and on ranks that compute
-            # layers together
-            seed_everything(rank_seed(self._config.seed + found.step, self._world.random_stream))
+    def _large_states(self) -> dict[str, Any]:
+        """Return the states that take as much memory as the weights."""
+        return self._weights.state() | ({} if self._parts.ema is None else self._parts.ema.state())
 
     def record_evaluation(self, step: int, means: Mapping[str, float]) -> None:
         """Compare an evaluation with the best so far, and set `best_step` if it is one of them; collective.
@@ -248,63 +204,41 @@ class Checkpointing:
             SupersededError: a later attempt owns the run.
             TaskError: the task's state can't be saved.
         """
-        left_out, stop = (False, None) if wait else self._wait_for_earlier(step)
-        if not left_out:
+        busy = not wait and self._world.broadcast(self._saver.busy)
+        # saves of the best evaluations are extra: no other save is left out for one
+        left_out = busy and (self.best_step is None or self.best_step not in (step, self._saving_step))
+        stop = self._wait_for_earlier(step) if busy and not left_out else None
+        if left_out and self._world.is_rank_zero:
+            log.warning("no checkpoint of step %d: the one before is still being written", step)
+        if not left_out and stop is None:
             self._save(step, evaluation_due=evaluation_due, wait=wait)
             self._saving_step = step
         self._restart_interval()
         return stop
 
-    def _wait_for_earlier(self, step: int) -> tuple[bool, Stop | None]:
-        """Wait for an earlier save if either is of the best; return whether to leave this one out, and a stop."""
-        if not self._world.broadcast(self._saver.busy):
-            return False, None
-        # saves of the best evaluations are extra: no other save is left out for one
-        waits = self.best_step is not None and self.best_step in (step, self._saving_step)
-        if self._world.is_rank_zero and waits:
+    def _wait_for_earlier(self, step: int) -> Stop | None:
+        """Wait for the save in flight; return the stop upon which the ranks agreed meanwhile."""
+        if self._world.is_rank_zero:
             which = "it" if step == self.best_step else "the one before"
             log.info("the checkpoint of step %d waits for the one before: %s is one of the best", step, which)
-        elif self._world.is_rank_zero:
-            log.warning("no checkpoint of step %d: the one before is still being written", step)
-        while waits and self._world.broadcast(self._saver.busy):
+        while self._world.broadcast(self._saver.busy):
             if stop := self._agreement.stop():
-                return True, stop
+                return stop
             self._saver.wait(WAIT_S)
-        return not waits, None
+        return None
 
     def require_constant_buffers(self) -> None:
-        """Refuse buffers that training adds, removes or gives another shape, where a checkpoint can't hold them.
-
-        Raises:
-            TaskError: the model has such a buffer, and its ranks share it, or compute with a half-precision copy.
-        """
-        parts = self._parts
-        has_copy = parts.model is not parts.module
-        if (has_copy or parts.sharded is not None) and (names := self._changed_buffers()):
-            where = f"with precision={self._config.precision.kind}" if has_copy else "of a model on several ranks"
-            remedy = "another precision" if has_copy else "parallel=ddp"
-            raise TaskError(
-                f"training changes the shape or dtype of {listed(names)}, which checkpoints {where} can't hold: give "
-                f"these buffers their largest size in build_model, or use {remedy}"
-            )
-
-    def _changed_buffers(self) -> list[str]:
-        return changed_buffers(self._built_buffers, buffer_kinds(self._parts.model))
+        """Refuse buffers that checkpoints can't hold; see `Weights.require_constant_buffers`."""
+        self._weights.require_constant_buffers()
 
     def _save(self, step: int, *, evaluation_due: bool, wait: bool) -> None:
         self.require_constant_buffers()
         world = self._world
-        random_states = world.gather(rng_state(world.gpus))
-        gathered = {
-            "meter_by_rank": world.gather(self._parts.meter.own_state()),
-            "task": self._parts.task_state.gather(),
-            "streams": self._parts.stream_state.gather(),
-            "meter": self._parts.meter.state(),
-        }
+        gathered = states_of(self._state, collective=True)
         error = self._earlier_error()
         if self._saves(error):
-            extra = {**self._extra(), **gathered, "evaluation_due": evaluation_due}
-            state = self._live_state(step, extra, random_states or [])
+            own = states_of(self._state, collective=False)
+            state = self._live_state(step, {**own, **gathered, "evaluation_due": evaluation_due})
             try:
                 # a save at the end of an attempt may have only seconds: the next attempt removes older checkpoints
                 self._saver.save(state, wait=wait, retain=not wait or self._is_at_end(step))
@@ -366,7 +300,7 @@ class Checkpointing:
         """Estimate the seconds of a save, from the copy to the disk, by the longest so far; for rank zero only."""
         return self._saver.takes_s
 
-    def _live_state(self, step: int, extra: Mapping[str, object], rng: Sequence[object] = ()) -> LiveState:
+    def _live_state(self, step: int, states: Mapping[str, Any]) -> LiveState:
         head = Head(
             step=step,
             samples_seen=self._parts.samples_seen(step),
@@ -374,38 +308,10 @@ class Checkpointing:
             config_digest=config_digest(self._config),
             score=None if self._best is None else self._best.score_at(step),
         )
-        updates, module = self._parts.step, self._parts.module
-        optimizers, scaler = optimizers_of(updates), scalers_of(updates)
         if self._parts.sharded is None:
-            return LiveState(module, optimizers, head=head, scaler=scaler, rng=rng, extra=extra)
+            return LiveState.of(states, head=head)
         # it imports torch's DTensor, which takes half a second
         from hpctrain.checkpoint.sharded.live_shards import LiveShards
 
-        return LiveShards(
-            module,
-            optimizers,
-            head=head,
-            scaler=scaler,
-            rng=rng,
-            extra=extra,
-            world=self._world,
-            copies=frozenset() if self._parts.pipeline is None else self._parts.pipeline.stages.copies,
-            known=self._known_parts,
-        )
-
-    def _extra(self) -> dict[str, object]:
-        buffers = self._changed_buffers()
-        return {
-            **({CHANGED_BUFFERS: buffers} if buffers else {}),
-            "optimizer": self._config.optimizer,
-            "num_samples": self._parts.num_samples,
-            "loss_weights": self._parts.loss_weights.state(),
-            "ending": self._parts.ending.state(),
-            "callbacks": self._parts.callbacks.state(),
-            **progress_of(self._parts.step),
-            **({} if self._world.tensor_size == 1 else {"tensor_degree": self._world.tensor_size}),
-            **({} if self._world.pipeline_size == 1 else {"pipeline_degree": self._world.pipeline_size}),
-            "evaluation_mode": names_in_evaluation_mode(inner(self._parts.model)),
-            "ema": {} if self._parts.ema is None else self._parts.ema.state(),
-            "best": {} if self._best is None else self._best.state(),
-        }
+        copies = frozenset() if self._parts.pipeline is None else self._parts.pipeline.stages.copies
+        return LiveShards.of(states, head=head, world=self._world, copies=copies, known=self._known_parts)

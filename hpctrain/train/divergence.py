@@ -101,7 +101,7 @@ class Divergence:
         """
         tensors = dict(self._trained)
         if self._parts.ema is not None:
-            tensors |= {f"{name} (averaged)": average for name, average in self._parts.ema.state().items()}
+            tensors |= {f"{name} (averaged)": average for name, average in self._parts.ema.averages.items()}
         # parameters on `meta` belong to other ranks of a pipeline
         bad = [name for name, tensor in tensors.items() if not tensor.is_meta and not _is_finite(local_part(tensor))]
         if names := self._parts.world.union(bad[:SHOWN]):

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hpctrain.checkpoint.restore import copy_saved
-from hpctrain.checkpoint.sharded.stored_tensor import StoredTensor
+from hpctrain.checkpoint.stateful import Stateful
 from hpctrain.distributed.local_part import local_parts
 from hpctrain.errors import CheckpointError
 from hpctrain.train.precision import MasterWeights
 
 
-class Ema:
+class Ema(Stateful):
     """Averages the trainable parameters after each step; buffers stay those of the live model.
 
     Every rank computes the same average from the same weights, so nothing here is collective.
@@ -87,22 +88,28 @@ class Ema:
         if self._master is not None:
             self._master.publish()
 
-    def state(self) -> dict[str, Tensor]:
-        """Return the averages by parameter name, not copied."""
+    @property
+    def averages(self) -> dict[str, Tensor]:
+        """The averages by parameter name, not copied."""
         return dict(zip(self._names, self._averages, strict=True))
 
+    def state(self) -> dict[str, Any]:
+        """Return the averages."""
+        return {"ema": self.averages}
+
     @torch.no_grad()
-    def load_state(self, saved: Mapping[str, Tensor | StoredTensor]) -> None:
+    def load_state(self, saved: Mapping[str, Any]) -> None:
         """Continue from saved averages.
 
         Raises:
             CheckpointError: the averages belong to another model.
         """
-        if saved.keys() != set(self._names):
+        averages = saved.get("ema", {})
+        if averages.keys() != set(self._names):
             raise CheckpointError(
-                f"the checkpoint's moving average has {len(saved)} parameters, the model {len(self._names)}, "
+                f"the checkpoint's moving average has {len(averages)} parameters, the model {len(self._names)}, "
                 "or they have other names; frozen ones aren't averaged: resume with the model, "
                 "optimizer.groups and trainer.ema_decay that were saved"
             )
         for name, average in zip(self._names, self._averages, strict=True):
-            copy_saved(average, saved[name])
+            copy_saved(average, averages[name])

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hpctrain.attempt.outcome import TIME_BOUND
+from hpctrain.checkpoint.stateful import Stateful
 from hpctrain.config.root import Config
 from hpctrain.distributed.world import World
 from hpctrain.phrases import duration
@@ -15,7 +16,7 @@ from hpctrain.phrases import duration
 log = logging.getLogger("hpctrain.train")
 
 
-class Ending:
+class Ending(Stateful):
     """The decision to end a run before its last step. Rank zero makes it, and the other ranks follow.
 
     The decision is part of the checkpoint. It holds until the configuration of the callbacks changes, if a callback has
@@ -85,18 +86,20 @@ class Ending:
         return bool(self.reason)
 
     def state(self) -> dict[str, Any]:
-        """Return the decision and the training time so far, for a checkpoint."""
+        """Return the decision and the training time so far."""
         decided = {"reason": self.reason, "callbacks": self._callbacks} if self._by_callback else {}
-        return {
+        ending = {
             "trained_s": self.trained_s,
             "evaluated_step": self.evaluated_step,
             "recorded_step": self.recorded_step,
             "concluded": self.concluded,
             **decided,
         }
+        return {"ending": ending}
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a result of `state`, empty if the checkpoint has none."""
+    def load_state(self, saved: Mapping[str, Any]) -> None:
+        """Restore the decision, unless the callbacks that made it have changed, and the training time."""
+        state = saved.get("ending", {})
         self._trained_before_s = float(state.get("trained_s", 0.0))
         self.evaluated_step = state.get("evaluated_step")
         self.recorded_step = state.get("recorded_step")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
+from hpctrain.checkpoint.stateful import Stateful
 from hpctrain.data.dataset import BatchDataset
 from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.distributed.world import World
@@ -23,7 +24,7 @@ from hpctrain.tasks.task import Task
 log = logging.getLogger("hpctrain.train")
 
 
-class LossWeights:
+class LossWeights(Stateful):
     """Weighs micro-batches by their contents, if these can differ from the planned number of samples.
 
     They can if the user's code makes the batches (`Task.collate_fn`, a dataset's `get_batch`) or weighs them
@@ -64,19 +65,18 @@ class LossWeights:
         return f"weighted by {kind}.loss_weight" if self._has_own_weight else "weighted by the samples in each batch"
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
+        """Return how batches are weighed, and the counts if the weights can differ from the plan."""
         counts = {"samples_seen": self.samples_seen, "empty_steps": self.empty_steps}
-        return {"by_contents": self.by_contents, **(counts if self.vary else {})}
+        return {"loss_weights": {"by_contents": self.by_contents, **(counts if self.vary else {})}}
 
-    def load_state(self, state: Mapping[str, Any], samples_seen: int) -> None:
+    def load_state(self, saved: Mapping[str, Any]) -> None:
         """Continue from a checkpoint, and weigh batches as the run did when it began.
 
-        Args:
-            state: from `state`; empty in the checkpoints of earlier versions, which weighed by the plan.
-            samples_seen: of the checkpoint.
+        The checkpoints of earlier versions, which weighed them by the plan, lack this state.
         """
+        state = saved.get("loss_weights", {})
         self.by_contents = bool(state.get("by_contents", False))
-        self.samples_seen = int(state.get("samples_seen", samples_seen))
+        self.samples_seen = int(state.get("samples_seen", saved["samples_seen"]))
         self.empty_steps = int(state.get("empty_steps", 0))
         if self.vary and not self.by_contents:
             self.vary = False

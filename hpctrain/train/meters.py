@@ -1,7 +1,11 @@
-"""Meters over the samples of all ranks."""
+"""Meters over the samples of all ranks, and their state in checkpoints."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from hpctrain.checkpoint.stateful import Stateful
 from hpctrain.distributed.world import World
 from hpctrain.metrics.meter import Meter, SilentMeter
 
@@ -16,3 +20,28 @@ def meter_of(world: World, *names: str) -> Meter:
     reduce = world.sum_ if world.size > 1 else None
     kind = Meter if world.counts_samples else SilentMeter
     return kind(world.device, reduce, names=names, union=world.union)
+
+
+class MeterState(Stateful):
+    """What a meter has added up since the last record: over all ranks, and on each one.
+
+    Args:
+        meter: of this rank.
+        world: the ranks.
+    """
+
+    is_collective: ClassVar[bool] = True
+
+    def __init__(self, meter: Meter, world: World) -> None:
+        self._meter = meter
+        self._world = world
+
+    def state(self) -> dict[str, Any]:
+        """Return the sums over all ranks, and at rank zero those of each rank; collective."""
+        return {"meter_by_rank": self._world.gather(self._meter.own_state()), "meter": self._meter.state()}
+
+    def load_state(self, saved: Mapping[str, Any]) -> None:
+        """Continue each rank's sums; on another number of ranks, rank zero has those of all."""
+        by_rank = saved.get("meter_by_rank", ())
+        own = by_rank[self._world.rank] if len(by_rank) == self._world.size else None
+        self._meter.load_state(saved.get("meter", {}), rank=self._world.rank, own=own)

@@ -69,7 +69,7 @@ def model_memory(
         weights=sum(map(_bytes, weights.values())),
         gradients=sum(gradients),
         optimizer=None if None in states else sum(filter(None, states)),
-        average=0 if ema is None else sum(_bytes(each) for each in _tensors(ema.state()) if not each.is_meta),
+        average=0 if ema is None else sum(_bytes(each) for each in _tensors(ema.averages) if not each.is_meta),
     )
 
 

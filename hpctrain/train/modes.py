@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from torch import nn
 
 from hpctrain.checkpoint.state import PlainNames
+from hpctrain.checkpoint.stateful import Stateful
 from hpctrain.distributed.replica import modes_restored
 from hpctrain.phrases import counted, listed
+
+
+class Modes(Stateful):
+    """The modes of a model's modules in checkpoints.
+
+    Args:
+        model: outside of DDP.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    def state(self) -> dict[str, Any]:
+        """Return the names of the modules in evaluation mode."""
+        return {"evaluation_mode": names_in_evaluation_mode(self._model)}
+
+    def load_state(self, saved: Mapping[str, Any]) -> None:
+        """Restore the mode of every module."""
+        if (names := saved.get("evaluation_mode")) is not None:
+            restore_modes(self._model, names)
 
 
 def begin_training(model: nn.Module) -> bool:

@@ -67,9 +67,8 @@ def load_model(
         compute_in(dtype, model, given=torch.float32)
     found = load(path)
     found.restore(model)
-    average: Mapping[str, Tensor | StoredTensor] = found.extra.get("ema") or {}
-    if averaged or (averaged is None and config.trainer.eval_ema and average):
-        _load_average(model, average, path)
+    if averaged or (averaged is None and config.trainer.eval_ema and found.average):
+        _load_average(model, found.average, path)
     return model.to(device).eval()
 
 

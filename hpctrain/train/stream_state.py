@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from hpctrain.checkpoint.host_memory import HostCopy
+from hpctrain.checkpoint.stateful import Stateful
 from hpctrain.data.bookmark import Bookmark, Bookmarks
 from hpctrain.data.micro_batch import map_tensors
 from hpctrain.data.sharded_stream import streams_of
@@ -21,7 +22,7 @@ from hpctrain.phrases import counted
 log = logging.getLogger("hpctrain.train")
 
 
-class StreamState:
+class StreamState(Stateful):
     """Saves and restores the bookmarks of all ranks; each rank resumes with all of them, at any world size.
 
     Args:
@@ -34,6 +35,8 @@ class StreamState:
     Attributes:
         bookmarks: of this rank; the training loader keeps them up to date.
     """
+
+    is_collective: ClassVar[bool] = True
 
     def __init__(self, dataset: Any, world: World) -> None:
         self.bookmarks = Bookmarks()
@@ -48,15 +51,18 @@ class StreamState:
                 if remark is not None:
                     log.warning(remark)
 
-    def gather(self) -> dict[str, Any] | None:
-        """The newest bookmark of each stream at rank zero; None elsewhere, and without such streams; collective.
+    def state(self) -> dict[str, Any]:
+        """Return the newest bookmark of each stream at rank zero; None elsewhere, and without such streams; collective.
 
         Returns:
-            ``num_streams``, and ``bookmarks``, each with the fields of a `Bookmark`.
+            ``streams``: ``num_streams``, and ``bookmarks``, each with the fields of a `Bookmark`.
 
         Raises:
             TaskError: a stream's state can't be stored in a checkpoint; the message names the value's place.
         """
+        return {"streams": self._gathered()}
+
+    def _gathered(self) -> dict[str, Any] | None:
         if not self._exists:
             return None
         own = _plain(self.bookmarks)
@@ -68,25 +74,22 @@ class StreamState:
         newest = Bookmarks(Bookmark(**entry) for data in sent for entry in unpacked(data)["bookmarks"])
         return {"num_streams": self._num_streams, "bookmarks": _plain(newest)}
 
-    def restore(self, saved: Mapping[str, Any] | None) -> None:
-        """Begin with the bookmarks of a checkpoint.
-
-        Args:
-            saved: a result of `gather`; None if the checkpoint has none: then streams are read from their start.
-        """
-        if saved is None:
+    def load_state(self, saved: Mapping[str, Any]) -> None:
+        """Begin with the bookmarks of a checkpoint; without any, or with those of other streams, at the start."""
+        streams = saved.get("streams")
+        if streams is None:
             return
-        if saved["num_streams"] != self._num_streams:
+        if streams["num_streams"] != self._num_streams:
             if self._world.is_rank_zero:
                 log.warning(
                     "the checkpoint has the states of %s, and the data have %s now: they are read from their start, "
                     "and the run is not exact",
-                    counted(saved["num_streams"], "stream"),
+                    counted(streams["num_streams"], "stream"),
                     counted(self._num_streams, "stream"),
                 )
             return
         # copies: the tensors of a loaded checkpoint are mapped from its files, which retention removes
-        self.bookmarks = Bookmarks(Bookmark(**map_tensors(torch.clone, entry)) for entry in saved["bookmarks"])
+        self.bookmarks = Bookmarks(Bookmark(**map_tensors(torch.clone, entry)) for entry in streams["bookmarks"])
 
 
 def _plain(marks: Iterable[Bookmark]) -> list[dict[str, Any]]:

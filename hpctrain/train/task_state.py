@@ -7,12 +7,13 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from hpctrain.checkpoint.host_memory import HostCopy
+from hpctrain.checkpoint.stateful import Stateful
 from hpctrain.data.micro_batch import iterate_tensors, map_tensors
 from hpctrain.distributed.packed_state import packed, unpacked
 from hpctrain.distributed.world import World
@@ -33,7 +34,7 @@ LARGEST = 1000
 log = logging.getLogger("hpctrain.train")
 
 
-class TaskState:
+class TaskState(Stateful):
     """Saves and restores the state of a task that has `state_dict` and `load_state_dict`; each rank has its own.
 
     Args:
@@ -43,6 +44,8 @@ class TaskState:
     Raises:
         TaskError: the task has one of the methods without the other.
     """
+
+    is_collective: ClassVar[bool] = True
 
     def __init__(self, task: Task, world: World) -> None:
         # Any: the methods are optional, and torch's modules have them too, from which a task may be derived
@@ -82,15 +85,19 @@ class TaskState:
         if self._exists:
             self._copy()
 
-    def gather(self) -> list[dict[str, Any]] | None:
-        """The state of every rank at rank zero, in rank order; None elsewhere, and if the task has none; collective.
+    def state(self) -> dict[str, Any]:
+        """Return the state of every rank at rank zero; None elsewhere, and if the task has none; collective.
 
         Returns:
-            For each rank its ``state``, on the CPU, and the ``places`` of the state's tensors (`place_of`).
+            ``task``: in rank order, for each rank its ``state``, on the CPU, and the ``places`` of the state's tensors
+            (`place_of`).
 
         Raises:
             TaskError: as from `check`.
         """
+        return {"task": self._gathered()}
+
+    def _gathered(self) -> list[dict[str, Any]] | None:
         if not self._exists:
             return None
         if self._world.size == 1:
@@ -99,17 +106,15 @@ class TaskState:
         # ranks that compute layers together have the same state
         return None if sent is None else [unpacked(data) for data in sent[:: self._world.tensor_size]]
 
-    def restore(self, saved: Sequence[Mapping[str, Any]] | None, *, same_stages: bool = True) -> None:
+    def load_state(self, saved: Mapping[str, Any]) -> None:
         """Give the task its state from a checkpoint; not collective.
 
         Tensors that were saved from a GPU arrive on the same one of this rank's devices, and others on the CPU. At
-        another world size each rank gets the state of rank zero.
-
-        Args:
-            saved: a result of `gather`; None if the checkpoint has none: then the task's state starts afresh.
-            same_stages: whether the ranks have the same stages of a pipeline as those that saved; if not, each rank
-                gets the state of rank zero.
+        another world size, or with other stages of a pipeline, each rank gets the state of rank zero.
         """
+        self._restore(saved.get("task"), same_stages=saved.get("pipeline_degree", 1) == self._world.pipeline_size)
+
+    def _restore(self, saved: Sequence[Mapping[str, Any]] | None, *, same_stages: bool) -> None:
         warns = self._world.is_rank_zero
         if not self._exists:
             if saved and warns:

@@ -90,12 +90,12 @@ def last_averages(module):
 def state_of_a_callback(module):
     callbacks = Callbacks()
     callbacks._callbacks = {"average": AverageWeights(0.0)}
-    callbacks.load_state({"average": {"count": 1, "kept": [dict(module.state_dict())]}})
+    callbacks.load_state({"callbacks": {"average": {"count": 1, "kept": [dict(module.state_dict())]}}})
     return callbacks._callbacks["average"].kept
 
 
 def moving_average(module):
-    return Ema(module, 0.5).state()
+    return Ema(module, 0.5).averages
 
 
 def means(module):

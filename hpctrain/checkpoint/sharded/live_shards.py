@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from functools import cached_property
 from itertools import chain
 from typing import Any, TypeAlias
@@ -248,10 +248,8 @@ class LiveShards(LiveState):
         The first rank of each further position in a pipeline tells rank zero the states of its parameters.
         """
         if not self.world.is_rank_zero:
-            head = self._other_state()
             leads = self.world.rank % self.world.ranks_per_stage == 0
-            head = {key: head[key] for key in ("step", "samples_seen", "world_size", "config_digest", "score")}
-            return self._marked_optimizers() if leads else {}, head, {}
+            return self._marked_optimizers() if leads else {}, asdict(self.head), {}
         others = {self._plain(name): value for name, value in self._weights.items() if not isinstance(value, Tensor)}
         return self._marked_optimizers(), _marked(self._other_state(), (), leave_out=("extra",)), others
 

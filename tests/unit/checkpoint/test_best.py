@@ -41,10 +41,12 @@ def test_a_resumed_run_keeps_the_best_of_a_straight_one(cut):
     assert before + updated(second, values[cut:], first=cut + 1) == straight
 
 
-def test_a_best_whose_checkpoint_is_gone_does_not_keep_the_next_from_being_saved():
-    first, second = Best("accuracy", "max", 1), Best("accuracy", "max", 1)
+def test_a_best_whose_checkpoint_is_gone_does_not_keep_the_next_from_being_saved(directory):
+    for step in (1, 3):
+        directory.checkpoint(step).mkdir(parents=True)
+    first, second = Best("accuracy", "max", 1), Best("accuracy", "max", 1, directory=directory)
     updated(first, [0.5, 0.9, 0.8])
-    second.load_state(first.state(), [1, 3])
+    second.load_state(first.state())
     assert updated(second, [0.7, 0.6], first=4) == [True, False]
     assert second.top.step == 2
 
@@ -74,7 +76,7 @@ def test_a_metric_that_is_not_evaluated_is_named_with_those_that_are():
     ],
 )
 def test_the_tasks_metric_counts_unless_one_is_configured(keys, expected):
-    assert Best.configured(Checkpoint(**keys), "accuracy", "max").state()["metric"] == expected
+    assert Best.configured(Checkpoint(**keys), "accuracy", "max").state()["best"]["metric"] == expected
 
 
 def test_it_is_not_defined_which_values_are_better():

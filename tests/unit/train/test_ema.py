@@ -29,7 +29,7 @@ def test_it_is_torchs_own_average(model):
     # torch's first update copies the weights, ours begins with them
     reference.update_parameters(model)
     trained(model, lambda: (ema.update(), reference.update_parameters(model)))
-    for name, average in ema.state().items():
+    for name, average in ema.averages.items():
         assert torch.equal(average, dict(reference.module.named_parameters())[name])
 
 
@@ -38,7 +38,7 @@ def test_the_model_has_it_within_and_its_own_weights_again_afterwards(model):
     trained(model, ema.update)
     before = [parameter.clone() for parameter in model.parameters()]
     with ema.in_place():
-        assert all(torch.equal(p, a) for p, a in zip(model.parameters(), ema.state().values(), strict=True))
+        assert all(torch.equal(p, a) for p, a in zip(model.parameters(), ema.averages.values(), strict=True))
         assert not torch.equal(next(model.parameters()), before[0])
     assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
 
@@ -46,15 +46,15 @@ def test_the_model_has_it_within_and_its_own_weights_again_afterwards(model):
 def test_it_goes_on_from_saved_averages(model):
     ema = Ema(model, 0.9)
     trained(model, ema.update)
-    saved = {name: average.clone() for name, average in ema.state().items()}
+    saved = {name: average.clone() for name, average in ema.averages.items()}
     again = Ema(model, 0.9)
-    again.load_state(saved)
-    assert all(torch.equal(again.state()[name], saved[name]) for name in saved)
+    again.load_state({"ema": saved})
+    assert all(torch.equal(again.averages[name], saved[name]) for name in saved)
 
 
 def test_averages_of_another_model_are_refused(model):
     with pytest.raises(CheckpointError, match=r"other names.*optimizer\.groups"):
-        Ema(model, 0.9).load_state({"weight": torch.zeros(1)})
+        Ema(model, 0.9).load_state({"ema": {"weight": torch.zeros(1)}})
 
 
 def test_the_average_of_half_weights_is_fp32_and_does_not_lose_small_updates(model):
@@ -64,7 +64,7 @@ def test_the_average_of_half_weights_is_fp32_and_does_not_lose_small_updates(mod
         for parameter in model.parameters():
             parameter.add_(1.0)
     ema.update()
-    for average, before, parameter in zip(ema.state().values(), wide, model.parameters(), strict=True):
+    for average, before, parameter in zip(ema.averages.values(), wide, model.parameters(), strict=True):
         assert average.dtype == torch.float32
         assert torch.allclose(average, before + 0.001 * (parameter.float() - before))
     own = [parameter.clone() for parameter in model.parameters()]

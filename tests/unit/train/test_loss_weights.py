@@ -156,12 +156,14 @@ def test_divisors_and_rescaling_are_those_of_the_weighted_mean(lone_world):
 
 def test_a_run_of_an_earlier_version_keeps_the_plans_weights(lone_world):
     weights = LossWeights(Collating(), DATA, lone_world)
-    assert weights.state() == {"by_contents": True, "samples_seen": 0, "empty_steps": 0}
-    weights.load_state({"by_contents": True, "samples_seen": 30, "empty_steps": 2}, 40)
+    assert weights.state() == {"loss_weights": {"by_contents": True, "samples_seen": 0, "empty_steps": 0}}
+    weights.load_state(
+        {"loss_weights": {"by_contents": True, "samples_seen": 30, "empty_steps": 2}, "samples_seen": 40}
+    )
     assert (weights.vary, weights.samples_seen, weights.empty_steps) == (True, 30, 2)
-    weights.load_state({}, 40)
+    weights.load_state({"samples_seen": 40})
     assert not weights.vary
-    assert weights.state() == {"by_contents": False}
+    assert weights.state() == {"loss_weights": {"by_contents": False}}
 
 
 def test_a_run_that_trained_on_nothing_is_not_completed(lone_world, caplog):

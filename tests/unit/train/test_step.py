@@ -197,13 +197,13 @@ def test_an_update_that_overflowed_is_skipped_by_the_schedule_and_the_average_to
     bench.task.factor = math.inf
     assert torch.equal(bench.moved(6, 6), torch.zeros(15))
     assert (bench.update.num_skipped, scaler.get_scale()) == (1, 2.0**9)
-    average = torch.cat([value.flatten() for value in bench.ema.state().values()])
+    average = torch.cat([value.flatten() for value in bench.ema.averages.values()])
     assert torch.equal(average, bench.weights())
     bench.task.factor = 1.0
     assert bench.moved(6, 6, step=1).norm() > 0
     assert bench.asked == [0, 0]
     assert bench.update.num_skipped == 1
-    average = torch.cat([value.flatten() for value in bench.ema.state().values()])
+    average = torch.cat([value.flatten() for value in bench.ema.averages.values()])
     assert not torch.equal(average, bench.weights())
 
 

@@ -76,7 +76,7 @@ def test_a_step_is_a_number(trained):
 
 def test_a_moving_average_is_loaded_where_the_run_evaluates_it(trained):
     parts, load = trained("trainer.ema_decay=0.5")
-    average = parts.ema.state()
+    average = parts.ema.averages
     assert equal(dict(load().named_parameters()), average)
     assert equal(dict(load(averaged=True).named_parameters()), average)
     assert equal(load(averaged=False).state_dict(), parts.module.state_dict())
@@ -101,14 +101,14 @@ def test_a_model_that_several_optimizers_trained_has_its_weights_and_their_avera
     words = ["optimizer=named", *(f"+optimizer.named.layer{name}={value}" for name, value in named.items())]
     parts, load = trained(*words, "trainer.ema_decay=0.5")
     assert equal(load(averaged=False).state_dict(), parts.module.state_dict())
-    assert equal(dict(load().named_parameters()), parts.ema.state())
+    assert equal(dict(load().named_parameters()), parts.ema.averages)
 
 
 def test_weights_that_checkpoints_leave_out_are_those_that_the_task_builds(trained, directory):
     parts, load = trained("task._target_=small_task.Adapted", "trainer.ema_decay=0.5")
     assert set(torch.load(directory.checkpoint(10) / "model.pt", weights_only=True)) == {"2.weight", "2.bias"}
     assert equal(dict(load(averaged=False).named_parameters()), dict(parts.module.named_parameters()))
-    assert equal(dict(load()[2].named_parameters(prefix="2")), parts.ema.state())
+    assert equal(dict(load()[2].named_parameters(prefix="2")), parts.ema.averages)
 
 
 def test_a_step_that_was_not_saved_is_named_with_those_that_were(trained):

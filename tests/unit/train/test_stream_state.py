@@ -29,10 +29,10 @@ def test_bookmarks_come_back(lone_world):
     place = torch.tensor([3])
     state = StreamState(ShardedStream([Stateful()] * 2), lone_world)
     state.bookmarks.add([Bookmark(1, 0, 0, 0, 5, {"place": place}), Bookmark(0, 0, 0, 0, 4, (1, "a"))])
-    saved = state.gather()
+    saved = state.state()
     place += 1
     again = StreamState(ShardedStream([Stateful()] * 2), lone_world)
-    again.restore(saved)
+    again.load_state(saved)
     assert again.bookmarks.of(0) == (0, 0, 0, 0, 4, (1, "a"))
     assert again.bookmarks.of(1).state == {"place": torch.tensor([3])}
 
@@ -40,8 +40,8 @@ def test_bookmarks_come_back(lone_world):
 def test_without_states_nothing_is_saved(lone_world):
     for data in (Plain(), [1, 2], torch.arange(3)):
         state = StreamState(data, lone_world)
-        assert state.gather() is None
-        state.restore(None)
+        assert state.state() == {"streams": None}
+        state.load_state({})
         assert list(state.bookmarks) == []
 
 
@@ -55,7 +55,7 @@ def test_the_states_of_another_number_of_streams_are_left_alone(lone_world, capl
     state = StreamState(Stateful(), lone_world)
     state.bookmarks.add([Bookmark(0, 0, 0, 0, 4, {})])
     other = StreamState(ShardedStream([Stateful()] * 3), lone_world)
-    other.restore(state.gather())
+    other.load_state(state.state())
     assert list(other.bookmarks) == []
     assert "has the states of 1 stream, and the data have 3 streams now: they are read from their start" in caplog.text
 
@@ -64,7 +64,7 @@ def test_a_state_that_cannot_be_saved_is_named(lone_world):
     state = StreamState(Stateful(), lone_world)
     state.bookmarks.add([Bookmark(0, 0, 0, 0, 4, {"lock": object()})])
     with pytest.raises(TaskError, match=r"state_dict\(\) of stream 0: bookmark\['state'\]\['lock'\]"):
-        state.gather()
+        state.state()
 
 
 def test_what_a_resume_costs_is_said_once_at_the_start(lone_world, caplog):

@@ -58,12 +58,12 @@ def warnings_are_caught(caplog):
 def test_it_is_saved_as_plain_copies_and_restored(lone_world, caplog):
     task = Counting(total=torch.ones(2, requires_grad=True), best={3: np.float64(0.5)}, names=["a"])
     state = TaskState(task, lone_world)
-    (saved,) = state.gather()
+    (saved,) = state.state()["task"]
     with torch.no_grad():
         task.state["total"].add_(1)
     assert saved["state"]["total"].tolist() == [1, 1]
     assert type(saved["state"]["best"][3]) is float
-    state.restore([saved])
+    state.load_state({"task": [saved]})
     assert task.state["best"] == {3: 0.5}
     assert task.state["total"].tolist() == [1, 1]
     assert task.state["total"].data_ptr() != saved["state"]["total"].data_ptr()
@@ -84,19 +84,19 @@ def test_a_task_may_return_its_attributes(lone_world):
     log = AttachedLog("Whole", position, total_steps=1, every_steps=1)
     attach(task, log, position)
     state = TaskState(task, lone_world)
-    saved = state.gather()
-    assert saved[0]["state"] == {"seen": 3}
+    saved = state.state()
+    assert saved["task"][0]["state"] == {"seen": 3}
     task.seen = 9
-    state.restore(saved)
+    state.load_state(saved)
     assert (task.seen, task.log, task.position) == (3, log, position)
 
 
 def test_a_task_that_is_a_module_has_its_buffers_saved(lone_world):
     task = Derived()
     state = TaskState(task, lone_world)
-    saved = state.gather()
+    saved = state.state()
     task.total += 1
-    state.restore(saved)
+    state.load_state(saved)
     assert task.total.tolist() == [0, 0]
 
 
@@ -111,18 +111,18 @@ def test_the_model_that_a_task_holds_as_a_module_is_not_saved_again(lone_world):
     model = nn.Sequential(task.net, nn.Linear(2, 2))
     state = TaskState(task, lone_world)
     state.leave_out(model)
-    saved = state.gather()
-    assert [*saved[0]["state"]] == ["total", "critic.weight", "critic.bias"]
+    saved = state.state()
+    assert [*saved["task"][0]["state"]] == ["total", "critic.weight", "critic.bias"]
     with torch.no_grad():
         task.critic.weight.add_(1)
         task.net[0].weight.add_(1)
     trained, state_of_model = task.net[0].weight.clone(), state.snapshot()
-    state.restore(saved)
+    state.load_state(saved)
     state.put_back(state_of_model)
     assert torch.equal(task.net[0].weight, trained)
     del task.total, task.critic
     state.leave_out(model)
-    assert state.gather() is None
+    assert state.state()["task"] is None
 
 
 def test_tensors_arrive_on_the_device_from_which_they_were_saved(lone_world):
@@ -130,10 +130,10 @@ def test_tensors_arrive_on_the_device_from_which_they_were_saved(lone_world):
     # of a rank with another device than the CPU that exists everywhere
     elsewhere = replace(lone_world, devices=(torch.device("meta"),))
     state = {"queue": torch.ones(2), "seen": [torch.ones(1)]}
-    TaskState(task, elsewhere).restore([{"state": state, "places": [0, None]}])
+    TaskState(task, elsewhere).load_state({"task": [{"state": state, "places": [0, None]}]})
     assert (task.state["queue"].device.type, task.state["seen"][0].device.type) == ("meta", "cpu")
     # a run that goes on without GPUs
-    TaskState(task, lone_world).restore([{"state": state, "places": [0, None]}])
+    TaskState(task, lone_world).load_state({"task": [{"state": state, "places": [0, None]}]})
     assert task.state["queue"].tolist() == [1, 1]
     first, second = torch.device("cuda", 4), torch.device("cuda", 5)
     places = [place_of(device, (first, second)) for device in (torch.device("cpu"), first, second)]
@@ -146,29 +146,29 @@ def test_a_tensor_with_two_names_stays_one(lone_world):
     shared = torch.ones(2)
     task = Counting(queue=shared, same=shared)
     state = TaskState(task, lone_world)
-    saved = state.gather()
+    saved = state.state()
     with state.restored():
         pass
     assert task.state["queue"] is task.state["same"]
-    state.restore(saved)
+    state.load_state(saved)
     assert task.state["queue"] is task.state["same"]
 
 
 def test_a_task_without_state_saves_none(lone_world, caplog):
     state = TaskState(Stateless(), lone_world)
     state.check()
-    assert state.gather() is None
+    assert state.state()["task"] is None
     with state.restored():
         pass
-    state.restore(None)
+    state.load_state({})
     assert caplog.messages == []
-    state.restore([{"total": 1}])
+    state.load_state({"task": [{"total": 1}]})
     assert caplog.messages == ["ignoring the task state in the checkpoint: Stateless has no load_state_dict"]
 
 
 def test_a_checkpoint_of_an_earlier_version_leaves_the_state_as_it_is_built(lone_world, caplog):
     task = Counting(total=0)
-    TaskState(task, lone_world).restore(None)
+    TaskState(task, lone_world).load_state({})
     assert task.state == {"total": 0}
     assert caplog.messages == ["the checkpoint has no task state: Counting starts with a fresh one"]
 
@@ -176,10 +176,10 @@ def test_a_checkpoint_of_an_earlier_version_leaves_the_state_as_it_is_built(lone
 def test_each_rank_gets_its_own_and_that_of_rank_zero_at_another_world_size(lone_world, caplog):
     task = Counting()
     saved = [{"state": {"total": total}, "places": []} for total in (0, 1)]
-    TaskState(task, replace(lone_world, rank=1, size=2)).restore(saved)
+    TaskState(task, replace(lone_world, rank=1, size=2)).load_state({"task": saved})
     assert task.state == {"total": 1}
     assert caplog.messages == []
-    TaskState(task, lone_world).restore(saved)
+    TaskState(task, lone_world).load_state({"task": saved})
     assert task.state == {"total": 0}
     assert "2 ranks saved a task state, and this attempt has 1: each rank gets rank zero's" in caplog.messages[0]
 

@@ -1,0 +1,244 @@
+"""The state of a training, as checkpoints have it: one list, saved, restored and compared in its order."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from hpctrain.checkpoint.best import Best
+from hpctrain.checkpoint.restore import restore_weights
+from hpctrain.checkpoint.rng import RandomStreams
+from hpctrain.checkpoint.state import CHANGED_BUFFERS, buffer_kinds, changed_buffers
+from hpctrain.checkpoint.stateful import Stateful
+from hpctrain.config.identity import config_digest
+from hpctrain.config.named_optimizers import SHARED_KEYS
+from hpctrain.distributed.replica import inner
+from hpctrain.errors import TaskError
+from hpctrain.phrases import counted, listed
+from hpctrain.train.meters import MeterState
+from hpctrain.train.modes import Modes
+from hpctrain.train.optimizers import drop_absent_states
+from hpctrain.train.parts import Parts
+from hpctrain.train.step import TrainStep
+from hpctrain.train.update import Update
+
+log = logging.getLogger("hpctrain.train")
+
+
+def training_state(training: Parts, best: Best | None, weights: Weights) -> tuple[Stateful, ...]:
+    """List all state that determines the rest of a run between two steps, in the order in which it is restored.
+
+    Args:
+        training: whose state it is.
+        best: the best evaluations; None if the run doesn't rank them.
+        weights: of the training.
+    """
+    world = training.world
+    return (
+        # first: the code of a task that restores its own state may ask where the training is
+        Progress(training),
+        weights,
+        # after the optimizers, whose rates they set
+        Updates(training.step),
+        MeterState(training.meter, world),
+        Absent("ema") if training.ema is None else training.ema,
+        Absent("best") if best is None else best,
+        Modes(inner(training.model)),
+        training.task_state,
+        training.ending,
+        training.callbacks,
+        training.stream_state,
+        training.loss_weights,
+        # last: whatever restores its state before may draw random numbers
+        RandomStreams(world, training.config.seed),
+    )
+
+
+class Progress(Stateful):
+    """The position of a run, and what has to be the same for an exact resume. `Head` has the rest of its state.
+
+    Args:
+        training: whose position it is.
+    """
+
+    def __init__(self, training: Parts) -> None:
+        self._training = training
+
+    def state(self) -> dict[str, Any]:
+        """Return the number of samples, and the degrees of the mesh that aren't 1."""
+        world = self._training.world
+        degrees = {"tensor_degree": world.tensor_size, "pipeline_degree": world.pipeline_size}
+        return {
+            "num_samples": self._training.num_samples,
+            **{name: degree for name, degree in degrees.items() if degree != 1},
+        }
+
+    def load_state(self, saved: Mapping[str, Any]) -> None:
+        """Continue after the saved step; on rank zero, warn of what makes the run inexact."""
+        world, step = self._training.world, saved["step"]
+        self._training.position.step = step
+        if not world.is_rank_zero:
+            return
+        if saved["config_digest"] != config_digest(self._training.config):
+            log.warning("keys that affect the weights have changed since step %d: the run is not exact", step)
+        if saved["world_size"] != world.size:
+            log.warning(
+                "%s at step %d from a checkpoint of %s: the samples of each step are the same, but the order of sums, "
+                "batch norm and dropout differ, so the run is no longer exact",
+                f"{counted(world.size, 'rank')} resume{'s' * (world.size == 1)}",
+                step,
+                counted(saved["world_size"], "rank"),
+            )
+        # earlier versions didn't save it
+        before, now = saved.get("num_samples"), self._training.num_samples
+        if before != now and None not in (before, now):
+            log.warning(
+                "the training data had %d samples at step %d, and have %d now: order and epochs differ from here on, "
+                "and the run is not exact; if you didn't intend that, stop the run and restore the data",
+                before,
+                step,
+                now,
+            )
+
+
+class Weights(Stateful):
+    """The model, the optimizers over its parameters, and the loss scales. A checkpoint has copies of their tensors.
+
+    Args:
+        training: whose weights they are.
+    """
+
+    def __init__(self, training: Parts) -> None:
+        self._training = training
+        self._built_buffers = buffer_kinds(training.model)
+
+    def state(self) -> dict[str, Any]:
+        """Return the model, the optimizers and the scalers themselves, and what a resume has to know of them."""
+        step, buffers = self._training.step, self._changed_buffers()
+        return {
+            "model": self._training.module,
+            "optimizers": _optimizers_of(step),
+            "scaler": _scalers_of(step),
+            "optimizer": self._training.config.optimizer,
+            **({CHANGED_BUFFERS: buffers} if buffers else {}),
+        }
+
+    def load_state(self, saved: Mapping[str, Any]) -> None:
+        """Restore the tensors, and the options of optimizers that the configuration hasn't changed since.
+
+        Raises:
+            CheckpointError: the model or an optimizer differs from what was saved.
+        """
+        step, now = self._training.step, self._training.config.optimizer
+        optimizers, before = _optimizers_of(step), saved.get("optimizer", {})
+        if isinstance(optimizers, dict):
+            changed: Any = {name: _changed(_own(before, name), _own(now, name)) for name in optimizers}
+        else:
+            changed = _changed(before, now)
+        restore_weights(saved, self._training.module, optimizers, _scalers_of(step), changed=changed)
+        for update in step.updates:
+            drop_absent_states(update.optimizer)
+
+    def require_constant_buffers(self) -> None:
+        """Refuse buffers that training adds, removes or gives another shape, where a checkpoint can't hold them.
+
+        Raises:
+            TaskError: the model has such a buffer, and its ranks share it, or compute with a half-precision copy.
+        """
+        training = self._training
+        has_copy = training.model is not training.module
+        if (has_copy or training.sharded is not None) and (names := self._changed_buffers()):
+            where = f"with precision={training.config.precision.kind}" if has_copy else "of a model on several ranks"
+            remedy = "another precision" if has_copy else "parallel=ddp"
+            raise TaskError(
+                f"training changes the shape or dtype of {listed(names)}, which checkpoints {where} can't hold: give "
+                f"these buffers their largest size in build_model, or use {remedy}"
+            )
+
+    def _changed_buffers(self) -> list[str]:
+        return changed_buffers(self._built_buffers, buffer_kinds(self._training.model))
+
+
+class Updates(Stateful):
+    """The schedules of the optimizers and the numbers of updates that were skipped; of several optimizers by name.
+
+    Args:
+        step: with the updates.
+    """
+
+    def __init__(self, step: TrainStep) -> None:
+        self._step = step
+
+    def state(self) -> dict[str, Any]:
+        """Return the states of the schedules and the numbers; of several optimizers also their last learning rates."""
+        updates = _by_name(self._step)
+        schedules = {name: update.learning_rate.state_dict() for name, update in updates.items()}
+        skipped = {name: update.num_skipped for name, update in updates.items()}
+        if "" in updates:
+            return {"schedule": schedules[""], "skipped_updates": skipped[""]}
+        # logged in every record, also before the next update of an optimizer that doesn't step each time
+        rates = {name: update.learning_rate.current for name, update in updates.items()}
+        return {"schedule": schedules, "skipped_updates": skipped, "rates": rates}
+
+    def load_state(self, saved: Mapping[str, Any]) -> None:
+        """Continue the schedules, once the optimizers are restored."""
+        updates = _by_name(self._step)
+        schedules, skipped, rates = saved.get("schedule", {}), saved.get("skipped_updates", 0), saved.get("rates", {})
+        if "" in updates:
+            schedules, skipped = {"": schedules}, {"": skipped}
+        for name, update in updates.items():
+            update.learning_rate.load_state_dict(schedules.get(name, {}))
+            update.num_skipped = int(skipped.get(name, 0))
+            update.learning_rate.current = rates.get(name, update.learning_rate.current)
+
+
+class Absent(Stateful):
+    """A part that this training doesn't have, whose key all checkpoints have; a saved state is ignored.
+
+    Args:
+        key: of its state.
+    """
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+
+    def state(self) -> dict[str, Any]:
+        """Return an empty state."""
+        return {self._key: {}}
+
+    def load_state(self, saved: Mapping[str, Any]) -> None:
+        """Do nothing."""
+
+
+def _by_name(step: TrainStep) -> dict[str, Update]:
+    return {update.name: update for update in step.updates}
+
+
+def _optimizers_of(step: TrainStep) -> torch.optim.Optimizer | dict[str, torch.optim.Optimizer]:
+    """Return the optimizer without a name, or all by name."""
+    updates = _by_name(step)
+    return updates[""].optimizer if "" in updates else {name: update.optimizer for name, update in updates.items()}
+
+
+def _scalers_of(step: TrainStep) -> torch.amp.GradScaler | dict[str, torch.amp.GradScaler] | None:
+    """Return the scaler of the only turn, or those of all turns by name; None if there is none."""
+    if len(step.turns) == 1:
+        return step.turns[0].update.scaler
+    return {turn.loss.name: turn.update.scaler for turn in step.turns if turn.update.scaler is not None} or None
+
+
+def _own(node: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the keys of one optimizer, with those that it shares with the others."""
+    shared = {key: node[key] for key in SHARED_KEYS if node.get(key) is not None}
+    return {**shared, **node.get("named", {}).get(name, {})}
+
+
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> set[str]:
+    """Return the options of an optimizer whose values differ from those of the checkpoint."""
+    changed = {key for key in (*before, *now) if before.get(key) != now.get(key)}
+    # an option of a group replaces the optimizer's own there, and both are in the checkpoint
+    groups = [entry for node in (before, now) for entry in node.get("groups") or ()]
+    return changed.union(*groups) if "groups" in changed else changed
