@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from hpctrain.checkpoint.saver import CheckpointSaver
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.compose import Composer
 from hpctrain.config.parallel import Parallel
 from hpctrain.config.precision import FORMATS
 from hpctrain.data.micro_batch import MicroBatch
+from hpctrain.distributed.agreement import Agreement
 from hpctrain.distributed.stop_request import STOP_SIGNALS, StopRequest
 from hpctrain.distributed.world import World
 from hpctrain.metrics.meter import Meter
@@ -21,7 +23,9 @@ from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.run.times import Times
 from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
+from hpctrain.train.checkpointing import Checkpointing
 from hpctrain.train.learning_rate import LearningRate
+from hpctrain.train.parts import Parts
 from hpctrain.train.step import TrainStep
 from hpctrain.train.stopping import Stopping
 from hpctrain.train.task_log import AttachedLog
@@ -131,3 +135,17 @@ def attempt(compose_small, directory, lone_world):
     yield build
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def checkpointing_of(compose_small, directory, lone_world, clock):
+    """Makes the checkpointing of the next attempt of one run, by overrides, and the parts that it saves."""
+
+    def build(*words):
+        parts = Parts(compose_small("checkpoint.asynchronous=false", *words), lone_world)
+        claim = Claim(Ledger(directory), Ledger(directory).claim())
+        saver = CheckpointSaver(directory, claim, parts.config.checkpoint, StopRequest())
+        agreement = Agreement(lone_world, StopRequest())
+        return Checkpointing(parts, directory, saver, agreement=agreement, claim=claim, clock=clock), parts
+
+    return build

@@ -22,20 +22,6 @@ from hpctrain.train.parts import Parts
 
 
 @pytest.fixture
-def checkpointing_of(compose_small, directory, lone_world, clock):
-    """Makes the checkpointing of the next attempt of one run, by overrides, and the parts that it saves."""
-
-    def build(*words):
-        parts = Parts(compose_small("checkpoint.asynchronous=false", *words), lone_world)
-        claim = Claim(Ledger(directory), Ledger(directory).claim())
-        saver = CheckpointSaver(directory, claim, parts.config.checkpoint, StopRequest())
-        agreement = Agreement(lone_world, StopRequest())
-        return Checkpointing(parts, directory, saver, agreement=agreement, claim=claim, clock=clock), parts
-
-    return build
-
-
-@pytest.fixture
 def locking(compose_small, directory, lone_world):
     """The checkpointing of an attempt that saves in the background, its parts, and what its saver has locked."""
 
