@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from hpctrain.checkpoint.stateful import Stateful
+from hpctrain.checkpoint.state import Stateful
 from hpctrain.config.checkpoint import EVAL_PREFIX, Checkpoint
 from hpctrain.errors import ConfigError
 from hpctrain.run.directory import RunDirectory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from pickle import UnpicklingError
@@ -12,9 +12,7 @@ from typing import Any
 from zipfile import BadZipFile
 
 import torch
-from torch import nn
 
-from hpctrain.checkpoint.restore import restore_weights
 from hpctrain.checkpoint.retention import set_aside
 from hpctrain.checkpoint.sharded.read import read_parts
 from hpctrain.checkpoint.sharded.verification import SharedVerification
@@ -49,16 +47,6 @@ class LoadedCheckpoint(Snapshot):
         return int(self.state["world_size"])
 
     @property
-    def config_digest(self) -> str:
-        """Digest of the configuration under which it was written."""
-        return str(self.state["config_digest"])
-
-    @property
-    def rng(self) -> list[Any]:
-        """The `rng_state` of each rank of that attempt, in rank order."""
-        return list(self.state["rng"])
-
-    @property
     def extra(self) -> Mapping[str, Any]:
         """The values that the trainer added."""
         found: Mapping[str, Any] = self.state["extra"]
@@ -69,23 +57,10 @@ class LoadedCheckpoint(Snapshot):
         """The moving averages of the weights by name, each a tensor or a `StoredTensor`; empty without any."""
         return self.extra.get("ema") or {}
 
-    def restore(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer] | None = None,
-        scaler: torch.amp.GradScaler | Mapping[str, torch.amp.GradScaler] | None = None,
-        *,
-        changed: Collection[str] | Mapping[str, Collection[str]] = (),
-    ) -> None:
-        """Restore model, optimizer and scaler, as `restore_weights` does; not collective.
-
-        Raises:
-            CheckpointError: names, shapes, dtypes or options differ; the message starts with the path and lists them.
-        """
-        try:
-            restore_weights(self.states, model, optimizer, scaler, changed=changed)
-        except CheckpointError as error:
-            raise CheckpointError(f"{self.path}: {error}") from error
+    @property
+    def states(self) -> dict[str, Any]:
+        """All states by their keys (`Stateful`), of `state` and its ``extra``; ``model``, ``optimizers`` and ``path``."""
+        return {**self.state, **self.extra, "model": self.model, "optimizers": self.optimizer, "path": self.path}
 
 
 def load_newest(directory: RunDirectory, world: World, show: ShowRead | None = None) -> LoadedCheckpoint | None:

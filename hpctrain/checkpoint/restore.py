@@ -37,7 +37,7 @@ def restore_weights(
     """Restore model, optimizer and scaler; not collective.
 
     Args:
-        saved: `Snapshot.states`.
+        saved: `LoadedCheckpoint.states`.
         model: on any device, with or without wrappers; its tensors are copied into, and buffers replaced whose shape or
             dtype training had changed.
         optimizer: over the model's parameters, or several by name; None leaves it out.
@@ -45,23 +45,32 @@ def restore_weights(
         changed: options of the optimizer that keep their current value, by name for several; see `restore_optimizer`.
 
     Raises:
-        CheckpointError: names, shapes, dtypes or options differ.
+        CheckpointError: names, shapes, dtypes or options differ; the message starts with the path and lists them.
     """
-    restore_model(model, saved["model"], saved.get(CHANGED_BUFFERS, ()))
-    if isinstance(optimizer, Mapping):
-        assert isinstance(changed, Mapping)
-        _restore_named(saved, model, optimizer, changed)
-    elif optimizer is not None:
-        state, saved_names = saved["optimizers"], saved["parameters"]
-        if NAMED in state and "param_groups" not in state:
-            raise CheckpointError(
-                f"the checkpoint has several optimizers ({listed(state[NAMED])}), the configuration has one. "
-                "Resume with the optimizers that were saved, or start a new run from its weights with init_from"
-            )
-        names = parameter_names(model, optimizer)
-        restore_optimizer(optimizer, state, names=names, saved_names=saved_names, changed=list(changed))
+    try:
+        restore_model(model, saved["model"], saved.get(CHANGED_BUFFERS, ()))
+        if isinstance(optimizer, Mapping):
+            assert isinstance(changed, Mapping)
+            _restore_named(saved, model, optimizer, changed)
+        elif optimizer is not None:
+            _restore_only(saved, model, optimizer, changed)
+    except CheckpointError as error:
+        raise CheckpointError(f"{saved['path']}: {error}") from error
     if scaler is not None:
         _restore_scalers(saved, scaler)
+
+
+def _restore_only(
+    saved: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, changed: Collection[str]
+) -> None:
+    state, saved_names = saved["optimizers"], saved["parameters"]
+    if NAMED in state and "param_groups" not in state:
+        raise CheckpointError(
+            f"the checkpoint has several optimizers ({listed(state[NAMED])}), the configuration has one. "
+            "Resume with the optimizers that were saved, or start a new run from its weights with init_from"
+        )
+    names = parameter_names(model, optimizer)
+    restore_optimizer(optimizer, state, names=names, saved_names=saved_names, changed=list(changed))
 
 
 def _restore_named(
@@ -105,12 +114,7 @@ def _restore_scalers(
             one.load_state_dict(state)
         else:
             of_loss = f" of the loss of optimizer {name}" if name else ""
-            step = saved["step"]
-            log.warning(
-                "the checkpoint of step %d holds no state of a gradient scaler%s: the scale starts afresh",
-                step,
-                of_loss,
-            )
+            log.warning("%s holds no state of a gradient scaler%s: the scale starts afresh", saved["path"], of_loss)
 
 
 def restore_model(model: nn.Module, saved: Mapping[str, Any], changed: Collection[str] = ()) -> None:

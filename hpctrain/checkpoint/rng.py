@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from hpctrain.checkpoint.stateful import Stateful
+from hpctrain.checkpoint.state import Stateful
 from hpctrain.distributed.determinism import rank_seed, seed_everything
 from hpctrain.distributed.world import World
 from hpctrain.errors import CheckpointError

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field
-from typing import Any, Self, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,41 @@ from hpctrain.run.score import Score
 
 NAMED = "named"
 """Key of the states of several optimizers; a single one's state dict has no such key."""
+
+
+class Stateful(Protocol):
+    """A part of the training whose state is in checkpoints, as of `torch.distributed.checkpoint.stateful.Stateful`.
+
+    Attributes:
+        is_collective: whether `state` is collective. Then every rank calls it in each save; otherwise only the ranks
+            that write do.
+    """
+
+    is_collective: ClassVar[bool] = False
+
+    def state(self) -> dict[str, Any]:
+        """Return the state by its keys in checkpoints, which no other part has; tensors aren't copied."""
+
+    def load_state(self, saved: Mapping[str, Any]) -> None:
+        """Restore the state; not collective.
+
+        Args:
+            saved: all states of a checkpoint, by key (`LoadedCheckpoint.states`). That of an earlier version may lack
+                the keys of this part: then its state starts afresh.
+
+        Raises:
+            CheckpointError: the state belongs to another training.
+        """
+
+
+def states_of(parts: Iterable[Stateful], *, collective: bool) -> dict[str, Any]:
+    """Return the states of all parts that are collective, or of all that aren't, in their order; so itself collective.
+
+    Args:
+        parts: in the same order on every rank.
+        collective: which of them.
+    """
+    return {key: value for each in parts if each.is_collective is collective for key, value in each.state().items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +75,6 @@ class Snapshot:
     def step(self) -> int:
         """Completed steps."""
         return int(self.state["step"])
-
-    @property
-    def states(self) -> dict[str, Any]:
-        """All states by their keys (`Stateful`): ``model``, ``optimizers``, and those in `state` and its ``extra``."""
-        return {**self.state, **self.state["extra"], "model": self.model, "optimizers": self.optimizer}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,18 +185,6 @@ class LiveState:
     scaler: torch.amp.GradScaler | Mapping[str, torch.amp.GradScaler] | None = None
     rng: Sequence[object] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, states: Mapping[str, Any], **options: Any) -> Self:
-        """Make it of the states of all parts of a training, by their keys (`Stateful`).
-
-        Args:
-            states: ``model``, ``optimizers``, ``scaler`` and ``rng``, as the fields; all others are in `extra`.
-            options: the other fields.
-        """
-        own = {name: states[name] for name in ("scaler", "rng") if name in states}
-        extra = {key: value for key, value in states.items() if key not in ("model", "optimizers", *own)}
-        return cls(states["model"], states["optimizers"], **own, extra=extra, **options)
 
     @property
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:

@@ -13,7 +13,7 @@ from hpctrain.callbacks.early_stopping import EarlyStopping
 from hpctrain.callbacks.training import Training
 from hpctrain.checkpoint.host_memory import require_storable
 from hpctrain.checkpoint.sharded.read import whole_tensors
-from hpctrain.checkpoint.stateful import Stateful
+from hpctrain.checkpoint.state import Stateful
 from hpctrain.config.checkpoint import EVAL_PREFIX
 from hpctrain.config.hooks import (
     HOOKS,

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from torch import nn
 
 from hpctrain.checkpoint.best import Best
 from hpctrain.checkpoint.interval import auto_interval_s
 from hpctrain.checkpoint.read import LoadedCheckpoint, load_newest
 from hpctrain.checkpoint.retention import remove_leftovers, set_aside
 from hpctrain.checkpoint.saver import CheckpointSaver
-from hpctrain.checkpoint.state import Head, LiveState
-from hpctrain.checkpoint.stateful import states_of
+from hpctrain.checkpoint.state import Head, LiveState, states_of
 from hpctrain.config.identity import config_digest
 from hpctrain.distributed.agreement import Agreement
 from hpctrain.distributed.determinism import random_states_restored
@@ -27,7 +28,7 @@ from hpctrain.run.evaluation import EvaluationRecord
 from hpctrain.run.gone_checkpoints import copy_records_aside, recorded_step
 from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.train.parts import Parts
-from hpctrain.train.training_state import Weights, training_state
+from hpctrain.train.training_state import ABSENT, Weights, training_state
 
 if TYPE_CHECKING:
     from hpctrain.checkpoint.sharded.live_shards import KnownParts
@@ -136,7 +137,8 @@ class Checkpointing:
         with nullcontext() if found is None else random_states_restored(self._world.gpus):
             self._parts.step.prepare(step)
         if self._world.is_rank_zero or self._parts.sharded is not None:
-            self._saver.lock_ahead(self._live_state(step, self._large_states()))
+            average = {} if self._parts.ema is None else self._parts.ema.state()
+            self._saver.lock_ahead(self._live_state(step, **self._weights.state(), **average))
         if found is not None and self._world.is_rank_zero:
             self._saver.retain_in_background(found.step)
         self._restart_interval()
@@ -146,17 +148,10 @@ class Checkpointing:
 
     def _restore(self, found: LoadedCheckpoint) -> None:
         saved = found.states
-        try:
-            for part in self._state:
-                part.load_state(saved)
-        except CheckpointError as error:
-            raise CheckpointError(f"{found.path}: {error}") from error
+        for part in self._state:
+            part.load_state(saved)
         if self._world.is_rank_zero:
             log.info("resuming at step %d from %s", found.step, found.path)
-
-    def _large_states(self) -> dict[str, Any]:
-        """Return the states that take as much memory as the weights."""
-        return self._weights.state() | ({} if self._parts.ema is None else self._parts.ema.state())
 
     def record_evaluation(self, step: int, means: Mapping[str, float]) -> None:
         """Compare an evaluation with the best so far, and set `best_step` if it is one of them; collective.
@@ -238,7 +233,7 @@ class Checkpointing:
         error = self._earlier_error()
         if self._saves(error):
             own = states_of(self._state, collective=False)
-            state = self._live_state(step, {**own, **gathered, "evaluation_due": evaluation_due})
+            state = self._live_state(step, **{**ABSENT, **own, **gathered}, evaluation_due=evaluation_due)
             try:
                 # a save at the end of an attempt may have only seconds: the next attempt removes older checkpoints
                 self._saver.save(state, wait=wait, retain=not wait or self._is_at_end(step))
@@ -300,7 +295,9 @@ class Checkpointing:
         """Estimate the seconds of a save, from the copy to the disk, by the longest so far; for rank zero only."""
         return self._saver.takes_s
 
-    def _live_state(self, step: int, states: Mapping[str, Any]) -> LiveState:
+    def _live_state(
+        self, step: int, *, model: nn.Module, optimizers: Any, scaler: Any, rng: Sequence[object] = (), **extra: Any
+    ) -> LiveState:
         head = Head(
             step=step,
             samples_seen=self._parts.samples_seen(step),
@@ -309,9 +306,19 @@ class Checkpointing:
             score=None if self._best is None else self._best.score_at(step),
         )
         if self._parts.sharded is None:
-            return LiveState.of(states, head=head)
+            return LiveState(model, optimizers, head=head, scaler=scaler, rng=rng, extra=extra)
         # it imports torch's DTensor, which takes half a second
         from hpctrain.checkpoint.sharded.live_shards import LiveShards
 
         copies = frozenset() if self._parts.pipeline is None else self._parts.pipeline.stages.copies
-        return LiveShards.of(states, head=head, world=self._world, copies=copies, known=self._known_parts)
+        return LiveShards(
+            model,
+            optimizers,
+            head=head,
+            scaler=scaler,
+            rng=rng,
+            extra=extra,
+            world=self._world,
+            copies=copies,
+            known=self._known_parts,
+        )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hpctrain.checkpoint.restore import copy_saved
-from hpctrain.checkpoint.stateful import Stateful
+from hpctrain.checkpoint.state import Stateful
 from hpctrain.distributed.local_part import local_parts
 from hpctrain.errors import CheckpointError
 from hpctrain.train.precision import MasterWeights

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hpctrain.attempt.outcome import TIME_BOUND
-from hpctrain.checkpoint.stateful import Stateful
+from hpctrain.checkpoint.state import Stateful
 from hpctrain.config.root import Config
 from hpctrain.distributed.world import World
 from hpctrain.phrases import duration

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from hpctrain.checkpoint.stateful import Stateful
+from hpctrain.checkpoint.state import Stateful
 from hpctrain.data.dataset import BatchDataset
 from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.distributed.world import World

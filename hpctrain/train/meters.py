@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from hpctrain.checkpoint.stateful import Stateful
+from hpctrain.checkpoint.state import Stateful
 from hpctrain.distributed.world import World
 from hpctrain.metrics.meter import Meter, SilentMeter
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
-from hpctrain.checkpoint.state import PlainNames
-from hpctrain.checkpoint.stateful import Stateful
+from hpctrain.checkpoint.state import PlainNames, Stateful
 from hpctrain.distributed.replica import modes_restored
 from hpctrain.phrases import counted, listed
 
@@ -29,9 +28,11 @@ class Modes(Stateful):
         return {"evaluation_mode": names_in_evaluation_mode(self._model)}
 
     def load_state(self, saved: Mapping[str, Any]) -> None:
-        """Restore the mode of every module."""
+        """Restore the mode of every module; names of other models are ignored."""
         if (names := saved.get("evaluation_mode")) is not None:
-            restore_modes(self._model, names)
+            plain, found = PlainNames(self._model), set(names)
+            for name, module in self._model.named_modules():
+                module.training = plain(name) not in found
 
 
 def begin_training(model: nn.Module) -> bool:
@@ -67,13 +68,6 @@ def names_in_evaluation_mode(model: nn.Module) -> list[str]:
     """Return the plain names of the modules in evaluation mode, in the model's order; the model's own is ''."""
     plain = PlainNames(model)
     return [plain(name) for name, module in model.named_modules() if not module.training]
-
-
-def restore_modes(model: nn.Module, in_evaluation_mode: Collection[str]) -> None:
-    """Set every module's mode to that of a result of `names_in_evaluation_mode`; names of other models are ignored."""
-    plain, found = PlainNames(model), set(in_evaluation_mode)
-    for name, module in model.named_modules():
-        module.training = plain(name) not in found
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hpctrain.checkpoint.read import choose_newest, load
-from hpctrain.checkpoint.restore import copy_saved
+from hpctrain.checkpoint.restore import copy_saved, restore_weights
 from hpctrain.checkpoint.sharded.stored_tensor import StoredTensor
 from hpctrain.checkpoint.state import PlainNames
 from hpctrain.config.root import Config
@@ -66,7 +66,7 @@ def load_model(
         model.to(dtype)
         compute_in(dtype, model, given=torch.float32)
     found = load(path)
-    found.restore(model)
+    restore_weights(found.states, model)
     if averaged or (averaged is None and config.trainer.eval_ema and found.average):
         _load_average(model, found.average, path)
     return model.to(device).eval()

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from hpctrain.checkpoint.host_memory import HostCopy
-from hpctrain.checkpoint.stateful import Stateful
+from hpctrain.checkpoint.state import Stateful
 from hpctrain.data.bookmark import Bookmark, Bookmarks
 from hpctrain.data.micro_batch import map_tensors
 from hpctrain.data.sharded_stream import streams_of
@@ -60,19 +60,16 @@ class StreamState(Stateful):
         Raises:
             TaskError: a stream's state can't be stored in a checkpoint; the message names the value's place.
         """
-        return {"streams": self._gathered()}
-
-    def _gathered(self) -> dict[str, Any] | None:
         if not self._exists:
-            return None
-        own = _plain(self.bookmarks)
-        if self._world.size == 1:
-            return {"num_streams": self._num_streams, "bookmarks": own}
-        sent = self._world.gather_bytes(packed({"bookmarks": own}))
-        if sent is None:
-            return None
-        newest = Bookmarks(Bookmark(**entry) for data in sent for entry in unpacked(data)["bookmarks"])
-        return {"num_streams": self._num_streams, "bookmarks": _plain(newest)}
+            return {"streams": None}
+        bookmarks = _plain(self.bookmarks)
+        if self._world.size > 1:
+            sent = self._world.gather_bytes(packed({"bookmarks": bookmarks}))
+            if sent is None:
+                return {"streams": None}
+            entries = (entry for data in sent for entry in unpacked(data)["bookmarks"])
+            bookmarks = _plain(Bookmarks(Bookmark(**entry) for entry in entries))
+        return {"streams": {"num_streams": self._num_streams, "bookmarks": bookmarks}}
 
     def load_state(self, saved: Mapping[str, Any]) -> None:
         """Begin with the bookmarks of a checkpoint; without any, or with those of other streams, at the start."""

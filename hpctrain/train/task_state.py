@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hpctrain.checkpoint.host_memory import HostCopy
-from hpctrain.checkpoint.stateful import Stateful
+from hpctrain.checkpoint.state import Stateful
 from hpctrain.data.micro_batch import iterate_tensors, map_tensors
 from hpctrain.distributed.packed_state import packed, unpacked
 from hpctrain.distributed.world import World
@@ -95,16 +95,13 @@ class TaskState(Stateful):
         Raises:
             TaskError: as from `check`.
         """
-        return {"task": self._gathered()}
-
-    def _gathered(self) -> list[dict[str, Any]] | None:
         if not self._exists:
-            return None
+            return {"task": None}
         if self._world.size == 1:
-            return [self._copy()]
+            return {"task": [self._copy()]}
         sent = self._world.gather_bytes(packed(self._copy()))
         # ranks that compute layers together have the same state
-        return None if sent is None else [unpacked(data) for data in sent[:: self._world.tensor_size]]
+        return {"task": None if sent is None else [unpacked(data) for data in sent[:: self._world.tensor_size]]}
 
     def load_state(self, saved: Mapping[str, Any]) -> None:
         """Give the task its state from a checkpoint; not collective.
@@ -112,28 +109,26 @@ class TaskState(Stateful):
         Tensors that were saved from a GPU arrive on the same one of this rank's devices, and others on the CPU. At
         another world size, or with other stages of a pipeline, each rank gets the state of rank zero.
         """
-        self._restore(saved.get("task"), same_stages=saved.get("pipeline_degree", 1) == self._world.pipeline_size)
-
-    def _restore(self, saved: Sequence[Mapping[str, Any]] | None, *, same_stages: bool) -> None:
-        warns = self._world.is_rank_zero
+        task, warns = saved.get("task"), self._world.is_rank_zero
+        same_stages = saved.get("pipeline_degree", 1) == self._world.pipeline_size
         if not self._exists:
-            if saved and warns:
+            if task and warns:
                 log.warning("ignoring the task state in the checkpoint: %s has no load_state_dict", self._name)
             return
-        if not saved:
+        if not task:
             if warns:
                 log.warning("the checkpoint has no task state: %s starts with a fresh one", self._name)
             return
-        same_size = len(saved) == self._world.size // self._world.tensor_size
+        same_size = len(task) == self._world.size // self._world.tensor_size
         if not same_size and warns:
             log.warning(
                 "%d ranks saved a task state, and this attempt has %d: each rank gets rank zero's",
-                len(saved),
+                len(task),
                 self._world.size // self._world.tensor_size,
             )
         if same_size and not same_stages and warns:
             log.warning("the ranks have other stages of the model than before: each gets rank zero's task state")
-        entry = saved[self._world.rank // self._world.tensor_size if same_size and same_stages else 0]
+        entry = task[self._world.rank // self._world.tensor_size if same_size and same_stages else 0]
         places = zip(iterate_tensors(entry["state"]), entry["places"], strict=True)
         devices = {id(tensor): device_at(place, self._world.devices) for tensor, place in places}
         # a copy: the tensors of a loaded checkpoint are mapped from its files, which retention removes

@@ -11,8 +11,7 @@ import torch
 from hpctrain.checkpoint.best import Best
 from hpctrain.checkpoint.restore import restore_weights
 from hpctrain.checkpoint.rng import RandomStreams
-from hpctrain.checkpoint.state import CHANGED_BUFFERS, buffer_kinds, changed_buffers
-from hpctrain.checkpoint.stateful import Stateful
+from hpctrain.checkpoint.state import CHANGED_BUFFERS, Stateful, buffer_kinds, changed_buffers
 from hpctrain.config.identity import config_digest
 from hpctrain.config.named_optimizers import SHARED_KEYS
 from hpctrain.distributed.replica import inner
@@ -24,6 +23,9 @@ from hpctrain.train.optimizers import drop_absent_states
 from hpctrain.train.parts import Parts
 from hpctrain.train.step import TrainStep
 from hpctrain.train.update import Update
+
+ABSENT: Mapping[str, Any] = {"ema": {}, "best": {}}
+"""States of the parts that a training may lack, whose keys all checkpoints have."""
 
 log = logging.getLogger("hpctrain.train")
 
@@ -44,8 +46,8 @@ def training_state(training: Parts, best: Best | None, weights: Weights) -> tupl
         # after the optimizers, whose rates they set
         Updates(training.step),
         MeterState(training.meter, world),
-        Absent("ema") if training.ema is None else training.ema,
-        Absent("best") if best is None else best,
+        *(() if training.ema is None else (training.ema,)),
+        *(() if best is None else (best,)),
         Modes(inner(training.model)),
         training.task_state,
         training.ending,
@@ -193,24 +195,6 @@ class Updates(Stateful):
             update.learning_rate.load_state_dict(schedules.get(name, {}))
             update.num_skipped = int(skipped.get(name, 0))
             update.learning_rate.current = rates.get(name, update.learning_rate.current)
-
-
-class Absent(Stateful):
-    """A part that this training doesn't have, whose key all checkpoints have; a saved state is ignored.
-
-    Args:
-        key: of its state.
-    """
-
-    def __init__(self, key: str) -> None:
-        self._key = key
-
-    def state(self) -> dict[str, Any]:
-        """Return an empty state."""
-        return {self._key: {}}
-
-    def load_state(self, saved: Mapping[str, Any]) -> None:
-        """Do nothing."""
 
 
 def _by_name(step: TrainStep) -> dict[str, Update]:

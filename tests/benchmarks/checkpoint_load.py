@@ -25,6 +25,7 @@ from state import State, options, ratio, span
 
 from hpctrain.checkpoint.host_memory import huge_pages
 from hpctrain.checkpoint.read import load
+from hpctrain.checkpoint.restore import restore_weights
 from hpctrain.run.checkpoints import find_damage
 
 CASES = {
@@ -67,10 +68,10 @@ class Load:
         self.with_torch(mmap=False)
 
     def ours(self) -> None:
-        load(self.state.checkpoint).restore(self.state.model, self.state.optimizer)
+        restore_weights(load(self.state.checkpoint).states, self.state.model, self.state.optimizer)
 
     def ours_verified_elsewhere(self) -> None:
-        load(self.state.checkpoint, verified=True).restore(self.state.model, self.state.optimizer)
+        restore_weights(load(self.state.checkpoint, verified=True).states, self.state.model, self.state.optimizer)
 
     def warm(self) -> None:
         self.fresh()

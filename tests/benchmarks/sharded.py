@@ -38,6 +38,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 
 from hpctrain.checkpoint.read import load_newest
+from hpctrain.checkpoint.restore import restore_weights
 from hpctrain.checkpoint.sharded.live_shards import LiveShards
 from hpctrain.checkpoint.sharded.saver import ShardedSaver
 from hpctrain.checkpoint.sharded.write import ShardedWriter
@@ -182,7 +183,7 @@ class Saves:
 
     def load(self) -> None:
         found = load_newest(self.directory, self.world)
-        found.restore(self.model, self.optimizer)
+        restore_weights(found.states, self.model, self.optimizer)
 
     def load_dcp(self) -> None:
         tree = self.tree()

@@ -10,6 +10,7 @@ from sharded_saves import Tied
 from torch import nn
 
 from hpctrain.checkpoint.read import load
+from hpctrain.checkpoint.restore import restore_weights
 from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.directory import RunDirectory
 
@@ -51,7 +52,7 @@ def test_every_mesh_reads_what_a_mesh_has_written_bit_for_bit(together, tmp_path
     directory = RunDirectory.at(tmp_path)
     saved = load(directory.checkpoint(2))
     optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad])
-    saved.restore(model, optimizer)
+    restore_weights(saved.states, model, optimizer)
     assert model.head.weight is model.embedding.weight
     assert saved.model["head.weight"] is saved.model["embedding.weight"]
     for name, value in model.named_parameters(remove_duplicate=False):
@@ -110,4 +111,4 @@ def test_a_model_of_another_shape_is_refused_with_the_names(together, tmp_path):
     model = Tied()
     model.few = nn.Parameter(torch.zeros(2, 6))
     with pytest.raises(Exception, match=r"few \(float32\[1, 6\] saved, float32\[2, 6\] here\)"):
-        load(RunDirectory.at(tmp_path).checkpoint(2)).restore(model)
+        restore_weights(load(RunDirectory.at(tmp_path).checkpoint(2)).states, model)

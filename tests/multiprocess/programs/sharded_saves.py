@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from hpctrain.checkpoint.read import load_newest
+from hpctrain.checkpoint.restore import restore_weights
 from hpctrain.checkpoint.sharded import write
 from hpctrain.checkpoint.sharded.live_shards import LiveShards
 from hpctrain.checkpoint.sharded.saver import ShardedSaver
@@ -131,10 +132,10 @@ def restore(folder, options):
     expected = torch.load(Path(folder, "expected.pt"), weights_only=True)
     model, optimizer = trained(world, parallel, seed=5)
     found = load_newest(directory, world)
-    found.restore(model, optimizer)
+    restore_weights(found.states, model, optimizer)
     wrong = [name for name, value in contents(model, optimizer).items() if not torch.equal(value, expected[name])]
     world.close()
-    return {"wrong": wrong, "rng": found.rng, "step": found.step}
+    return {"wrong": wrong, "rng": found.state["rng"], "step": found.step}
 
 
 def save_with_mistake(folder, rank, kind, background, options):

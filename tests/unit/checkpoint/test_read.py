@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from hpctrain.checkpoint.read import choose_newest, load, load_newest
+from hpctrain.checkpoint.restore import restore_weights
 from hpctrain.checkpoint.rng import restore_rng, rng_state
 from hpctrain.checkpoint.state import Head, LiveState, weights_digest
 from hpctrain.checkpoint.warm_start import read_weights
@@ -134,9 +135,9 @@ def test_everything_comes_back_and_the_future_is_the_same(writer, trained):
     model, optimizer = trained(seed=5, steps=0)
     scaler = torch.amp.GradScaler("cpu")
     found = load(path)
-    found.restore(model, optimizer, scaler)
-    restore_rng(found.rng[0])
-    assert (found.step, found.world_size, found.config_digest) == (3, 1, "c0")
+    restore_weights(found.states, model, optimizer, scaler)
+    restore_rng(found.state["rng"][0])
+    assert (found.step, found.world_size, found.state["config_digest"]) == (3, 1, "c0")
     assert found.extra == {"best": float("inf")}
     assert all(map(torch.equal, straight, future(model, optimizer, scaler)))
 
@@ -169,7 +170,7 @@ def test_the_restored_optimizer_owns_its_memory(writer, verified):
     model, optimizer = large_model(5)
     found = load(path, verified=verified)
     assert all(f"{path}/{name}.pt" in mapped_files() for name in ("model", "optimizer"))
-    found.restore(model, optimizer)
+    restore_weights(found.states, model, optimizer)
     del found
     assert str(path) not in mapped_files()
     assert all(map(torch.equal, straight, train(model, optimizer)))
@@ -184,7 +185,7 @@ def test_state_in_a_wider_dtype_than_its_parameter_is_restored_as_it_was(writer)
     model.bfloat16()
     path = writer.write(LiveState(model, optimizer, head=HEAD).capture())
     fresh = torch.optim.AdamW(model.parameters())
-    load(path).restore(model, fresh)
+    restore_weights(load(path).states, model, fresh)
     (kept,), (before,) = fresh.state.values(), optimizer.state.values()
     for name in ("exp_avg", "exp_avg_sq"):
         assert kept[name].dtype == torch.float32
@@ -202,7 +203,7 @@ def test_what_an_optimizer_keeps_for_all_its_parameters_is_its_own_too(writer):
     model, optimizer = build(0)
     path = writer.write(LiveState(model, optimizer, head=HEAD).capture())
     other, fresh = build(1)
-    load(path).restore(other, fresh)
+    restore_weights(load(path).states, other, fresh)
     assert torch.equal(fresh.state["all"]["mean"], optimizer.state["all"]["mean"])
     assert str(path) not in mapped_files()
 
@@ -251,16 +252,16 @@ def test_a_misfit_names_the_checkpoint(writer, snapshot):
     with pytest.raises(
         CheckpointError, match=rf"^{path}: the checkpoint doesn't fit the model: only in the checkpoint"
     ):
-        load(path).restore(torch.nn.Linear(6, 5))
+        restore_weights(load(path).states, torch.nn.Linear(6, 5))
 
 
 def test_a_scaler_that_wasn_t_saved_starts_afresh_with_a_warning(writer, snapshot, trained, caplog):
     path = writer.write(snapshot(1))
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    load(path).restore(*trained(), scaler)
+    restore_weights(load(path).states, *trained(), scaler)
     assert scaler.get_scale() == 4.0
     assert "the scale starts afresh" in caplog.text
-    load(path).restore(*trained(), torch.amp.GradScaler("cpu", enabled=False))
+    restore_weights(load(path).states, *trained(), torch.amp.GradScaler("cpu", enabled=False))
 
 
 @pytest.mark.parametrize("was_named", [True, False])
@@ -274,7 +275,7 @@ def test_a_scale_starts_afresh_if_one_loss_becomes_several_or_the_reverse(writer
     state = LiveState(model, optimizer, scaler=scaler_of(was_named, 64.0), extra={}, head=head, rng=[rng_state()])
     found = load(writer.write(state.capture()))
     scaler = scaler_of(not was_named, 4.0)
-    found.restore(model, optimizer, scaler)
+    restore_weights(found.states, model, optimizer, scaler)
     assert (scaler if was_named else scaler["critic"]).get_scale() == 4.0
     assert "the scale starts afresh" in caplog.text
 
@@ -284,8 +285,8 @@ def test_a_checkpoint_of_an_earlier_version_is_restored(trained):
     model, optimizer = trained(seed=5, steps=0)
     scaler = torch.amp.GradScaler("cpu")
     found = load(FORMAT_1)
-    found.restore(model, optimizer, scaler)
-    restore_rng(found.rng[0])
+    restore_weights(found.states, model, optimizer, scaler)
+    restore_rng(found.state["rng"][0])
     assert weights_digest(model.state_dict()) == read_manifest(FORMAT_1)["weights_digest"]
     saved = torch.load(FORMAT_1 / "optimizer.pt", weights_only=True)
     assert optimizer.param_groups[0]["lr"] == saved["param_groups"][0]["lr"] == 0.05
@@ -293,7 +294,7 @@ def test_a_checkpoint_of_an_earlier_version_is_restored(trained):
         for name, value in saved["state"][number].items():
             assert torch.equal(optimizer.state[parameter][name], value)
     assert scaler.get_scale() == 64.0
-    assert (found.step, found.world_size, found.config_digest) == (3, 1, "c0")
+    assert (found.step, found.world_size, found.state["config_digest"]) == (3, 1, "c0")
     assert found.state["score"] == {"name": "loss", "mode": "min", "value": 0.5}
     assert found.extra["meter"] == {"train/loss": (1.5, 3)}
     assert torch.equal(found.extra["ema"]["0.weight"], model[0].weight)

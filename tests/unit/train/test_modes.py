@@ -4,11 +4,11 @@ import pytest
 from torch import nn
 
 from hpctrain.train.modes import (
+    Modes,
     begin_training,
     describe_evaluation_mode,
     evaluation_mode,
     names_in_evaluation_mode,
-    restore_modes,
 )
 
 
@@ -118,7 +118,7 @@ def test_saved_modes_are_restored_by_name_whatever_the_wrappers():
     saved = names_in_evaluation_mode(model)
     again = Freezing().eval()
     again.backbone[1] = nn.DataParallel(again.backbone[1])
-    restore_modes(again, [*saved, "gone"])
+    Modes(again).load_state({"evaluation_mode": [*saved, "gone"]})
     assert names_in_evaluation_mode(again) == ["backbone", "backbone.0", "backbone.1", "backbone.1"]
     assert [again.backbone[2].training, again.head[0].training] == [True, True]
 

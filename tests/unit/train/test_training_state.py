@@ -6,7 +6,7 @@ from small_task import Small
 
 from hpctrain.checkpoint.compare_saves import compare_saves
 from hpctrain.checkpoint.read import load
-from hpctrain.checkpoint.stateful import Stateful
+from hpctrain.checkpoint.state import Stateful
 from hpctrain.train.parts import Parts
 from hpctrain.train.training_state import Weights, training_state
 
