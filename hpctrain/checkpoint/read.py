@@ -59,7 +59,7 @@ class LoadedCheckpoint(Snapshot):
 
     @property
     def states(self) -> dict[str, Any]:
-        """All states by their keys (`Stateful`), of `state` and its ``extra``; ``model``, ``optimizers`` and ``path``."""
+        """All states by key (`Stateful`): of `state` and its ``extra``; also ``model``, ``optimizers`` and ``path``."""
         return {**self.state, **self.extra, "model": self.model, "optimizers": self.optimizer, "path": self.path}
 
 
