@@ -204,11 +204,9 @@ def _add_medium(summary: Any, medium: Medium) -> None:
     elif medium.kind == "histogram":
         _add_histogram(summary.value.add(tag=medium.name).histo, json.loads(medium.data))
     else:
-        from tensorboard.plugins.text.summary_v2 import text_pb
-
         is_text = medium.kind == "text"
         text = medium.data if is_text else _markdown(json.loads(medium.data)).encode(errors="replace")
-        summary.MergeFrom(text_pb(medium.name, [text]))
+        _add_text(summary.value.add(tag=medium.name), text)
 
 
 def _png_size(data: bytes) -> tuple[int, int]:
@@ -240,6 +238,18 @@ def _add_histogram(histogram: Any, record: dict[str, Any]) -> None:
         histogram.max = edges[-1]
         histogram.bucket_limit.extend(edges[1:])
         histogram.bucket.extend(counts)
+
+
+def _add_text(value: Any, text: bytes) -> None:
+    # without `tensorboard.plugins.text.summary_v2`: it imports fsspec, and a loading process that is forked during that
+    # import, and imports fsspec as well, would wait forever
+    from tensorboard.plugins.text.plugin_data_pb2 import TextPluginData
+
+    value.metadata.plugin_data.plugin_name = "text"
+    value.metadata.plugin_data.content = TextPluginData(version=0).SerializeToString()
+    value.tensor.dtype = 7  # DT_STRING
+    value.tensor.tensor_shape.dim.add(size=1)
+    value.tensor.string_val.append(text)
 
 
 def _markdown(table: dict[str, Any]) -> str:

@@ -91,6 +91,11 @@ def _image(image: Any) -> Captured:
         )
     if not copy.is_floating() and copy.dtype() not in ("uint8", "bool"):
         raise _WrongError(f"expected uint8, bool or floats from 0 to 1, found {copy.dtype()}: convert it")
+    # not first in the thread that encodes: a loading process that is forked during an import of Pillow, and imports it
+    # as well, would wait forever. With its first formats, as it takes 40 ms, which not every training has to spend
+    from PIL import Image
+
+    Image.preinit()
     return Captured("image", copy.num_bytes, lambda: png_of(copy.values()))
 
 
@@ -107,7 +112,6 @@ def png_of(values: Array) -> bytes:
         values: of shape [H, W], [C, H, W] or [H, W, C] with C of 1, 3 or 4, or a batch of the latter two; uint8, bool,
             or floats, which are clipped to [0, 1].
     """
-    # Pillow is imported with the first image, in the background
     from PIL import Image
 
     if values.ndim == 2:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 import threading
 import wave
 
@@ -63,6 +65,24 @@ def test_a_picture_has_the_very_bytes_that_were_logged_in_the_colours_of_its_cha
     png = encoded("image", values)
     assert Image.open(io.BytesIO(png)).mode == mode
     assert np.array_equal(decoded(png).reshape(values.shape), values)
+
+
+@pytest.mark.nightly  # imports torch
+def test_pillow_is_there_before_the_thread_that_encodes_needs_it():
+    """A loading process that is forked while another thread imports Pillow can't import it."""
+    program = """
+import sys
+import torch
+from hpctrain.metrics.media.captured import capture
+
+assert "PIL" not in sys.modules
+image = capture("T.log", "image", torch.zeros(2, 2), {})
+before = set(sys.modules)
+image.encode()
+print(sorted(name for name in set(sys.modules) - before if name.startswith("PIL")))
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
 
 
 def test_nothing_that_happens_afterwards_changes_a_medium():

@@ -127,13 +127,15 @@ def test_nothing_heavy_is_imported_and_nothing_at_all_before_the_first_record(tm
     program = """
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from hpctrain.metrics.tensorboard import TensorBoardSink
 
 sink = TensorBoardSink(Path(sys.argv[1]), 0)
 assert not [name for name in sys.modules if name.startswith(("tensorboard", "google.", "torch"))]
 sink.log(1, {"train/loss": 1.0})
+sink.media(SimpleNamespace(kind="text", name="train/note", data=b"good", step=1, time=0.0))
 sink.close()
-print(sorted({"torch", "tensorboard.compat.tensorflow_stub", "tensorboard.summary"} & set(sys.modules)))
+print(sorted({"torch", "fsspec", "tensorboard.compat.tensorflow_stub", "tensorboard.summary"} & set(sys.modules)))
 """
     result = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
