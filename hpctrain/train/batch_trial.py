@@ -45,7 +45,7 @@ from hpctrain.metrics.memory import Memory
 from hpctrain.run.process import open_files_raised
 from hpctrain.search_path import with_working_directory
 from hpctrain.streams import flush_output
-from hpctrain.train.parts import Parts
+from hpctrain.train.training import build
 from hpctrain.train.update import JointUpdate, parameters_of
 
 if TYPE_CHECKING:
@@ -157,19 +157,20 @@ def trial_config(config: Config, size: int, steps: int) -> Config:
 def _steps(config: Config, world: World, size: int) -> dict[str, Any]:
     period = math.lcm(*(each.every_steps for each in named_optimizers(config.optimizer)))
     config = trial_config(config, size, STEPS * period)
-    parts = Parts(config, world, after_backward=None if world.mesh is None else _make_finite)
+    hook = None if world.mesh is None else _make_finite
+    training = build(config, world, only_trains=True, after_backward=hook)
     # the most memory is needed once everything is unfrozen, in steps of all turns
-    parts.step.prepare(sys.maxsize)
-    samples = parts.plan.num_samples
+    training.step.prepare(sys.maxsize)
+    samples = training.data.plan.num_samples
     begin = time.perf_counter()
-    with closing_unless_lost(parts.loader(0).micro_batches(parts.transfer)) as micro_batches:
+    with closing_unless_lost(training.data.loader(0).micro_batches(training.data.transfer)) as micro_batches:
         for step in range(period - 1, STEPS * period, period):
             begin = time.perf_counter()
-            parts.step(step, micro_batches)
-            parts.position.step = step + 1
-        parts.meter.means()
+            training.step(step, micro_batches)
+            training.position.step = step + 1
+        training.meter.means()
     rate = config.trainer.global_batch_size / (time.perf_counter() - begin)
-    return {"num_samples": samples, "samples_per_s": rate, "model_bytes": asdict(parts.model_memory())}
+    return {"num_samples": samples, "samples_per_s": rate, "model_bytes": asdict(training.model_memory())}
 
 
 def _make_finite(update: JointUpdate) -> None:

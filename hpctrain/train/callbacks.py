@@ -57,32 +57,27 @@ class CallbackContext(Training):
 
     Attributes:
         own_log: `log`, by its own type.
-        update: whose gradients `after_backward` sees; None before the first one.
+        update: whose gradients `after_backward` sees.
     """
 
     own_log: AttachedLog
-    update: JointUpdate | None
+    update: JointUpdate
 
 
 class Callbacks(Stateful):
     """The callbacks of one attempt, in the order of the configuration.
 
     Args:
-        nodes: of the configuration, by name.
-        training: what they watch; None if there are no callbacks.
+        callbacks: by the names of their entries.
 
     Attributes:
         on_start: the hooks of this name that are overridden; the others alike. The loop tests those of a step, and
             calls `run`.
-
-    Raises:
-        ConfigError: an entry isn't a callback, has a method that looks like a hook and isn't one, or a hook that
-            can't be called.
     """
 
-    def __init__(self, nodes: Mapping[str, Any] | None = None, training: CallbackContext | None = None) -> None:
-        self._training = training
-        self._callbacks = {name: _build(f"callbacks.{name}", node) for name, node in (nodes or {}).items()}
+    def __init__(self, callbacks: Mapping[str, Callback]) -> None:
+        self._callbacks = callbacks
+        self._training: CallbackContext | None = None
         self.on_start = self._overridden("on_start")
         self.before_step = self._overridden("before_step")
         self.after_backward = self._overridden("after_backward")
@@ -97,11 +92,12 @@ class Callbacks(Stateful):
         early = {name: callback for name, callback in self._callbacks.items() if isinstance(callback, EarlyStopping)}
         return {f"callbacks.{name}.metric": callback.metric for name, callback in early.items()}
 
-    def require_evaluation(self, why_none: str) -> None:
+    def require_evaluation(self, why_none: str, *, warns: bool) -> None:
         """Refuse callbacks that do nothing in a run without an evaluation, and warn of others that want one.
 
         Args:
             why_none: why nothing is evaluated.
+            warns: whether this rank logs the warnings.
 
         Raises:
             ConfigError: early stopping would never act.
@@ -111,7 +107,7 @@ class Callbacks(Stateful):
             if isinstance(callback, EarlyStopping):
                 target = f"{type(callback).__module__}.{type(callback).__qualname__}"
                 raise ConfigError(f"callbacks.{name}._target_", target, why_none, f"leave {name} out of callbacks")
-            if self._training is not None and self._training.rank == 0:
+            if warns:
                 log.warning("callbacks.%s: its %s is never called: %s", name, hook, why_none)
 
     def _overridden(self, hook: str) -> Hooks:
@@ -120,6 +116,15 @@ class Callbacks(Stateful):
             for name, callback in self._callbacks.items()
             if _overrides(callback, hook)
         )
+
+    def start(self, training: CallbackContext) -> None:
+        """Call `on_start`, before all other hooks.
+
+        Args:
+            training: what the callbacks watch, in every hook of this attempt.
+        """
+        self._training = training
+        self.run_between_steps(self.on_start)
 
     def run(self, hooks: Hooks, meter: Meter, *, computing: bool = False) -> None:
         """Call hooks of a step.
@@ -131,7 +136,7 @@ class Callbacks(Stateful):
         """
         assert self._training is not None
         with self._training.own_log.in_hooks(computing=computing):
-            self._call(hooks, meter)
+            _call(hooks, self._training, meter)
 
     def run_between_steps(self, hooks: Hooks) -> None:
         """Call hooks that belong to no step, in which nothing may be logged.
@@ -142,7 +147,7 @@ class Callbacks(Stateful):
         for hook in hooks:
             assert self._training is not None
             with self._training.own_log.logging_refused(hook.name):
-                self._call((hook,), None)
+                _call((hook,), self._training, None)
 
     def before_updates(self, meter: Meter) -> Callable[[JointUpdate], None] | None:
         """Return what calls `after_backward` before the updates of a turn; None if no callback overrides it.
@@ -164,28 +169,11 @@ class Callbacks(Stateful):
             meter: empty, for these scalars.
             means: of the evaluation, by logged name.
         """
+        metrics = {name.removeprefix(EVAL_PREFIX): means[name] for name in means}
         assert self._training is not None
         with self._training.own_log.evaluation_mode():
-            self._call(self.after_evaluation, meter, {name.removeprefix(EVAL_PREFIX): means[name] for name in means})
+            _call(self.after_evaluation, self._training, meter, metrics)
         return meter.means()
-
-    def _call(self, hooks: Hooks, meter: Meter | None, *means: Mapping[str, float]) -> None:
-        """Call hooks, and add to the meter what each of them logs.
-
-        Args:
-            hooks: of one name.
-            meter: None where nothing may be logged.
-            means: of the evaluation, whose names are taken; none for other hooks.
-        """
-        training = self._training
-        assert training is not None
-        taken = means[0] if means else ()
-        for hook in hooks:
-            training.callback_name = hook.callback
-            with training.own_log.in_callback(hook.callback):
-                hook.call(training, *means)
-                if meter is not None:
-                    training.own_log.add_to_meter(meter, 1, taken)
 
     def check(self) -> None:
         """Check that the states can be saved.
@@ -219,6 +207,19 @@ class Callbacks(Stateful):
             log.info("the checkpoint has the state of callbacks that the run no longer has: %s", ", ".join(ignored))
 
 
+def build_callbacks(nodes: Mapping[str, Any]) -> Callbacks:
+    """Build the callbacks of the configuration.
+
+    Args:
+        nodes: of the configuration, by name.
+
+    Raises:
+        ConfigError: an entry isn't a callback, has a method that looks like a hook and isn't one, or a hook that
+            can't be called.
+    """
+    return Callbacks({name: _build(f"callbacks.{name}", node) for name, node in nodes.items()})
+
+
 def _build(key: str, node: Mapping[str, Any]) -> Callback:
     made, target = instantiate(key, node), node["_target_"]
     if not isinstance(made, Callback):
@@ -250,3 +251,21 @@ def _require_callable(key: str, target: str, callback: Callback, hook: str) -> N
 def _overrides(callback: Callback, name: str) -> bool:
     """Whether its class has a method of its own by this name, or its constructor has set one."""
     return name in vars(callback) or getattr(type(callback), name) is not getattr(Callback, name)
+
+
+def _call(hooks: Hooks, training: CallbackContext, meter: Meter | None, *means: Mapping[str, float]) -> None:
+    """Call hooks, and add to the meter what each of them logs.
+
+    Args:
+        hooks: of one name.
+        training: what they watch.
+        meter: None where nothing may be logged.
+        means: of the evaluation, whose names are taken; none for other hooks.
+    """
+    taken = means[0] if means else ()
+    for hook in hooks:
+        training.callback_name = hook.callback
+        with training.own_log.in_callback(hook.callback):
+            hook.call(training, *means)
+            if meter is not None:
+                training.own_log.add_to_meter(meter, 1, taken)

@@ -27,7 +27,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import EvaluationRecord
 from hpctrain.run.gone_checkpoints import copy_records_aside, recorded_step
 from hpctrain.run.ledger import Claim, Ledger
-from hpctrain.train.parts import Parts
+from hpctrain.train.training import Training
 from hpctrain.train.training_state import ABSENT, Weights, training_state
 
 if TYPE_CHECKING:
@@ -58,10 +58,10 @@ class Start:
 
 
 class Checkpointing:
-    """Saves the parts of a training, and restores them from the newest intact checkpoint.
+    """Saves the state of a training, and restores it from the newest intact checkpoint.
 
     Args:
-        parts: what is saved.
+        training: what is saved.
         directory: of the run.
         saver: writes, on rank zero.
         agreement: of the ranks, on a stop while a save waits for another one.
@@ -74,7 +74,7 @@ class Checkpointing:
 
     def __init__(
         self,
-        parts: Parts,
+        training: Training,
         directory: RunDirectory,
         saver: CheckpointSaver,
         *,
@@ -84,18 +84,20 @@ class Checkpointing:
     ) -> None:
         self.best_step: int | None = None
         self._saving_step: int | None = None
-        self._parts = parts
-        self._config = parts.config
-        self._world = parts.world
+        self._training = training
+        self._config = training.config
+        self._world = training.world
         self._directory = directory
         self._claim = claim
         self._clock = clock
         self._saver = saver
         self._agreement = agreement
-        self._keeps_best = bool(parts.checkpoint_policy.keep_best)
-        self._best = Best.configured(parts.config.checkpoint, parts.task.metric, parts.task.metric_mode, directory)
-        self._weights = Weights(parts)
-        self._state = training_state(parts, self._best, self._weights)
+        self._keeps_best = bool(training.checkpoint_policy.keep_best)
+        self._best = Best.configured(
+            training.config.checkpoint, training.task.metric, training.task.metric_mode, directory
+        )
+        self._weights = Weights(training)
+        self._state = training_state(training, self._best, self._weights)
         self._saved_at_s = clock()
         self._interval_s: float | None = None
         self._known_parts: KnownParts = {}
@@ -109,7 +111,7 @@ class Checkpointing:
         Raises:
             SupersededError: a later attempt owns the run. Only rank zero raises it, perhaps after it has removed what
                 earlier attempts left behind.
-            CheckpointError: the checkpoints were removed after the parts were built.
+            CheckpointError: the checkpoints were removed after the training was built.
             TaskError: the task's state can't be saved.
         """
         if self._world.is_rank_zero:
@@ -117,14 +119,14 @@ class Checkpointing:
             if names := remove_leftovers(self._directory):
                 log.info("cleaned up after an earlier attempt: %s", ", ".join(names))
         found = load_newest(self._directory, self._world, show)
-        if found is None and self._parts.resumes:
+        if found is None and self._training.resumes:
             raise CheckpointError(
                 f"{self._directory.checkpoints} had checkpoints when this attempt started, and has none any more: put "
                 "one back, or start a new run"
             )
         # before the first step, and not only when it is saved
-        self._parts.task_state.check()
-        self._parts.callbacks.check()
+        self._training.task_state.check()
+        self._training.callbacks.check()
         if found is not None:
             if self._world.is_rank_zero:
                 set_aside(found.passed_over, self._claim)
@@ -135,9 +137,9 @@ class Checkpointing:
         step = 0 if found is None else found.step
         # building and running the replicas draws from the random streams that were restored
         with nullcontext() if found is None else random_states_restored(self._world.gpus):
-            self._parts.step.prepare(step)
-        if self._world.is_rank_zero or self._parts.sharded is not None:
-            average = {} if self._parts.ema is None else self._parts.ema.state()
+            self._training.step.prepare(step)
+        if self._world.is_rank_zero or self._training.sharded is not None:
+            average = {} if self._training.ema is None else self._training.ema.state()
             self._saver.lock_ahead(self._live_state(step, **self._weights.state(), **average))
         if found is not None and self._world.is_rank_zero:
             self._saver.retain_in_background(found.step)
@@ -163,7 +165,7 @@ class Checkpointing:
         Raises:
             ConfigError: the metric that ranks the best checkpoints isn't among them.
         """
-        for update in self._parts.step.updates:
+        for update in self._training.step.updates:
             update.learning_rate.after_evaluation(step, means)
         among_the_best = self._best is not None and self._best.update(step, means)
         if self._world.is_rank_zero:
@@ -252,7 +254,7 @@ class Checkpointing:
 
     def _earlier_error(self) -> Exception | None:
         """Return the error of a save in the background, before ranks begin one that needs all of them."""
-        if self._parts.sharded is None or not self._world.is_rank_zero:
+        if self._training.sharded is None or not self._world.is_rank_zero:
             return None
         try:
             self._saver.finish()
@@ -262,7 +264,7 @@ class Checkpointing:
 
     def _saves(self, error: Exception | None) -> bool:
         """Whether this rank saves: rank zero, or all ranks of a mesh unless rank zero has an error; collective."""
-        if self._parts.sharded is None:
+        if self._training.sharded is None:
             return self._world.is_rank_zero
         return bool(self._world.broadcast(error is None))
 
@@ -272,7 +274,7 @@ class Checkpointing:
         return warns and not self._is_at_end(step) and not isinstance(error, SupersededError)
 
     def _is_at_end(self, step: int) -> bool:
-        return step == self._parts.total_steps or self._parts.ending.concluded
+        return step == self._training.total_steps or self._training.ending.concluded
 
     def _restart_interval(self) -> None:
         self._saved_at_s = self._clock()
@@ -300,17 +302,17 @@ class Checkpointing:
     ) -> LiveState:
         head = Head(
             step=step,
-            samples_seen=self._parts.samples_seen(step),
+            samples_seen=self._training.data.samples_seen(step),
             world_size=self._world.size,
             config_digest=config_digest(self._config),
             score=None if self._best is None else self._best.score_at(step),
         )
-        if self._parts.sharded is None:
+        if self._training.sharded is None:
             return LiveState(model, optimizers, head=head, scaler=scaler, rng=rng, extra=extra)
         # it imports torch's DTensor, which takes half a second
         from hpctrain.checkpoint.sharded.live_shards import LiveShards
 
-        copies = frozenset() if self._parts.pipeline is None else self._parts.pipeline.stages.copies
+        copies = frozenset() if self._training.pipeline is None else self._training.pipeline.stages.copies
         return LiveShards(
             model,
             optimizers,

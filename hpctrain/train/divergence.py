@@ -19,7 +19,7 @@ from hpctrain.errors import CheckpointError, DivergedError
 from hpctrain.phrases import SHOWN, listed
 from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.directory import RunDirectory
-from hpctrain.train.parts import Parts
+from hpctrain.train.training import Training
 from hpctrain.train.turn import Turn
 
 
@@ -34,17 +34,17 @@ class Divergence:
     weights themselves are checked; also whenever a gradient norm that was measured isn't finite.
 
     Args:
-        parts: of the training.
+        training: what is trained.
         directory: of the run.
         saver: may still be writing the last good checkpoint.
         start_step: steps that earlier attempts completed.
     """
 
-    def __init__(self, parts: Parts, directory: RunDirectory, saver: CheckpointSaver, start_step: int) -> None:
-        self._parts = parts
+    def __init__(self, training: Training, directory: RunDirectory, saver: CheckpointSaver, start_step: int) -> None:
+        self._training = training
         self._directory = directory
         self._saver = saver
-        self._min_loss_scale = parts.config.precision.min_loss_scale
+        self._min_loss_scale = training.config.precision.min_loss_scale
         self._finite_at = start_step
         self._num_skipped = self._skipped_now()
 
@@ -54,7 +54,7 @@ class Divergence:
         Raises:
             DivergedError: names the steps and the last good checkpoint.
         """
-        for turn in self._parts.step.turns:
+        for turn in self._training.step.turns:
             if turn.loss.log_name in values:
                 self._require_finite(step, turn, values[turn.loss.log_name])
             scale = values.get(turn.loss.scale_name, math.inf)
@@ -77,9 +77,9 @@ class Divergence:
         Raises:
             DivergedError: names the steps and the last good checkpoint.
         """
-        sums = self._parts.meter.state()
+        sums = self._training.meter.state()
         counted = False
-        for turn in self._parts.step.turns:
+        for turn in self._training.step.turns:
             total, count = sums.get(turn.loss.log_name, (0.0, 0.0))
             if count:
                 self._require_finite(step, turn, total / count)
@@ -100,25 +100,25 @@ class Divergence:
             DivergedError: names the parameters and the last good checkpoint.
         """
         tensors = dict(self._trained)
-        if self._parts.ema is not None:
-            tensors |= {f"{name} (averaged)": average for name, average in self._parts.ema.averages.items()}
+        if self._training.ema is not None:
+            tensors |= {f"{name} (averaged)": average for name, average in self._training.ema.averages.items()}
         # parameters on `meta` belong to other ranks of a pipeline
         bad = [name for name, tensor in tensors.items() if not tensor.is_meta and not _is_finite(local_part(tensor))]
-        if names := self._parts.world.union(bad[:SHOWN]):
+        if names := self._training.world.union(bad[:SHOWN]):
             self._fail(f"trained weights are NaN or infinite after step {step}: {listed(names)}")
 
     def _check_norms(self, step: int, values: Mapping[str, float]) -> None:
         """Check the weights if a norm isn't finite; clipping by an infinite norm leaves them finite."""
-        if not all(math.isfinite(values.get(update.norm_name, 0.0)) for update in self._parts.step.updates):
+        if not all(math.isfinite(values.get(update.norm_name, 0.0)) for update in self._training.step.updates):
             self.require_finite_weights(step)
 
     @property
     def _trained(self) -> dict[str, Tensor]:
-        groups = [group for built in self._parts.optimizers for group in built.groups if not group.frozen]
+        groups = [group for built in self._training.optimizers for group in built.groups if not group.frozen]
         return {name: parameter for group in groups for name, parameter in group.parameters.items()}
 
     def _skipped_now(self) -> dict[str, int]:
-        return {turn.loss.name: turn.update.num_skipped for turn in self._parts.step.turns}
+        return {turn.loss.name: turn.update.num_skipped for turn in self._training.step.turns}
 
     def _require_finite(self, step: int, turn: Turn, loss: float) -> None:
         if not math.isfinite(loss) and turn.update.num_skipped == self._num_skipped[turn.loss.name]:
@@ -130,7 +130,7 @@ class Divergence:
 
     def _fail(self, what: str) -> NoReturn:
         text = ""
-        world = self._parts.world
+        world = self._training.world
         if world.is_rank_zero:
             with suppress(CheckpointError):
                 self._saver.finish()

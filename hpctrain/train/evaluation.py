@@ -5,31 +5,33 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset
 
 from hpctrain.attempt.lost_gpu import closing_unless_lost
 from hpctrain.checkpoint.rng import restore_rng, rng_state
 from hpctrain.config.precision import NumberFormats
 from hpctrain.data.eval_loader import EvalLoader
-from hpctrain.data.micro_batch import samples_in
-from hpctrain.data.workers import Workers
+from hpctrain.data.micro_batch import MOST_MICRO_BATCHES, map_tensors, samples_in, shapes_of
+from hpctrain.data.transfer import MoveOnDemand
 from hpctrain.distributed.agreement import Agreement, LoadingStop, StopWhileLoading
 from hpctrain.distributed.compiler import uncompiled
+from hpctrain.distributed.determinism import random_states_restored
+from hpctrain.distributed.local_part import whole
 from hpctrain.distributed.replica import broadcast_tensors, buffers_and_rng_restored, inner
 from hpctrain.distributed.stop_request import Stop
 from hpctrain.distributed.world import World
 from hpctrain.errors import HpctrainError, TaskError
+from hpctrain.metrics.bar import Bar
 from hpctrain.phrases import counted
 from hpctrain.tasks.task import Task
+from hpctrain.train.build import Network
 from hpctrain.train.ema import Ema
-from hpctrain.train.evaluation_pass import EvaluationPass
 from hpctrain.train.evaluation_results import EvaluationResults, OnRankZeroError
 from hpctrain.train.loss_weights import LossWeights
 from hpctrain.train.modes import evaluation_mode
@@ -42,6 +44,7 @@ from hpctrain.train.task_state import TaskState, remember_attributes
 if TYPE_CHECKING:
     # importing it imports torch's DTensor, which takes half a second
     from hpctrain.distributed.pipeline.pipeline import Pipeline
+    from hpctrain.distributed.pipeline.stages import Stages
 
 _OVER = object()
 OF_VALUES = (ArithmeticError, ValueError)
@@ -63,87 +66,158 @@ class Evaluated:
     stop: Stop | None = None
 
 
+@dataclass(frozen=True)
+class EvaluationPass:
+    """Has the task evaluate a batch, through a model of this rank or one that the ranks share.
+
+    Attributes:
+        task: gives sums and counts.
+        task_state: of the task.
+        task_log: of the task.
+        metrics: of the task.
+        network: whose model computes, without its replica: ranks may have different numbers of batches.
+        world: the ranks.
+    """
+
+    task: Task
+    task_state: TaskState
+    task_log: AttachedLog
+    metrics: TaskMetrics
+    network: Network
+    world: World
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The module itself."""
+        return inner(self.network.model)
+
+    @cached_property
+    def _transfer(self) -> MoveOnDemand:
+        return MoveOnDemand(self.task.to_device, self.world.device)
+
+    def __call__(self, batch: Any, number: int) -> Any:
+        """Return what the task's `evaluate` returns for a batch, unchecked; None if `is_elsewhere`.
+
+        Args:
+            batch: on the CPU.
+            number: of the batch in this evaluation.
+        """
+        if (pipeline := self.network.pipeline) is not None:
+            return self._in_pipeline(pipeline, batch, number)
+        evaluate, moved = self._evaluate, self._moved(batch)
+        if (sharded := self.network.sharded) is None:
+            return evaluate(self.model, moved)
+        if self.world.tensor_size > 1:
+            # with a model that divides its outputs among ranks, results are DTensors
+            evaluate = partial(_whole_results, evaluate)
+        return sharded(lambda model: evaluate(model, moved))
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether only other ranks of a pipeline get the results."""
+        pipeline = self.network.pipeline
+        return pipeline is not None and not pipeline.stages.is_last
+
+    def loading(self, number: int) -> AbstractContextManager[object]:
+        """Return the context in which a batch is loaded: in a pipeline, what that draws is the same on all ranks."""
+        if (pipeline := self.network.pipeline) is None:
+            return nullcontext()
+        return pipeline.streams.of_task(-MOST_MICRO_BATCHES - number)
+
+    def _evaluate(self, model: nn.Module, batch: Any) -> Any:
+        returned = self.task.evaluate(model, batch)
+        # at once: sharded weights are gathered for this call only, and averaged weights are swapped out again
+        self.metrics.copy_shared(model)
+        return returned
+
+    def _in_pipeline(self, pipeline: Pipeline, batch: Any, number: int) -> Any:
+        evaluate: Callable[..., Any] = self._evaluate
+        if self.world.tensor_size > 1:
+            evaluate = partial(_whole_results, evaluate)
+        # a number that no step has: what the task draws is the same in each evaluation
+        with pipeline.streams.of_task(-1 - number):
+            moved = self._moved(batch)
+            return pipeline.evaluate(
+                lambda model: evaluate(model, moved), shapes_of(batch), partial(self._stage_context, pipeline.stages)
+            )
+
+    @contextmanager
+    def _stage_context(self, stages: Stages, local_stage: int) -> Iterator[None]:
+        """The task's code runs once for each stage of this rank, and counts once."""
+        with ExitStack() as contexts:
+            if not stages.ends(local_stage):
+                contexts.enter_context(self.task_log.discarding())
+            if local_stage + 1 < stages.num_own:
+                contexts.enter_context(self.task_state.restored())
+                contexts.enter_context(self.metrics.restored())
+            yield
+
+    def _moved(self, batch: Any) -> Any:
+        return batch if self.world.device.type == "cpu" else self._transfer.finish(batch)
+
+    def join(self, loader: EvalLoader) -> None:
+        """Take part in the passes of the other ranks, in a round in which this rank has no batch; leaves no trace.
+
+        A pass through a sharded model gathers its weights from all ranks of a replica.
+
+        Args:
+            loader: of the evaluation.
+        """
+        if self.network.sharded is None or (stand_in := loader.stand_in()) is None:
+            return
+        with (
+            self.task_log.discarding(),
+            self.task_state.restored(),
+            random_states_restored(self.world.gpus),
+            self.metrics.restored(),
+        ):
+            self(stand_in, 0)
+
+
 class Evaluation:
     """Evaluates the model that is in training.
 
     Args:
-        task: gives sums and counts per batch.
-        dataset: the held-out samples.
-        model: from `replicate`; the module inside is evaluated, so that ranks may have different numbers of batches.
-        world: the ranks.
-        task_state: of the task.
-        task_log: of the task.
+        evaluation_pass: has the task evaluate a batch.
+        loader: of the held-out samples of this rank.
         precision: the number formats, which decide the autocast.
-        workers: how samples are loaded.
-        micro_batch_size: samples per forward.
-        ema: averaged weights to evaluate; None for the live ones.
         max_gathered_mb: bound on the per-sample values that rank zero gets.
-        sharded: what to call where the ranks of a mesh share the model; None otherwise.
-        pipeline: this rank's part in a pipeline; None without one.
+        ema: averaged weights to evaluate; None for the live ones.
         loss_weights: weigh the values that the task logs; None: by the number of samples that were asked for.
+        bar: shows after each batch of this rank how far it is; None for no bar.
 
     Attributes:
-        on_round: called after each batch of this rank, with the number of batches and the total, None if it is unknown.
         num_batches: batches over all evaluations so far; shows that an evaluation makes progress.
     """
 
     def __init__(
         self,
-        task: Task,
-        dataset: Dataset[object],
-        model: nn.Module,
-        world: World,
+        evaluation_pass: EvaluationPass,
+        loader: EvalLoader,
         *,
-        task_state: TaskState,
-        task_log: AttachedLog,
         precision: NumberFormats,
-        workers: Workers,
-        micro_batch_size: int,
-        ema: Ema | None = None,
         max_gathered_mb: int = 1024,
-        sharded: nn.Module | None = None,
-        pipeline: Pipeline | None = None,
+        ema: Ema | None = None,
         loss_weights: LossWeights | None = None,
+        bar: Bar | None = None,
     ) -> None:
-        self.on_round: Callable[[int, int | None], None] | None = None
         self.num_batches = 0
-        self._task = task
-        self._task_state = task_state
-        self._task_log = task_log
-        self._model = inner(model)
-        self._world = world
-        self._autocast = autocast(precision, world.device)
-        self._ema = ema
+        self._pass = evaluation_pass
+        self._loader = loader
+        self._autocast = autocast(precision, evaluation_pass.world.device)
         self._max_gathered_mb = max_gathered_mb
+        self._ema = ema
         self._loss_weights = loss_weights
+        self._bar = bar
         self._loading: LoadingStop | None = None
         self._pass_number = 0
         self._round = 0
         # only once: later, a run of days would end for it
         self._compares_names = True
-        self._metrics = TaskMetrics(task, world)
-        self._pass = EvaluationPass(
-            task,
-            self._model,
-            sharded,
-            world,
-            task_state=task_state,
-            task_log=task_log,
-            metrics=self._metrics,
-            pipeline=pipeline,
-        )
-        self._loader = EvalLoader(
-            dataset,
-            micro_batch_size,
-            rank=world.data_rank,
-            world_size=world.data_size,
-            collate_fn=task.collate_fn,
-            workers=workers,
-        )
 
     def add_to(self, comparison: RankComparison) -> None:
         """Add the task's metric objects to what the ranks compare."""
-        self._metrics.add_to(comparison)
+        self._pass.metrics.add_to(comparison)
 
     def __call__(self, agreement: Agreement) -> Evaluated:
         """Evaluate, unless a rank receives a request to stop meanwhile; collective.
@@ -158,23 +232,23 @@ class Evaluation:
             ConfigError: the values per sample are more than `max_gathered_mb`.
         """
         # each rank's batch norm saw its own samples since DDP last sent rank zero's buffers
-        broadcast_tensors(self._model.buffers(), self._world)
-        before = rng_state(self._world.gpus)
-        task_state = self._task_state.snapshot()
+        broadcast_tensors(self._pass.model.buffers(), self._pass.world)
+        before = rng_state(self._pass.world.gpus)
+        task_state = self._pass.task_state.snapshot()
         results = self._new_results()
-        with self._task_log.evaluation_mode(), self._evaluating():
+        with self._pass.task_log.evaluation_mode(), self._evaluating():
             stop = self._stoppable(partial(self._evaluate, results), agreement.restarted())
         if stop is not None:
-            self._metrics.reset()
-            restore_rng(before, self._world.gpus)
-            self._task_state.put_back(task_state)
-            self._task_log.media.drop()
+            self._pass.metrics.reset()
+            restore_rng(before, self._pass.world.gpus)
+            self._pass.task_state.put_back(task_state)
+            self._pass.task_log.media.drop()
             return Evaluated(stop=stop)
         results.require_room()
         means = self._reduced(results)
-        with self._task_log.deriving():
+        with self._pass.task_log.deriving():
             found = Evaluated(means | results.computed(means))
-        self._metrics.reset()
+        self._pass.metrics.reset()
         return found
 
     def try_out(self, agreement: Agreement, num_batches: int) -> Evaluated:
@@ -195,11 +269,11 @@ class Evaluation:
             ConfigError: the values of all held-out samples would be more than `max_gathered_mb`.
         """
         self._require_same_samples(self._loader.num_samples)
-        results, undo = self._new_results(), remember_attributes(self._task)
+        results, undo = self._new_results(), remember_attributes(self._pass.task)
         with (
-            self._task_log.trying_out(),
-            self._task_state.restored(),
-            buffers_and_rng_restored(self._model, self._world),
+            self._pass.task_log.trying_out(),
+            self._pass.task_state.restored(),
+            buffers_and_rng_restored(self._pass.model, self._pass.world),
         ):
             with uncompiled(), self._evaluating():
                 stop = self._stoppable(partial(self._try_out, results, num_batches), agreement)
@@ -209,7 +283,7 @@ class Evaluation:
             results.require_room(self._loader.num_samples)
             means = self._reduced(results)
             try:
-                with self._task_log.deriving():
+                with self._pass.task_log.deriving():
                     computed = results.computed(means)
             except Exception as error:
                 if not self._is_excused(error, results.doing, num_batches):
@@ -217,7 +291,7 @@ class Evaluation:
                 undo()
                 return Evaluated()
             finally:
-                self._metrics.reset()
+                self._pass.metrics.reset()
             return Evaluated(means | computed)
 
     def _reduced(self, results: EvaluationResults) -> dict[str, float]:
@@ -236,7 +310,7 @@ class Evaluation:
         # the loss of an untrained model can be too large for an exponential
         is_of_values = error.is_of_values if isinstance(error, OnRankZeroError) else isinstance(error, OF_VALUES)
         is_excused = is_of_values or not self.is_whole(num_batches)
-        if is_excused and self._world.is_rank_zero:
+        if is_excused and self._pass.world.is_rank_zero:
             log.warning(
                 "%s failed in the evaluation before the first step (trainer.sanity_batches=%d); ignore this if it "
                 "needs all held-out samples, or a trained model",
@@ -247,16 +321,16 @@ class Evaluation:
         return is_excused
 
     def _new_results(self) -> EvaluationResults:
-        return EvaluationResults(
-            self._task, self._metrics, self._task_log, self._world, max_gathered_mb=self._max_gathered_mb
-        )
+        own = self._pass
+        own.metrics.reset()
+        return EvaluationResults(own.task, own.metrics, own.task_log, own.world, max_gathered_mb=self._max_gathered_mb)
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
         weights = nullcontext() if self._ema is None else self._ema.in_place()
         # Not in inference mode: a module may keep a tensor that it makes in its first pass, such as a table of
         # positions, and a tensor that was made in inference mode can't take part in a backward pass.
-        with evaluation_mode(self._model), weights, torch.no_grad(), self._autocast:
+        with evaluation_mode(self._pass.model), weights, torch.no_grad(), self._autocast:
             yield
 
     def _stoppable(self, evaluate: Callable[[Agreement], Stop | None], agreement: Agreement) -> Stop | None:
@@ -320,8 +394,8 @@ class Evaluation:
         if batch is _OVER:
             return False
         self.num_batches += 1
-        if self.on_round is not None:
-            self.on_round(round_index + 1, self._loader.num_rounds)
+        if self._bar is not None:
+            self._bar.show("evaluation", round_index + 1, self._loader.num_rounds)
         return True
 
     def _require_same_samples(self, num_samples: int | None, *, unknown_allowed: bool = True) -> None:
@@ -331,11 +405,11 @@ class Evaluation:
             num_samples: the number; None if this rank doesn't know it.
             unknown_allowed: whether to ignore ranks that don't know it; otherwise they have more than the others.
         """
-        gathered = enumerate(self._world.gather(num_samples) or [])
+        gathered = enumerate(self._pass.world.gather(num_samples) or [])
         known = {rank: number for rank, number in gathered if number is not None or not unknown_allowed}
-        if difference := self._world.broadcast(_difference(known)):
+        if difference := self._pass.world.broadcast(_difference(known)):
             raise TaskError(
-                f"{type(self._task).__name__}.eval_dataset: expected the same samples on every rank, found "
+                f"{type(self._pass.task).__name__}.eval_dataset: expected the same samples on every rank, found "
                 f"{difference}; return the same dataset on every rank, and don't split a stream by rank or by worker"
             )
 
@@ -348,3 +422,7 @@ def _difference(num_samples: Mapping[int, int | None]) -> str:
     (rank, fewest), (other, most) = by_number[0], by_number[-1]
     assert fewest is not None
     return f"{counted(fewest, 'sample')} on rank {rank} and {'more' if most is None else most} on rank {other}"
+
+
+def _whole_results(evaluate: Callable[..., Mapping[str, Any]], model: nn.Module, batch: Any) -> Any:
+    return map_tensors(whole, evaluate(model, batch))

@@ -3,35 +3,86 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TextIO
 
+from hpctrain.attempt.outcome import train_on_command
 from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.distributed.agreement import Decision, StopWhileLoading
 from hpctrain.distributed.stop_request import Stop
+from hpctrain.distributed.world import World
+from hpctrain.metrics.bar import Bar
+from hpctrain.run.config_change import keep_config
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.ledger import Claim
 from hpctrain.run.times import Times
 from hpctrain.train.checkpointing import Checkpointing, Start
 from hpctrain.train.divergence import Divergence
-from hpctrain.train.parts import Parts
+from hpctrain.train.meters import meter_of
 from hpctrain.train.profiling.profiler import Profiler
+from hpctrain.train.running_training import RunningTraining
 from hpctrain.train.sanity import check_evaluation
 from hpctrain.train.stopping import Stopping
+from hpctrain.train.training import Training
 from hpctrain.train.training_log import TrainingLog
 
 log = logging.getLogger("hpctrain.train")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptContext:
+    """What a training needs of the attempt in which it runs.
+
+    Attributes:
+        claim: of the attempt.
+        stopping: of the attempt.
+        times: of the attempt.
+        hosts: of all ranks, in rank order, on rank zero; None on the other ranks.
+        log_stream: the rank's log, if standard output doesn't go there already.
+        bar: shows the progress on a terminal; None for plain lines, and on the other ranks.
+    """
+
+    claim: Claim
+    stopping: Stopping
+    times: Times
+    hosts: list[str] | None
+    log_stream: TextIO | None = None
+    bar: Bar | None = None
+
+    @property
+    def directory(self) -> RunDirectory:
+        """Of the run."""
+        return self.claim.ledger.directory
+
+    def require_ownership(self, world: World) -> None:
+        """Raise on rank zero if the attempt is superseded.
+
+        Raises:
+            SupersededError: a later attempt owns the run.
+        """
+        if world.is_rank_zero:
+            self.claim.require_ownership()
+
+    def sharing_terminal(self) -> AbstractContextManager[None]:
+        """Return a context in which the bar makes room for what others print."""
+        if self.bar is None:
+            return nullcontext()
+        return self.bar.sharing_terminal(logging.getLogger("hpctrain").handlers)
 
 
 class Loop:
     """Trains from a step to the last one, or until the ranks agree to stop.
 
     Args:
-        parts: of the training.
+        training: what is trained.
+        attempt: in which it is.
         start: where the attempt starts.
         profiler: runs the steps that are measured.
         log: writes the metrics.
         checkpointing: saves.
         divergence: raises if further training would be wasted.
-        stopping: agrees with the other ranks on a stop.
-        times: of this attempt.
 
     Attributes:
         step: completed steps.
@@ -40,29 +91,29 @@ class Loop:
 
     def __init__(
         self,
-        parts: Parts,
+        training: Training,
+        attempt: AttemptContext,
         start: Start,
         *,
         profiler: Profiler,
         log: TrainingLog,
         checkpointing: Checkpointing,
         divergence: Divergence,
-        stopping: Stopping,
-        times: Times,
     ) -> None:
         self.step = start.step
         self._start_step = start.step
         self.why_ended = ""
-        self._parts = parts
+        self._training = training
+        self._attempt = attempt
+        self._stopping = attempt.stopping
+        self._times = attempt.times
         self._profiler = profiler
         self._log = log
         self._checkpointing = checkpointing
         self._divergence = divergence
-        self._stopping = stopping
-        self._times = times
-        self._evaluation = parts.evaluation
-        self._ending = parts.ending
-        self._callbacks = parts.callbacks
+        self._evaluation = training.evaluation
+        self._ending = training.ending
+        self._callbacks = training.callbacks
         self._evaluation_due = start.evaluation_due
         self._ends = False
 
@@ -82,19 +133,18 @@ class Loop:
         stop = self._stopping.agreement.start()
         if stop is None and try_out:
             with self._times.during("eval_s"):
-                stop = check_evaluation(self._parts, self._stopping.agreement)
+                stop = check_evaluation(self._training, self._stopping.agreement)
         if stop is None:
             return True
         # only to find the cause: there is nothing new to save since the checkpoint from which this attempt started
         self._stopping.begin(stop, self._checkpointing.save_takes_s)
         return False
 
-    def run(self, micro_batches: Iterator[MicroBatch], first_step_done: Callable[[], None]) -> bool:
+    def run(self, micro_batches: Iterator[MicroBatch]) -> bool:
         """Run the remaining steps, after `start`; collective.
 
         Args:
             micro_batches: of the remaining steps.
-            first_step_done: called after the first of them, before any record of it is written.
 
         Returns:
             Whether the last step was reached.
@@ -112,20 +162,20 @@ class Loop:
             return self._pause()
         self._ending.concluded = False
         try:
-            return self._run_steps(micro_batches, first_step_done)
+            return self._run_steps(micro_batches)
         except StopWhileLoading:
             # inside the handler: the error holds the loading processes, whose end must not delay the save
             return self._leave_before_step()
 
-    def _run_steps(self, micro_batches: Iterator[MicroBatch], first_step_done: Callable[[], None]) -> bool:
+    def _run_steps(self, micro_batches: Iterator[MicroBatch]) -> bool:
         # look names up once, not in each step: a small model's step takes a fraction of a millisecond
-        config, total = self._parts.config, self._parts.total_steps
+        config, total = self._training.config, self._training.total_steps
         log_every, save_every = config.logger.every_steps, config.checkpoint.every_steps
-        eval_every = config.trainer.eval_every_steps or self._parts.plan.steps_per_epoch
-        train_step, profiler, checkpointing = self._parts.step, self._profiler, self._checkpointing
-        position, show_step = self._parts.position, self._log.show_step
+        eval_every = config.trainer.eval_every_steps or self._training.data.plan.steps_per_epoch
+        train_step, profiler, checkpointing = self._training.step, self._profiler, self._checkpointing
+        position, show_step = self._training.position, self._log.show_step
         decide, is_due = self._stopping.agreement.decide, checkpointing.is_due
-        callbacks, ending, meter = self._callbacks, self._ending, self._parts.meter
+        callbacks, ending, meter = self._callbacks, self._ending, self._training.meter
         before_step, after_step, is_timed = callbacks.before_step, callbacks.after_step, ending.is_timed
         pause_at = total if self._stopping.pause_at is None else self._stopping.pause_at
         first = self.step + 1
@@ -142,7 +192,9 @@ class Loop:
             is_last = step == total
             if step == first:
                 self._times.first_step_done(step)
-                first_step_done()
+                # before any record of it is written
+                checkpointing.require_constant_buffers()
+                self._keep_config()
             if after_step:
                 callbacks.run(after_step, meter)
             if is_last or step % log_every == 0:
@@ -165,20 +217,37 @@ class Loop:
 
     @property
     def _is_at_end(self) -> bool:
-        return self.step == self._parts.total_steps or self._ending.concluded
+        return self.step == self._training.total_steps or self._ending.concluded
 
     def conclude(self, *, finished: bool) -> None:
-        """Call the last hooks, once everything is saved."""
-        self._callbacks.run_between_steps(self._callbacks.on_end if finished else self._callbacks.on_stop)
+        """Log how the attempt ended, and call the last hooks, once everything is saved."""
+        if self.step > self._start_step:
+            self._keep_config()  # again, in case the file system failed after the first step
+        if finished:
+            self._training.data.loss_weights.check_end(self.step)
+        if self.why_ended:
+            log.info("to train on: %s", train_on_command(self._attempt.directory, self.why_ended))
+        self._profiler.finish(self.step)
+        if finished:
+            self._log.complete()
+        # last: an error in a callback must not keep anything above from being written
+        callbacks = self._callbacks
+        callbacks.run_between_steps(callbacks.on_end if finished else callbacks.on_stop)
+
+    def _keep_config(self) -> None:
+        """Keep a resume's change to the configuration, once a step was trained with it."""
+        if self._training.world.is_rank_zero:
+            self._attempt.claim.require_ownership()
+            keep_config(self._attempt.directory, self._start_step)
 
     def _begin(self) -> None:
         """Call the first hooks, and count the training time from now on."""
-        self._callbacks.run_between_steps(self._callbacks.on_start)
+        self._callbacks.start(RunningTraining(self._training, self._attempt.directory))
         self._ending.begin()
 
     def _ends_before_a_step(self) -> bool:
         """Whether the run has ended early before, or its time is over; collective."""
-        if self.step in (0, self._parts.total_steps):
+        if self.step in (0, self._training.total_steps):
             return False
         if self._ending.is_timed:
             self._ending.look_at_clock()
@@ -191,7 +260,7 @@ class Loop:
         log.info("step %d: the run ends here: %s", step, ending.reason)
         if not ending.concluded:
             # a stop in the evaluation below may have come after the record: nothing is left for another one
-            if step % self._parts.config.logger.every_steps and ending.recorded_step != step:
+            if step % self._training.config.logger.every_steps and ending.recorded_step != step:
                 ending.recorded_step = step
                 self._divergence.check(step, self._log.training(step))
             if ending.evaluated_step != step and (stop := self._evaluate()):
@@ -218,13 +287,13 @@ class Loop:
             self._leave(stop)
             return True
         # the checkpoint of this step lacks its score, and the states that callbacks have after the evaluation
-        self._save(wait=self.step == self._parts.total_steps)
+        self._save(wait=self.step == self._training.total_steps)
         return False
 
     def _pauses(self) -> bool:
         """Whether the run pauses at this step: `trainer.pause_at_step` is reached, and the step is evaluated."""
         pause_at = self._stopping.pause_at
-        if pause_at is None or not pause_at <= self.step < self._parts.total_steps:
+        if pause_at is None or not pause_at <= self.step < self._training.total_steps:
             return False
         return self._evaluation is None or self._ending.evaluated_step == self.step
 
@@ -279,7 +348,7 @@ class Loop:
         logged: Mapping[str, float] = {}
         if self._callbacks.after_evaluation:
             with self._times.during("eval_s"):
-                logged = self._callbacks.run_after_evaluation(self._parts.new_meter(), means)
+                logged = self._callbacks.run_after_evaluation(meter_of(self._training.world), means)
         self._log.evaluation(self.step, {**means, **logged})
         self._checkpointing.record_evaluation(self.step, means)
         # at once, and not by the agreement, which takes some steps: an interrupted run has to end at the same step

@@ -30,31 +30,28 @@ class LossWeights(Stateful):
     They can if the user's code makes the batches (`Task.collate_fn`, a dataset's `get_batch`) or weighs them
     (`Task.loss_weight`). Otherwise nothing is weighed or exchanged, and the divisors are those of `BatchPlan`.
 
-    Building is collective: if the weights of one rank can vary, all ranks exchange theirs.
-
     Args:
         task: of the training.
-        dataset: of the training.
         world: the ranks.
+        vary: whether the weights can differ from the plan; the same on every rank.
 
     Attributes:
         by_contents: whether the run weighs batches by their contents; runs of earlier versions weigh them by the plan.
-        vary: whether the weights can differ from the plan; the same on every rank.
+        vary: as given, until `load_state`.
         samples_seen: samples that batches held, over all ranks and since the start of the run, if they are counted.
         empty_steps: steps since the start of the run whose batches all had weight 0, so that nothing was updated.
     """
 
-    def __init__(self, task: Task, dataset: Dataset[Any], world: World) -> None:
+    def __init__(self, task: Task, world: World, *, vary: bool) -> None:
         self._task = task
         self._world = world
         self._has_own_weight = overrides(task, "loss_weight")
         self._has_own_count = overrides(task, "num_samples")
         self.by_contents = True
+        self.vary = vary
         self._left_out = False
         self.samples_seen = 0
         self.empty_steps = 0
-        can_vary = self._has_own_weight or _makes_own_batches(task, dataset)
-        self.vary = bool(world.combine_(torch.tensor([int(can_vary)]), "max").item())
 
     @property
     def text(self) -> str:
@@ -163,6 +160,18 @@ class LossWeights(Stateful):
                     delivered,
                     counted(planned, "sample"),
                 )
+
+
+def build_loss_weights(task: Task, dataset: Dataset[Any], world: World) -> LossWeights:
+    """Build the weights of a training; collective: if those of one rank can vary, all ranks exchange theirs.
+
+    Args:
+        task: of the training.
+        dataset: of the training.
+        world: the ranks.
+    """
+    can_vary = overrides(task, "loss_weight") or _makes_own_batches(task, dataset)
+    return LossWeights(task, world, vary=bool(world.combine_(torch.tensor([int(can_vary)]), "max").item()))
 
 
 def overrides(task: Task, method: str) -> bool:

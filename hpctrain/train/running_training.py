@@ -19,82 +19,86 @@ from hpctrain.distributed.replica import buffers_and_rng_restored, inner
 from hpctrain.run.directory import RunDirectory
 from hpctrain.train.callbacks import CallbackContext
 from hpctrain.train.modes import evaluation_mode
-from hpctrain.train.parts import Parts
 from hpctrain.train.precision import autocast
+from hpctrain.train.training import Training
 
 
 class RunningTraining(CallbackContext):
     """The training of one attempt.
 
     Args:
-        parts: of the training.
+        training: with its task, model and optimizers.
         directory: of the run.
     """
 
-    def __init__(self, parts: Parts, directory: RunDirectory) -> None:
+    def __init__(self, training: Training, directory: RunDirectory) -> None:
         self.callback_name = ""
-        self.update = None
-        self.task = parts.task
-        self.model = inner(parts.model)
-        self.position = parts.position
-        self.log = self.own_log = parts.task_log
-        self.config = parts.config
-        self.is_sharded = parts.sharded is not None
-        self.rank = parts.world.rank
-        self.world_size = parts.world.size
-        self.device = parts.world.device
+        self.update = training.step.turns[0].update
+        self.task = training.task
+        self.model = inner(training.model)
+        self.position = training.position
+        self.log = self.own_log = training.task_log
+        self.config = training.config
+        self.is_sharded = training.sharded is not None
+        self.rank = training.world.rank
+        self.world_size = training.world.size
+        self.device = training.world.device
         self.run_dir = Path(directory.path)
-        self.metric, self.metric_mode = judged_by(parts.config.checkpoint, parts.task.metric, parts.task.metric_mode)
-        self._parts = parts
-        self._plain_names = PlainNames(parts.module)
+        self.metric, self.metric_mode = judged_by(
+            training.config.checkpoint, training.task.metric, training.task.metric_mode
+        )
+        self._training = training
+        self._plain_names = PlainNames(training.module)
 
     @property
     def loss_scale(self) -> float:
-        """See `Training`."""
-        update = self._parts.step.turns[0].update if self.update is None else self.update
-        return update.loss_scale
+        """See `hpctrain.callbacks.Training`."""
+        return self.update.loss_scale
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """See `Training`."""
-        return {self._plain_names(name): parameter for name, parameter in self._parts.module.named_parameters()}
+        """See `hpctrain.callbacks.Training`."""
+        return {self._plain_names(name): parameter for name, parameter in self._training.module.named_parameters()}
 
     def eval_samples(self, number: int) -> Any | None:
-        """See `Training`."""
-        dataset = self._parts.eval_data
+        """See `hpctrain.callbacks.Training`."""
+        dataset = self._training.eval_data
         if dataset is None:
             return None
         loader = EvalLoader(dataset, number, rank=0, world_size=1, collate_fn=self.task.collate_fn)
-        with buffers_and_rng_restored(self.model, self._parts.world), closing_unless_lost(loader.rounds(1)) as rounds:
+        with (
+            buffers_and_rng_restored(self.model, self._training.world),
+            closing_unless_lost(loader.rounds(1)) as rounds,
+        ):
             batch = next(rounds, None)
         return None if batch is None else self.task.to_device(batch, self.device)
 
     @contextmanager
     def evaluation_mode(self) -> Iterator[None]:
-        """See `Training`."""
-        parts = self._parts
-        averaged = parts.ema if self.config.trainer.eval_ema else None
+        """See `hpctrain.callbacks.Training`."""
+        training = self._training
+        averaged = training.ema if self.config.trainer.eval_ema else None
         precision = autocast(self.config.precision.formats, self.device)
         with (
-            buffers_and_rng_restored(self.model, parts.world),
+            buffers_and_rng_restored(self.model, training.world),
             evaluation_mode(self.model),
             nullcontext() if averaged is None else averaged.in_place(),
-            parts.task_log.discarding(),
+            training.task_log.discarding(),
             torch.no_grad(),
             precision,
             # after the average: it gathers the weights that are in place then
-            nullcontext() if parts.sharded is None else parts.sharded.gathered(),
-            nullcontext() if parts.pipeline is None else parts.pipeline.calls(shapes_of),
+            nullcontext() if training.sharded is None else training.sharded.gathered(),
+            nullcontext() if training.pipeline is None else training.pipeline.calls(shapes_of),
         ):
             yield
 
     def weights(self) -> dict[str, Tensor]:
-        """See `Training`."""
-        state = self._parts.module.state_dict()
+        """See `hpctrain.callbacks.Training`."""
+        state = self._training.module.state_dict()
         tensors = {self._plain_names(name): value for name, value in state.items() if isinstance(value, Tensor)}
         # in a pipeline, other ranks have them
         return {name: tensor for name, tensor in tensors.items() if not tensor.is_meta}
 
     def end(self, reason: str) -> None:
-        """See `Training`."""
-        self._parts.ending.request(reason, callback=self.callback_name)
+        """See `hpctrain.callbacks.Training`."""
+        self._training.ending.request(reason, callback=self.callback_name)

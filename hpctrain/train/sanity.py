@@ -12,7 +12,7 @@ from hpctrain.distributed.stop_request import Stop
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.phrases import listed
 from hpctrain.tasks.task import Task
-from hpctrain.train.parts import Parts
+from hpctrain.train.training import Training
 
 TYPO = 0.8
 """Similarity (`difflib`) from which a name is taken for a typo of another: `acuracy`, but not `recall_neg`."""
@@ -23,14 +23,14 @@ OF_OTHER_LIBRARIES = re.compile(r"^(val|valid|validation|test|eval)[_/]")
 log = logging.getLogger("hpctrain.train")
 
 
-def check_evaluation(parts: Parts, agreement: Agreement) -> Stop | None:
+def check_evaluation(training: Training, agreement: Agreement) -> Stop | None:
     """Evaluate `trainer.sanity_batches` micro-batches on each rank, and leave no trace; collective.
 
     A metric that these batches don't return is refused if they are all, or if its name looks like a typo. Otherwise a
     later batch may return it, and only a warning is logged.
 
     Args:
-        parts: of the training.
+        training: what is trained.
         agreement: of the ranks, which decides whether they stop meanwhile.
 
     Returns:
@@ -40,7 +40,7 @@ def check_evaluation(parts: Parts, agreement: Agreement) -> Stop | None:
         TaskError: the evaluation broke its contract, or doesn't return the task's metric.
         ConfigError: it doesn't return `checkpoint.metric`, or the metric of early stopping.
     """
-    num_batches, evaluation = parts.config.trainer.sanity_batches, parts.evaluation
+    num_batches, evaluation = training.config.trainer.sanity_batches, training.evaluation
     if evaluation is None or not num_batches:
         return None
     try:
@@ -52,15 +52,15 @@ def check_evaluation(parts: Parts, agreement: Agreement) -> Stop | None:
     if evaluated.stop is not None:
         return evaluated.stop
     if evaluated.means:
-        parts.task_log.require_no_medium(evaluated.means)
+        training.task_log.require_no_medium(evaluated.means)
         names = [name.removeprefix(EVAL_PREFIX) for name in evaluated.means]
-        _require_metrics(parts, names, is_whole=evaluation.is_whole(num_batches))
+        _require_metrics(training, names, is_whole=evaluation.is_whole(num_batches))
     # `derive` may have taken long as well
     return agreement.start()
 
 
-def _require_metrics(parts: Parts, names: list[str], *, is_whole: bool) -> None:
-    policy, task = parts.config.checkpoint, parts.task
+def _require_metrics(training: Training, names: list[str], *, is_whole: bool) -> None:
+    policy, task = training.config.checkpoint, training.task
     kind, returned = type(task).__name__, listed(names)
     or_return_it = "" if is_whole else ", or return it from every batch, with a count of 0 where it has no value"
 
@@ -69,7 +69,7 @@ def _require_metrics(parts: Parts, names: list[str], *, is_whole: bool) -> None:
             return False
         if is_whole or _looks_like_a_typo(metric, names):
             return True
-        if parts.world.is_rank_zero:
+        if training.world.is_rank_zero:
             log.warning(
                 "%s is %s, but the first batches of the evaluation return %s; nothing is wrong if later ones return it",
                 key,
@@ -78,11 +78,11 @@ def _require_metrics(parts: Parts, names: list[str], *, is_whole: bool) -> None:
             )
         return False
 
-    judged = parts.callbacks.judged_metrics()
+    judged = training.callbacks.judged_metrics()
     for key, metric in {"checkpoint.metric": policy.metric, **judged}.items():
         if metric is not None and is_refused(metric, key):
             raise ConfigError(key, metric, f"the evaluation returns {returned}", f"name one of these{or_return_it}")
-    for rate in (update.learning_rate for update in parts.step.updates):
+    for rate in (update.learning_rate for update in training.step.updates):
         if rate.followed is not None and is_refused(rate.followed, rate.key):
             problem = f"needs the metric {rate.followed}, but the evaluation returns {returned}"
             raise ConfigError(rate.key, "plateau", problem, f"set checkpoint.metric to one of these{or_return_it}")

@@ -16,12 +16,12 @@ from hpctrain.distributed.replica import inner
 from hpctrain.distributed.world import World
 from hpctrain.phrases import all_of, byte_size, counted, listed
 from hpctrain.run.config_change import trained_varied
-from hpctrain.run.directory import RunDirectory
+from hpctrain.run.ledger import Claim
 from hpctrain.run.manifest import varied_text
 from hpctrain.train.model_memory import model_memory
 from hpctrain.train.modes import describe_evaluation_mode
-from hpctrain.train.parts import Parts
 from hpctrain.train.profiling.flops import flops_text
+from hpctrain.train.training import Training
 from hpctrain.train.update import parameters_of
 
 SHOWN_REPLICAS = 4
@@ -29,43 +29,40 @@ SHOWN_REPLICAS = 4
 log = logging.getLogger("hpctrain.train")
 
 
-def log_start(
-    directory: RunDirectory, parts: Parts, *, attempt: int, step: int, hosts: list[str], flops_per_sample: float | None
-) -> None:
+def log_start(training: Training, claim: Claim, *, step: int, hosts: list[str], flops_per_sample: float | None) -> None:
     """Log the table, one line per row; for rank zero.
 
     Args:
-        directory: of the run.
-        parts: of the training.
-        attempt: its number.
+        training: what is trained.
+        claim: of the attempt.
         step: completed steps from which it starts.
         hosts: of all ranks, in rank order.
         flops_per_sample: as counted by an earlier attempt; None if the first step will count them.
     """
-    plan = parts.plan
-    ranks = counted(parts.world.size, "rank")
-    rows = {"run": f"{directory.as_typed}, attempt {attempt}, steps {step} to {parts.total_steps}"}
+    directory, plan = claim.ledger.directory, training.data.plan
+    ranks = counted(training.world.size, "rank")
+    rows = {"run": f"{directory.as_typed}, attempt {claim.attempt}, steps {step} to {training.total_steps}"}
     if varied := trained_varied(directory):
         rows["varied"] = varied_text(varied)
     rows |= {
-        "task": _kind(parts.task),
-        "model": _model(parts),
-        **_optimizers(parts),
-        **_groups(parts),
-        "where": f"{ranks} on {listed(dict.fromkeys(hosts), separator=' ')}: {_machine(parts.world)}",
+        "task": _kind(training.task),
+        "model": _model(training),
+        **_optimizers(training),
+        **_groups(training),
+        "where": f"{ranks} on {listed(dict.fromkeys(hosts), separator=' ')}: {_machine(training.world)}",
         "batch": f"{plan.global_batch_size:,} samples per step = {plan.micro_batch_size:,} per forward "
         f"x {plan.accumulation} accumulated x "
-        f"{counted_shares(parts.world.data_size, parts.world.size // parts.world.data_size)}",
-        **({"loss": parts.loss_weights.text} if parts.loss_weights.text else {}),
-        **_mesh(parts.world, hosts, parts.config.parallel.stages_per_rank),
-        "memory": _memory(parts),
-        **_nccl(parts),
-        "precision": parts.config.precision.kind + (", compiled" if parts.config.trainer.compile else ""),
-        "data": _data(parts),
-        "checkpoints": _plan(parts, step),
-        "disk": describe_disk_space(directory, _checkpoint_bytes(parts), parts.checkpoint_policy),
+        f"{counted_shares(training.world.data_size, training.world.size // training.world.data_size)}",
+        **({"loss": training.data.loss_weights.text} if training.data.loss_weights.text else {}),
+        **_mesh(training.world, hosts, training.config.parallel.stages_per_rank),
+        "memory": _memory(training),
+        **_nccl(training),
+        "precision": training.config.precision.kind + (", compiled" if training.config.trainer.compile else ""),
+        "data": _data(training),
+        "checkpoints": _plan(training, step),
+        "disk": describe_disk_space(directory, _checkpoint_bytes(training), training.checkpoint_policy),
     }
-    if in_evaluation_mode := describe_evaluation_mode(inner(parts.model)):
+    if in_evaluation_mode := describe_evaluation_mode(inner(training.model)):
         rows["eval mode"] = in_evaluation_mode
     if flops_per_sample is not None:
         rows["flops"] = flops_text(flops_per_sample, plan.global_batch_size)
@@ -73,23 +70,23 @@ def log_start(
         log.info("%-12s%s", name, text)
 
 
-def _model(parts: Parts) -> str:
-    total = sum(parameter.numel() for parameter in parts.module.parameters())
+def _model(training: Training) -> str:
+    total = sum(parameter.numel() for parameter in training.module.parameters())
     # not by what requires a gradient: a parameter may be unfrozen later, or have a turn of its own
-    trained = sum(parameter.numel() for each in parts.optimizers for parameter in parameters_of(each.optimizer))
-    return f"{_kind(parts.module)}: {total:,} parameters, {trained:,} of them trained"
+    trained = sum(parameter.numel() for each in training.optimizers for parameter in parameters_of(each.optimizer))
+    return f"{_kind(training.module)}: {total:,} parameters, {trained:,} of them trained"
 
 
-def _optimizers(parts: Parts) -> dict[str, str]:
+def _optimizers(training: Training) -> dict[str, str]:
     """Describe each of the named optimizers; nothing if there is only one, without a name."""
     rows = {}
-    for number, built in enumerate(parts.optimizers):
+    for number, built in enumerate(training.optimizers):
         named = built.named
         if not named.name:
             return {}
         often = "in every step" if named.every_steps == 1 else f"every {named.every_steps} steps"
         if named.schedule is None:
-            schedule = _schedule(parts.config.schedule)
+            schedule = _schedule(training.config.schedule)
         else:
             schedule = f"{_schedule(schedule_of(f'{named.key}.schedule', named.schedule))} of its own"
         rows[f"optimizer {number}"] = (
@@ -102,12 +99,12 @@ def _schedule(schedule: AnySchedule) -> str:
     return str(schedule["_target_"]) if isinstance(schedule, Mapping) else schedule.kind
 
 
-def _groups(parts: Parts) -> dict[str, str]:
+def _groups(training: Training) -> dict[str, str]:
     """Describe each group of parameters; nothing if there is only one, with the optimizer's own options."""
-    groups = [(each, group) for each in parts.optimizers for group in each.groups]
+    groups = [(each, group) for each in training.optimizers for group in each.groups]
     if len(groups) == 1 and groups[0][1].entry is None:
         return {}
-    options = {id(group["params"][0]): group for each in parts.optimizers for group in each.optimizer.param_groups}
+    options = {id(group["params"][0]): group for each in training.optimizers for group in each.optimizer.param_groups}
     rows = {}
     for number, (built, group) in enumerate(groups):
         parameters = list(group.parameters.values())
@@ -144,9 +141,9 @@ def _mesh(world: World, hosts: list[str], stages_per_rank: int) -> dict[str, str
     }
 
 
-def _memory(parts: Parts) -> str:
+def _memory(training: Training) -> str:
     """Describe what the model takes on a rank, before the activations are known."""
-    found = parts.model_memory()
+    found = training.model_memory()
     kinds = {
         "weights": found.weights,
         "gradients": found.gradients,
@@ -154,22 +151,22 @@ def _memory(parts: Parts) -> str:
         "moving average": found.average,
     }
     shares = [f"{name} {'?' if size is None else byte_size(size)}" for name, size in kinds.items() if size != 0]
-    if (parallel := parts.config.parallel).cpu_offload:
+    if (parallel := training.config.parallel).cpu_offload:
         gathered = "gathered weights, whole gradients" if parallel.keep_gradients_whole else "gathered weights"
-        where = f"{gathered} and activations are on the {parts.world.device.type.upper()}"
+        where = f"{gathered} and activations are on the {training.world.device.type.upper()}"
         return f"{byte_size(found.total)} of host memory per rank: {', '.join(shares)}; {where}"
-    device, room = parts.world.device, ""
+    device, room = training.world.device, ""
     if device.type == "cuda":
-        gpus = parts.world.gpus
+        gpus = training.world.gpus
         room = f" of {byte_size(sum(torch.cuda.get_device_properties(gpu).total_memory for gpu in gpus))}"
     return f"{byte_size(found.total)}{room} per rank: {', '.join(shares)}; activations come on top"
 
 
-def _nccl(parts: Parts) -> dict[str, str]:
+def _nccl(training: Training) -> dict[str, str]:
     """The user's values of torch's NCCL variables that differ from hpctrain's; error handling depends on them."""
-    if parts.world.backend != "nccl":
+    if training.world.backend != "nccl":
         return {}
-    timeout_s = parts.config.health.collective_timeout_s
+    timeout_s = training.config.health.collective_timeout_s
     usual = nccl_defaults(timeout_s)
     kept = user_nccl_variables(os.environ, timeout_s).items()
     names = {older: name for name, older in ALIASES.items()}
@@ -177,12 +174,12 @@ def _nccl(parts: Parts) -> dict[str, str]:
     return {"nccl": f"kept from your environment: {listed(shown)}"} if shown else {}
 
 
-def _data(parts: Parts) -> str:
-    plan, workers = parts.plan, parts.workers.num_workers
+def _data(training: Training) -> str:
+    plan, workers = training.data.plan, training.data.workers.num_workers
     fetched = f"{counted(workers, 'DataLoader worker')} per rank" if workers else "fetched by the ranks"
     return (
         f"{plan.num_samples:,} samples, {plan.steps_per_epoch:,} step{'s' * (plan.steps_per_epoch != 1)} per epoch, "
-        f"{parts.total_steps / plan.steps_per_epoch:.3g} epochs; {fetched}"
+        f"{training.total_steps / plan.steps_per_epoch:.3g} epochs; {fetched}"
     )
 
 
@@ -191,15 +188,15 @@ def _kind(thing: object) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _checkpoint_bytes(parts: Parts) -> int:
+def _checkpoint_bytes(training: Training) -> int:
     """Estimate the bytes of a checkpoint, as if each rank wrote as much as this one."""
-    memory = model_memory({parts.module}, parts.optimizers, parts.ema)
-    size = memory.weights * (1 + parts.config.checkpoint.safetensors) + (memory.optimizer or 0) + memory.average
-    return size if (mesh := parts.world.mesh) is None else size * mesh.shape.replica_size
+    memory = model_memory({training.module}, training.optimizers, training.ema)
+    size = memory.weights * (1 + training.config.checkpoint.safetensors) + (memory.optimizer or 0) + memory.average
+    return size if (mesh := training.world.mesh) is None else size * mesh.shape.replica_size
 
 
-def _plan(parts: Parts, step: int) -> str:
-    policy, times = parts.checkpoint_policy, []
+def _plan(training: Training, step: int) -> str:
+    policy, times = training.checkpoint_policy, []
     if policy.every_steps is not None:
         times.append(f"every {counted(policy.every_steps, 'step')}")
     if policy.auto:
@@ -207,7 +204,8 @@ def _plan(parts: Parts, step: int) -> str:
     elif policy.every_min is not None:
         times.append(f"every {policy.every_min:g} min")
     if policy.keep_best:
-        every, total = parts.config.trainer.eval_every_steps or parts.plan.steps_per_epoch, parts.total_steps
+        total = training.total_steps
+        every = training.config.trainer.eval_every_steps or training.data.plan.steps_per_epoch
         num_evaluations = total // every - step // every + bool(total % every)
         among = "the best so far" if policy.keep_best == 1 else f"among the best {policy.keep_best} so far"
         times.append(f"after each evaluation that is {among} ({num_evaluations} to come)")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -26,11 +26,8 @@ class StreamState(Stateful):
     """Saves and restores the bookmarks of all ranks; each rank resumes with all of them, at any world size.
 
     Args:
-        dataset: the training data; no stream, perhaps.
+        streams: of the training data; none, perhaps.
         world: the ranks.
-
-    Raises:
-        TaskError: a stream can be read only once, or is one rank's part.
 
     Attributes:
         bookmarks: of this rank; the training loader keeps them up to date.
@@ -38,18 +35,11 @@ class StreamState(Stateful):
 
     is_collective: ClassVar[bool] = True
 
-    def __init__(self, dataset: Any, world: World) -> None:
+    def __init__(self, streams: Sequence[Any], world: World) -> None:
         self.bookmarks = Bookmarks()
         self._world = world
-        streams = streams_of(dataset)
         self._num_streams = len(streams)
-        for stream in streams:
-            check_stream(stream)  # before a remark on what can't be used at all
         self._exists = any(map(has_bookmarks, streams))
-        if world.is_rank_zero:
-            for remark in dict.fromkeys(map(remark_on, streams)):
-                if remark is not None:
-                    log.warning(remark)
 
     def state(self) -> dict[str, Any]:
         """Return the newest bookmark of each stream at rank zero; None elsewhere, and without such streams; collective.
@@ -87,6 +77,26 @@ class StreamState(Stateful):
             return
         # copies: the tensors of a loaded checkpoint are mapped from its files, which retention removes
         self.bookmarks = Bookmarks(Bookmark(**map_tensors(torch.clone, entry)) for entry in streams["bookmarks"])
+
+
+def build_stream_state(dataset: Any, world: World) -> StreamState:
+    """Build the state of the streams of a dataset, and log what is remarkable about them; not collective.
+
+    Args:
+        dataset: the training data; no stream, perhaps.
+        world: the ranks.
+
+    Raises:
+        TaskError: a stream can be read only once, or is one rank's part.
+    """
+    streams = streams_of(dataset)
+    for stream in streams:
+        check_stream(stream)  # before a remark on what can't be used at all
+    if world.is_rank_zero:
+        for remark in dict.fromkeys(map(remark_on, streams)):
+            if remark is not None:
+                log.warning(remark)
+    return StreamState(streams, world)
 
 
 def _plain(marks: Iterable[Bookmark]) -> list[dict[str, Any]]:

@@ -18,10 +18,11 @@ from hpctrain.errors import TaskError
 from hpctrain.phrases import counted
 from hpctrain.tasks.evaluation_contract import checked_computed, checked_metrics
 from hpctrain.tasks.task import Task
-from hpctrain.train.growing_states import GrowingStates, exact_bytes
 from hpctrain.train.metric_states import (
     ELEMENTWISE,
+    GrowingStates,
     State,
+    exact_bytes,
     merged,
     num_updates,
     set_num_updates,
@@ -36,20 +37,15 @@ class TaskMetrics:
     """The metric objects of a task.
 
     Args:
-        task: has its model; its `build_metrics` is called.
+        metrics: by name, on the rank's device, without a synchronisation of their own.
+        task: has made them.
         world: the ranks.
-
-    Raises:
-        TaskError: `Task.build_metrics` broke its contract.
     """
 
-    def __init__(self, task: Task, world: World) -> None:
+    def __init__(self, metrics: dict[str, Any], task: Task, world: World) -> None:
         self._task = task
         self._world = world
-        self._metrics = checked_metrics(task)
-        for metric in self._metrics.values():
-            metric.to(world.device)
-            switch_synchronisation_off(metric)
+        self._metrics = metrics
         self._growing = GrowingStates()
         self._num_copied: dict[tuple[int, str], int] = {}
         self._keeps_any = bool(self._gathered_states())
@@ -220,6 +216,23 @@ class TaskMetrics:
             if updated:
                 device = state.device or self._world.device
                 state.replace(map_tensors(partial(Tensor.to, device=device), merged(state, updated)))
+
+
+def build_metrics(task: Task, world: World) -> TaskMetrics:
+    """Build the metric objects of a task, on the rank's device.
+
+    Args:
+        task: has its model.
+        world: the ranks.
+
+    Raises:
+        TaskError: `Task.build_metrics` broke its contract.
+    """
+    metrics = checked_metrics(task)
+    for metric in metrics.values():
+        metric.to(world.device)
+        switch_synchronisation_off(metric)
+    return TaskMetrics(metrics, task, world)
 
 
 def _memory(tensor: Tensor) -> tuple[torch.device, int]:

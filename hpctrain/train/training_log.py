@@ -27,15 +27,15 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.times import Times
 from hpctrain.status.metrics import read_metrics
 from hpctrain.train.checkpointing import Start
-from hpctrain.train.parts import Parts
 from hpctrain.train.profiling.profiler import Profiler
+from hpctrain.train.training import Training
 
 
 class TrainingLog:
     """The metrics of one attempt.
 
     Args:
-        parts: of the training.
+        training: what is trained.
         start: where the attempt starts.
         profiler: adds its own metrics.
         times: of this attempt.
@@ -44,13 +44,13 @@ class TrainingLog:
         show_step: to be called after each step; None unless a bar shows the progress.
     """
 
-    def __init__(self, parts: Parts, start: Start, profiler: Profiler, times: Times) -> None:
+    def __init__(self, training: Training, start: Start, profiler: Profiler, times: Times) -> None:
         self.show_step: Callable[[int], None] | None = None
-        self._parts = parts
+        self._training = training
         self._start = start
         self._profiler = profiler
         self._times = times
-        self._throughput = Throughput(parts.samples_seen(start.step), times.training_s)
+        self._throughput = Throughput(training.data.samples_seen(start.step), times.training_s)
         self._sinks: list[Sink] = []
         self._tensorboard: TensorBoardSink | None = None
         self._media: MediaWriter | None = None
@@ -66,11 +66,11 @@ class TrainingLog:
             log_stream: the rank's log, if standard output doesn't go there already.
             bar: shows the progress on standard output; None for plain lines.
         """
-        if self._parts.world.is_rank_zero:
+        if self._training.world.is_rank_zero:
             self._sinks = self._open_sinks(directory, log_stream, bar)
-        self._throughput.rate(self._parts.samples_seen(self._start.step))  # opening them doesn't count
+        self._throughput.rate(self._training.data.samples_seen(self._start.step))  # opening them doesn't count
         try:
-            with self._parts.task_log.training(self._media):
+            with self._training.task_log.training(self._media):
                 yield
         finally:
             # before the sinks, to which it passes media on
@@ -80,7 +80,7 @@ class TrainingLog:
                 sink.close()
 
     def _open_sinks(self, directory: RunDirectory, log_stream: TextIO | None, bar: Bar | None) -> list[Sink]:
-        step, total_steps = self._start.step, self._parts.total_steps
+        step, total_steps = self._start.step, self._training.total_steps
         # without a log of its own, this process prints into the log
         console: Sink = ConsoleSink(sys.stdout, total_steps, step, stamped=log_stream is None)
         if bar is not None:
@@ -90,10 +90,10 @@ class TrainingLog:
         sinks: list[Sink] = [JsonLinesSink(directory.metrics, step, evaluation_due=due), console]
         if log_stream is not None:
             sinks.append(ConsoleSink(log_stream, total_steps, step, stamped=True))
-        if self._parts.config.logger.csv:
+        if self._training.config.logger.csv:
             sinks.append(CsvSink(directory.metrics_csv, partial(read_metrics, directory.metrics, at_most=None)))
         files = MediaFiles(directory.media, directory.media_records, step, evaluation_due=due)
-        if self._parts.config.logger.tensorboard:
+        if self._training.config.logger.tensorboard:
             self._tensorboard = self._open_tensorboard(directory, files)
             sinks.append(self._tensorboard)
         self._media = MediaWriter(files, [] if self._tensorboard is None else [self._tensorboard.media])
@@ -121,30 +121,30 @@ class TrainingLog:
         Returns:
             The values by name.
         """
-        parts = self._parts
-        values = parts.meter.means(of_none=False)
-        parts.meter.reset()
-        if len(parts.step.turns) > 1 and (total := parts.step.total_loss(values)) is not None:
+        training = self._training
+        values = training.meter.means(of_none=False)
+        training.meter.reset()
+        if len(training.step.turns) > 1 and (total := training.step.total_loss(values)) is not None:
             values["train/loss"] = total
-        samples_per_s = self._throughput.rate(parts.samples_seen(step))
-        values |= parts.step.metrics
-        values["train/epoch"] = step / parts.plan.steps_per_epoch
+        samples_per_s = self._throughput.rate(training.data.samples_seen(step))
+        values |= training.step.metrics
+        values["train/epoch"] = step / training.data.plan.steps_per_epoch
         values["throughput/samples_per_s"] = samples_per_s
         values |= self._profiler.metrics(step, samples_per_s)
         begin = time.monotonic()
-        parts.task_log.media.release()
+        training.task_log.media.release()
         self._write(step, values)
         self._profiler.logging_s += time.monotonic() - begin
         return values
 
     def evaluation(self, step: int, means: Mapping[str, float]) -> None:
         """Log the means of the evaluation after ``step`` steps, and the media that the task logged in it."""
-        self._parts.task_log.media.release()
+        self._training.task_log.media.release()
         self._write(step, means)
 
     def flush(self) -> None:
         """Make the records and media so far durable."""
-        self._parts.task_log.media.release()
+        self._training.task_log.media.release()
         # it passes media on to a sink
         if self._media is not None:
             self._media.flush()
@@ -157,7 +157,7 @@ class TrainingLog:
             self._tensorboard.complete()
 
     def _write(self, step: int, values: Mapping[str, float]) -> None:
-        self._parts.task_log.require_no_medium(values)
+        self._training.task_log.require_no_medium(values)
         self._times.record(step)
         for sink in self._sinks:
             sink.log(step, values)

@@ -20,8 +20,8 @@ from hpctrain.phrases import counted, listed
 from hpctrain.train.meters import MeterState
 from hpctrain.train.modes import Modes
 from hpctrain.train.optimizers import drop_absent_states
-from hpctrain.train.parts import Parts
 from hpctrain.train.step import TrainStep
+from hpctrain.train.training import Training
 from hpctrain.train.update import Update
 
 ABSENT: Mapping[str, Any] = {"ema": {}, "best": {}}
@@ -30,7 +30,7 @@ ABSENT: Mapping[str, Any] = {"ema": {}, "best": {}}
 log = logging.getLogger("hpctrain.train")
 
 
-def training_state(training: Parts, best: Best | None, weights: Weights) -> tuple[Stateful, ...]:
+def training_state(training: Training, best: Best | None, weights: Weights) -> tuple[Stateful, ...]:
     """List all state that determines the rest of a run between two steps, in the order in which it is restored.
 
     Args:
@@ -52,8 +52,8 @@ def training_state(training: Parts, best: Best | None, weights: Weights) -> tupl
         training.task_state,
         training.ending,
         training.callbacks,
-        training.stream_state,
-        training.loss_weights,
+        training.data.stream_state,
+        training.data.loss_weights,
         # last: whatever restores its state before may draw random numbers
         RandomStreams(world, training.config.seed),
     )
@@ -66,7 +66,7 @@ class Progress(Stateful):
         training: whose position it is.
     """
 
-    def __init__(self, training: Parts) -> None:
+    def __init__(self, training: Training) -> None:
         self._training = training
 
     def state(self) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class Progress(Stateful):
         world = self._training.world
         degrees = {"tensor_degree": world.tensor_size, "pipeline_degree": world.pipeline_size}
         return {
-            "num_samples": self._training.num_samples,
+            "num_samples": self._training.data.num_samples,
             **{name: degree for name, degree in degrees.items() if degree != 1},
         }
 
@@ -95,7 +95,7 @@ class Progress(Stateful):
                 counted(saved["world_size"], "rank"),
             )
         # earlier versions didn't save it
-        before, now = saved.get("num_samples"), self._training.num_samples
+        before, now = saved.get("num_samples"), self._training.data.num_samples
         if before != now and None not in (before, now):
             log.warning(
                 "the training data had %d samples at step %d, and have %d now: order and epochs differ from here on, "
@@ -113,7 +113,7 @@ class Weights(Stateful):
         training: whose weights they are.
     """
 
-    def __init__(self, training: Parts) -> None:
+    def __init__(self, training: Training) -> None:
         self._training = training
         self._built_buffers = buffer_kinds(training.model)
 

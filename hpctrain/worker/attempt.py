@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -28,6 +29,7 @@ from hpctrain.distributed.rendezvous import meet, open_private_store
 from hpctrain.distributed.world import World, join
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import read_json_or_empty
+from hpctrain.metrics.bar import open_bar
 from hpctrain.phrases import DATE_TIME
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.disk_reserve import reserve_for_rank
@@ -38,8 +40,9 @@ from hpctrain.run.secret import discard_secret, read_secret, user_secret
 from hpctrain.run.times import PhaseTimes
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.streams import open_log
+from hpctrain.train.loop import AttemptContext
 from hpctrain.train.stopping import Stopping
-from hpctrain.train.trainer import Trainer
+from hpctrain.train.trainer import RunningAttempt, train
 from hpctrain.worker.rank import Rank
 from hpctrain.worker.rank_devices import choose_compatible_devices
 
@@ -59,7 +62,7 @@ def run_attempt(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -
     """Train as one rank of the world; collective.
 
     Args:
-        rank: this rank; its directory, attempt, log, world and trainer are set here.
+        rank: this rank; its directory, attempt, log, world and running attempt are set here.
         make_directory: makes the run directory, on rank zero; None if it exists.
 
     Returns:
@@ -91,27 +94,21 @@ def run_attempt(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -
 
 
 def _train(rank: Rank, world: World, claim: Claim, log_stream: TextIO | None, terminal: TextIO | None) -> Reason:
-    directory = claim.ledger.directory
+    config, is_log = rank.config, log_stream is None
     hosts = world.gather(rank.environment.node_name or socket.gethostname())
     if hosts is not None:
-        rank.times.record_in(directory.claim(claim.attempt))
+        rank.times.record_in(claim.ledger.directory.claim(claim.attempt))
     rank.times.enter("build_s")
     stopping = Stopping(world, rank.environment, rank.stop, pause_at=_pause_at(rank, world, claim), claim=claim)
-    trainer = rank.trainer = Trainer(
-        rank.config,
-        directory,
-        world,
-        stopping=stopping,
+    attempt = AttemptContext(
         claim=claim,
+        stopping=stopping,
         times=rank.times,
+        hosts=hosts,
         log_stream=log_stream,
-        terminal=terminal,
+        bar=open_bar(config.trainer.progress, terminal or sys.stdout, is_log=is_log) if rank.is_rank_zero else None,
     )
-    if hosts is not None:
-        _record_start(rank, trainer, claim, hosts, world)
-        trainer.log_start(hosts)
-        rank.start_senders()
-    finished = trainer.run()
+    finished = train(config, world, attempt, partial(_record_start, rank, attempt))
     world.close()
     return Reason.COMPLETED if finished else stopping.reason
 
@@ -161,8 +158,13 @@ def _join(rank: Rank, store: Store | None) -> World:
     )
 
 
-def _record_start(rank: Rank, trainer: Trainer, claim: Claim, hosts: list[str], world: World) -> None:
-    environment, resumed = rank.environment, trainer.resumed_world_size
+def _record_start(rank: Rank, attempt: AttemptContext, running: RunningAttempt) -> None:
+    """Record the start in the ledger, and start the processes that send the run to services; on rank zero."""
+    rank.running = running
+    if attempt.hosts is None:
+        return
+    claim, environment, training = attempt.claim, rank.environment, running.training
+    resumed, device = running.start.resumed_world_size, training.world.device
     claim.require_ownership()
     installed = _installed_torch()
     versions = read_json_or_empty(claim.ledger.directory.manifest).get("versions")
@@ -171,23 +173,24 @@ def _record_start(rank: Rank, trainer: Trainer, claim: Claim, hosts: list[str], 
         log.warning("%s", warning)
     facts = StartFacts(
         restart_count=environment.restart_count,
-        total_steps=trainer.total_steps,
-        keep_best=trainer.keep_best,
+        total_steps=training.total_steps,
+        keep_best=training.checkpoint_policy.keep_best or 0,
         launched=rank.times.launched,
         code=rank.handover.code or None,
         torch=installed,
         resumed_world_size=None if resumed == environment.world_size else resumed,
-        gpu=torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else None,
+        gpu=torch.cuda.get_device_name(device) if device.type == "cuda" else None,
     )
     claim.ledger.start(
         claim.attempt,
         facts,
         PhaseTimes(**rank.times.spent()),
         job_id=environment.job_id,
-        nodes=list(dict.fromkeys(hosts)),
+        nodes=list(dict.fromkeys(attempt.hosts)),
         world_size=environment.world_size,
-        step=trainer.step,
+        step=running.step,
     )
+    rank.start_senders()
 
 
 def _installed_torch() -> str:

@@ -35,7 +35,7 @@ from hpctrain.worker.stacks import STDERR, Position
 
 if TYPE_CHECKING:
     from hpctrain.distributed.world import World
-    from hpctrain.train.trainer import Trainer
+    from hpctrain.train.trainer import RunningAttempt
 
 PEERS_S = 3.0
 """Seconds that the other ranks get to leave their exit records and stacks; they look every `watchdog.LOOK_S`."""
@@ -51,8 +51,8 @@ class Rank:
     """One rank, from its environment to its exit record.
 
     It begins with its configuration and its place. Then `attempt.run_attempt` sets the attempt, the world and the
-    trainer, in this order. Its exit record contains what is known by then. The watchdog reads the rank from other
-    threads, so no property may take a lock that the main thread could hold.
+    running attempt, in this order. Its exit record contains what is known by then. The watchdog reads the rank from
+    other threads, so no property may take a lock that the main thread could hold.
 
     Attributes:
         config: of the run.
@@ -64,7 +64,7 @@ class Rank:
         attempt: number of the attempt, once it is known.
         program: in which it trains, if its process is a user's.
         world: the ranks, once they have met.
-        trainer: once it is built.
+        running: the training, once it is resumed.
         log_stream: its log, if standard output doesn't go there already.
         senders: that send the run to services, once they are started; on rank zero alone.
     """
@@ -78,7 +78,7 @@ class Rank:
     attempt: int | None = None
     program: HostProgram | None = None
     world: World | None = None
-    trainer: Trainer | None = None
+    running: RunningAttempt | None = None
     log_stream: TextIO | None = None
     senders: SenderProcesses | None = None
 
@@ -90,17 +90,17 @@ class Rank:
     @property
     def step(self) -> int:
         """Completed steps, as far as this rank knows."""
-        return self.trainer.step if self.trainer is not None else 0
+        return self.running.step if self.running is not None else 0
 
     @property
     def why_ended(self) -> str:
         """Why the run was completed before its last step; empty if it wasn't."""
-        return self.trainer.why_ended if self.trainer is not None else ""
+        return self.running.why_ended if self.running is not None else ""
 
     @property
     def progress(self) -> object:
         """A value that changes whenever this rank makes progress."""
-        return self.trainer.progress if self.trainer is not None else None
+        return self.running.progress if self.running is not None else None
 
     @property
     def communication_error(self) -> str:
@@ -261,9 +261,9 @@ class Rank:
 
     def finish_writing(self) -> None:
         """Wait until a checkpoint is written, for at most `FINISH_WRITING_S` or until Ctrl-C."""
-        if self.trainer is not None:
+        if self.running is not None:
             with contextlib.suppress(KeyboardInterrupt):
-                self.trainer.finish_save_within(FINISH_WRITING_S)
+                self.running.finish_save_within(FINISH_WRITING_S)
 
     def close_attempt(self, reason: Reason, detail: str = "") -> None:
         """Record the attempt's end if the ranks were started by hand, since no launcher records it."""

@@ -15,7 +15,7 @@ from hpctrain.config.mesh import mesh_shape
 from hpctrain.distributed.compiler import spare_compiler
 from hpctrain.distributed.rendezvous import meet
 from hpctrain.distributed.world import World, join
-from hpctrain.train.parts import Parts
+from hpctrain.train.training import build
 
 Case = tuple[str, Callable[[], object]]
 """A name, and the function to time."""
@@ -47,17 +47,18 @@ class OwnSteps:
     """
 
     def __init__(self, words: Sequence[str], world: World) -> None:
-        self.parts = Parts(Composer().compose([*words, "trainer.max_epochs=100000"], world_size=world.size), world)
-        self.parts.step.prepare(0)
-        self.batches = iter(self.parts.loader(0))
+        config = Composer().compose([*words, "trainer.max_epochs=100000"], world_size=world.size)
+        self.training = build(config, world, only_trains=True)
+        self.training.step.prepare(0)
+        self.batches = iter(self.training.data.loader(0))
         self.number = 0
 
     def ten(self) -> None:
         """Make ten steps, and take the means of their losses."""
         for _ in range(10):
-            self.parts.step(self.number, self.batches)
+            self.training.step(self.number, self.batches)
             self.number += 1
-        self.parts.meter.means()
+        self.training.meter.means()
 
 
 def measure(world: World, rounds: int, cases: list[Case], *, after: Callable[[], object] = lambda: None) -> None:

@@ -40,15 +40,17 @@ from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.distributed.world import World
 from hpctrain.metrics.json_lines import JsonLinesSink
 from hpctrain.metrics.tensorboard import TensorBoardSink
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.run.times import Times
 from hpctrain.tasks.task import Task
 from hpctrain.train.checkpointing import Start
 from hpctrain.train.divergence import Divergence
-from hpctrain.train.loop import Loop
-from hpctrain.train.parts import Parts
+from hpctrain.train.loop import AttemptContext, Loop
 from hpctrain.train.profiling import profiler, sampler
 from hpctrain.train.profiling.profiler import Profiler
 from hpctrain.train.stopping import Stopping
+from hpctrain.train.training import build
 from hpctrain.train.training_log import TrainingLog
 
 FOREVER = 10**9
@@ -93,6 +95,9 @@ class NoCheckpoints:
     def is_due(self):
         return False
 
+    def require_constant_buffers(self):
+        pass
+
     def save(self, step, *, evaluation_due, wait):
         pass
 
@@ -103,32 +108,37 @@ class Side:
     def __init__(self, config: Config, folder: Path, faster: float = 1.0) -> None:
         self.faster = faster
         self.config, self.world = config, World(rank=0, size=1, local_rank=0, devices=(torch.device("cpu"),))
-        self.parts, self.times, self.step = Parts(config, self.world), Times(0.0), 0
-        folder.mkdir()
+        self.training = build(config, self.world, only_trains=True)
+        self.times = Times(0.0)
+        self.step = 0
+        directory = RunDirectory.at(folder)
+        directory.create(0o750)
         self.times.record_in(folder)
         self.times.enter("train_s")
         self.sinks = [JsonLinesSink(folder / "metrics.jsonl", 0), TensorBoardSink(folder / "tensorboard", 0)]
-        self.stopping = Stopping(self.world, ClusterEnvironment.from_environment({}), StopRequest())
-        loader = self.parts.loader(0)
+        stopping = Stopping(self.world, ClusterEnvironment.from_environment({}), StopRequest())
+        ledger = Ledger(directory)
+        claim = Claim(ledger, ledger.claim())
+        self.attempt = AttemptContext(claim=claim, stopping=stopping, times=self.times, hosts=None)
+        loader = self.training.data.loader(0)
         self.batches = iter(loader)
-        self.profiler = Profiler(self.parts, loader, self.stopping.agreement, self.times, start_step=0)
+        self.profiler = Profiler(self.training, loader, stopping.agreement, self.times, start_step=0)
 
     def run(self, steps: int) -> tuple[float, float]:
         """Microseconds of wall time and of CPU time per step."""
         start = Start(self.step)
         self.config.trainer.max_steps = self.step + steps
-        log = TrainingLog(self.parts, start, self.profiler, self.times)
+        log = TrainingLog(self.training, start, self.profiler, self.times)
         log._sinks = self.sinks
         checkpointing = NoCheckpoints()
         loop = Loop(
-            self.parts,
+            self.training,
+            self.attempt,
             start,
             profiler=self.profiler,
             log=log,
             checkpointing=checkpointing,
-            divergence=Divergence(self.parts, None, checkpointing, self.step),
-            stopping=self.stopping,
-            times=self.times,
+            divergence=Divergence(self.training, None, checkpointing, self.step),
         )
         wall, cpu = time.perf_counter(), time.process_time()
         with hurry(self.faster):
@@ -140,7 +150,7 @@ class Side:
 
 def one_at_a_time(side: Side, log_every: int) -> None:
     """What each thing costs, and what share of the time that is at the pace of a training."""
-    look, step, batches = side.profiler._sampler, side.parts.step, side.batches
+    look, step, batches = side.profiler._sampler, side.training.step, side.batches
     assert look is not None
     plain_us, timed_us = alternately(lambda: step(FOREVER, batches), lambda: look.do_step(FOREVER, batches), times=3000)
     record = side.profiler.metrics(FOREVER, 1e5)

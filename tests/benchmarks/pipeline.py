@@ -76,7 +76,7 @@ class Steps:
         stage = PipelineStage(self.module, world.rank, world.size, torch.device("cpu"))
         self.schedule = Schedule1F1B(stage, micro_batches, loss_fn=loss_of)
         self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=1e-3)
-        self.samples = self.own.parts.train_data.tensors[0]
+        self.samples = self.own.training.data.dataset.tensors[0]
         self.world = world
         self.count = SAMPLES * micro_batches
         self.draws = torch.Generator().manual_seed(1)

@@ -93,7 +93,7 @@ class Steps:
         self.own = OwnSteps(words, world)
         self.model = by_hand(model(int(os.environ["STEP_WIDTH"]), 6), world)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
-        self.samples = self.own.parts.train_data.tensors[0]
+        self.samples = self.own.training.data.dataset.tensors[0]
         self.draws = torch.Generator().manual_seed(world.rank)
 
     def by_hand(self) -> None:

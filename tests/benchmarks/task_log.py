@@ -94,7 +94,7 @@ def main() -> None:
 
 def one_at_a_time(plain: Side, both: Side, log_every: int) -> None:
     """What three scalars cost per step, without what surrounds them."""
-    log, meter, loss = both.parts.task_log, both.parts.meter, torch.tensor(1.0)
+    log, meter, loss = both.training.task_log, both.training.meter, torch.tensor(1.0)
     checked: set[str] = set()
 
     def scalars() -> None:
@@ -109,7 +109,7 @@ def one_at_a_time(plain: Side, both: Side, log_every: int) -> None:
             meter.add_value(f"train/{name}", value, 32)
 
     def record(side: Side) -> None:
-        values = side.parts.meter.means()
+        values = side.training.meter.means()
         for sink in side.sinks:
             sink.log(FOREVER, values)
 
@@ -135,7 +135,7 @@ def each_us(action: Callable[[], None]) -> float:
 
 def run(side: Side, steps: int) -> tuple[float, float]:
     """Microseconds of wall time and of CPU time per step."""
-    with side.parts.task_log.training():
+    with side.training.task_log.training():
         return side.run(steps)
 
 

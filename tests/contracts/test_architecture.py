@@ -1,4 +1,4 @@
-"""docs/explanation/architecture.md is drawn from the code: its floors, and the hops of its three walks."""
+"""docs/explanation/architecture.md is drawn from the code: its floors, and the hops of its four walks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
 HOP = re.compile(r"^\d+\. (?P<start>\*in a new process\* )?`(?P<path>[a-z_.]+(?:\.[A-Za-z_]+)+)`", re.MULTILINE)
-MODULES = {"From nodes=4 to a rank": 16, "A checkpoint to the disk and back": 12, "A preemption to a requeue": 18}
+MODULES = {
+    "From nodes=4 to a rank": 16,
+    "From a rank to its last step": 11,
+    "A checkpoint to the disk and back": 12,
+    "A preemption to a requeue": 18,
+}
 """How many modules each walk may pass: what a reader has to open to follow it."""
 
 

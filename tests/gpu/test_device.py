@@ -22,7 +22,7 @@ from hpctrain.metrics.media.captured import capture, png_of
 from hpctrain.metrics.meter import Meter
 from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
-from hpctrain.train.gathering import Gathering
+from hpctrain.train.evaluation_results import Gathering
 from hpctrain.train.learning_rate import LearningRate
 from hpctrain.train.step import TrainStep
 from hpctrain.train.task_log import AttachedLog

@@ -12,8 +12,8 @@ from gpu_tasks import ON_CPU, is_page_locked
 from hpctrain.data.transfer import CopyInBackground, MoveOnDemand
 from hpctrain.distributed.world import World
 from hpctrain.metrics.meter import Meter
-from hpctrain.train.parts import Parts
 from hpctrain.train.profiling.device_syncs import MESSAGE
+from hpctrain.train.training import build
 
 pytestmark = pytest.mark.gpu
 WARM_UP, STEPS, ACCUMULATION = 12, 6, 3
@@ -51,25 +51,25 @@ SCALED = {
 }
 
 
-class Training:
-    """The parts of a training in this process, and its batches on their way to the GPU."""
+class Steps:
+    """The steps of a training in this process, and its batches on their way to the GPU."""
 
     def __init__(self, config, world):
-        self.parts = Parts(config, world)
-        self.parts.step.prepare(0)
-        assert self.parts.ema is not None
+        self.training = build(config, world)
+        self.training.step.prepare(0)
+        assert self.training.ema is not None
         kind = MoveOnDemand if ON_CPU else CopyInBackground
-        self.micro_batches = self.parts.loader(0).micro_batches(kind(self._move, world.device))
+        self.micro_batches = self.training.data.loader(0).micro_batches(kind(self._move, world.device))
         self.done = 0
         self.were_pinned = []
 
     def _move(self, batch, device):
         self.were_pinned += [is_page_locked(tensor) for tensor in batch]
-        return self.parts.task.to_device(batch, device)
+        return self.training.task.to_device(batch, device)
 
     def steps(self, count):
         for _ in range(count):
-            self.parts.step(self.done, self.micro_batches)
+            self.training.step(self.done, self.micro_batches)
             self.done += 1
 
 
@@ -78,14 +78,14 @@ def training(composer, device):
     """A training after some steps, by the words that choose it, perhaps of a rank among others."""
     made = []
 
-    def build(words, world=None):
+    def make(words, world=None):
         world = world or World(rank=0, size=1, local_rank=0, devices=(device,))
-        built = Training(composer.compose([*WORDS, *words], world_size=1), world)
+        built = Steps(composer.compose([*WORDS, *words], world_size=1), world)
         made.append(built)
         built.steps(WARM_UP)
         return built
 
-    yield build
+    yield make
     for built in made:
         built.micro_batches.close()
 
@@ -96,7 +96,7 @@ def test_no_step_waits_for_the_gpu(training, no_waits, name):
     steps = training(CASES[name])
     with no_waits():
         steps.steps(STEPS)
-    means = steps.parts.meter.means()
+    means = steps.training.meter.means()
     assert means["train/loss"] > 0
 
 
@@ -109,9 +109,9 @@ def test_no_step_waits_for_the_gpu_with_ddp_over_nccl(training, joined, device, 
     # as in a world of several, which alone would have a replica; its control group must not be asked for a second rank
     several = dataclasses.replace(world, size=2, control=None)
     steps = training([*CASES[name], "trainer.global_batch_size=48"], several)
-    (turn,) = steps.parts.step.turns
+    (turn,) = steps.training.step.turns
     assert turn.module.ddp is not None
-    assert steps.parts.plan.micro_batches(48) == ACCUMULATION
+    assert steps.training.data.plan.micro_batches(48) == ACCUMULATION
     with no_waits():
         steps.steps(STEPS)
 
@@ -123,7 +123,7 @@ def test_a_step_under_a_loss_scale_waits_at_most_once(training, counted_waits, n
         steps.steps(STEPS)
     waits = [str(warning.message) for warning in found if str(warning.message).startswith(MESSAGE)]
     assert len(waits) <= STEPS
-    assert steps.parts.step.metrics["train/loss_scale"] > 0
+    assert steps.training.step.metrics["train/loss_scale"] > 0
 
 
 @pytest.mark.needs_cuda("nothing waits for the CPU")

@@ -17,8 +17,8 @@ from hpctrain.tasks import Metric, Task
 from hpctrain.tasks.position import Position
 from hpctrain.train.callbacks import Callbacks
 from hpctrain.train.ema import Ema
-from hpctrain.train.gathering import Gathering
-from hpctrain.train.task_metrics import TaskMetrics
+from hpctrain.train.evaluation_results import Gathering
+from hpctrain.train.task_metrics import build_metrics
 from hpctrain.train.task_state import TaskState
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.int64)
@@ -88,10 +88,9 @@ def last_averages(module):
 
 
 def state_of_a_callback(module):
-    callbacks = Callbacks()
-    callbacks._callbacks = {"average": AverageWeights(0.0)}
-    callbacks.load_state({"callbacks": {"average": {"count": 1, "kept": [dict(module.state_dict())]}}})
-    return callbacks._callbacks["average"].kept
+    callbacks, average = {"average": AverageWeights(0.0)}, {"count": 1, "kept": [dict(module.state_dict())]}
+    Callbacks(callbacks).load_state({"callbacks": {"average": average}})
+    return callbacks["average"].kept
 
 
 def moving_average(module):
@@ -111,7 +110,7 @@ def means(module):
 
 def states_of_metrics(module):
     task = Keeping(module)
-    metrics = TaskMetrics(task, _world(module))
+    metrics = build_metrics(task, _world(module))
     for tensor in (module.weight.detach(), module.count):
         task.keeper.update(tensor)
         metrics.copy_shared(module)

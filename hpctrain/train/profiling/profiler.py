@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -16,14 +16,13 @@ from hpctrain.data.workers import workers_can_help
 from hpctrain.distributed.agreement import Agreement
 from hpctrain.run.bottleneck import Bottleneck
 from hpctrain.run.times import Times
-from hpctrain.train.parts import Parts
 from hpctrain.train.precision import poor_fit
 from hpctrain.train.profiling.bottleneck import find_bottleneck
 from hpctrain.train.profiling.flops import FlopCounter
-from hpctrain.train.profiling.measurements import Measurements, RankReport
+from hpctrain.train.profiling.measurements import Measurements, RankReport, Slowest, slowest_of
 from hpctrain.train.profiling.sampler import StepSampler
-from hpctrain.train.profiling.slowest_rank import SlowestRank
 from hpctrain.train.profiling.torch_profile import TorchProfile
+from hpctrain.train.training import Training
 
 LOG_EVERY_S = 1.0
 """Seconds between records of values that change slowly."""
@@ -33,6 +32,38 @@ WRITE_EVERY_S = 10.0
 log = logging.getLogger("hpctrain.train")
 
 
+LEAST_STEPS = 3
+"""Timed steps of each rank in a stretch; a single slow step says little of a rank."""
+
+
+class SlowestRank:
+    """Follows the slowest rank over time.
+
+    A stretch lasts from one gathering to the next, or longer, until each rank has timed `LEAST_STEPS` in it.
+    """
+
+    def __init__(self) -> None:
+        self._before: Sequence[RankReport] = ()
+        self._found: Slowest | None = None
+
+    def add(self, reports: Sequence[RankReport]) -> None:
+        """Add the reports that were gathered, in rank order."""
+        stretch = reports
+        if self._before:
+            stretch = [now.since(before) for before, now in zip(self._before, reports, strict=True)]
+        if any(report.steps_timed < LEAST_STEPS for report in stretch):
+            return
+        self._before = reports
+        self._found = slowest_of(stretch) or self._found
+
+    def take_metrics(self) -> dict[str, float]:
+        """Return the metrics of the newest stretch; each is returned once, and empty without a new one."""
+        found, self._found = self._found, None
+        if found is None:
+            return {}
+        return {"throughput/slowest_rank": found.report.rank, "throughput/slowest_ratio": found.ratio}
+
+
 class Profiler:
     """Measures some of an attempt's steps, and reports the bottleneck; see docs/adr/0006.
 
@@ -40,7 +71,7 @@ class Profiler:
     So measuring adds only a comparison to most steps.
 
     Args:
-        parts: of the training.
+        training: what is trained.
         loader: of this rank's training batches.
         agreement: of the ranks.
         times: of this attempt.
@@ -56,7 +87,7 @@ class Profiler:
 
     def __init__(
         self,
-        parts: Parts,
+        training: Training,
         loader: TrainLoader,
         agreement: Agreement,
         times: Times,
@@ -66,22 +97,24 @@ class Profiler:
         trace: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        config, world = parts.config, parts.world
-        self._parts = parts
+        config, world = training.config, training.world
+        self._training = training
         self._world = world
         self._agreement = agreement
         self._times = times
         self._start_step = start_step
         self._clock = clock
-        self._flops = FlopCounter(parts.step, parts.plan, world, config.precision.formats.products, flops_per_sample)
+        self._flops = FlopCounter(
+            training.step, training.data.plan, world, config.precision.formats.products, flops_per_sample
+        )
         self._sampler: StepSampler | None = None
         if config.logger.measure:
-            self._sampler = StepSampler(parts.step, world, loader, start_step=start_step, clock=clock)
+            self._sampler = StepSampler(training.step, world, loader, start_step=start_step, clock=clock)
         self._trace: TorchProfile | None = None
         if trace is not None and config.trainer.profile is not None:
             first, last = config.trainer.profile
             self._trace = TorchProfile(first, last, trace, world.device)
-        trained = [parameter for turn in parts.step.turns for parameter in turn.module.unfrozen]
+        trained = [parameter for turn in training.step.turns for parameter in turn.module.unfrozen]
         self._gradient_bytes = sum(parameter.numel() * parameter.element_size() for parameter in trained)
         self._reports: list[RankReport] = []
         self._slowest = SlowestRank()
@@ -89,7 +122,7 @@ class Profiler:
         self._saves = 0
         self._evaluations = 0
         self._eval_before_s = 0.0
-        self._samples_before = parts.samples_seen(start_step)
+        self._samples_before = training.data.samples_seen(start_step)
         self._logged_at = float("-inf")
         self._written_at = float("-inf")
         self.logging_s = 0.0
@@ -102,18 +135,18 @@ class Profiler:
             self._eval_before_s = self._times.spent().get("eval_s", 0.0)
             self._evaluations = 0
         if self._sampler is not None and self._flops.by_trial and step == self._start_step + 1:
-            with self._parts.task_state.restored():
+            with self._training.task_state.restored():
                 micro_batches = self._flops.before_step(micro_batches)
         if self._trace is not None and self._trace.next_after(step) == step:
-            self._trace.trace(step, partial(self._parts.step, step, micro_batches))
+            self._trace.trace(step, partial(self._training.step, step, micro_batches))
         elif self._sampler is None:
-            self._parts.step(step, micro_batches)
+            self._training.step(step, micro_batches)
         elif step == self._start_step:
             self._flops.in_step(step, micro_batches)
         else:
             self._sampler.do_step(step, micro_batches)
         if step == self._start_step:
-            self._samples_before = self._parts.samples_seen(step + 1)
+            self._samples_before = self._training.data.samples_seen(step + 1)
         self.next_step = self._next(step + 1)
 
     def metrics(self, step: int, samples_per_s: float) -> dict[str, float]:
@@ -202,17 +235,17 @@ class Profiler:
         return found
 
     def _measurements(self, step: int) -> Measurements:
-        spent, plan = self._times.spent(), self._parts.plan
+        spent, plan = self._times.spent(), self._training.data.plan
         begun = min(step, self._start_step + 1)
-        faster = FORMATS.get(self._parts.config.precision.formats.faster)
+        faster = FORMATS.get(self._training.config.precision.formats.faster)
         return Measurements(
-            config=self._parts.config,
+            config=self._training.config,
             world=self._world,
             reports=self._reports,
             step=step,
             steps=step - begun,
-            samples=self._parts.samples_seen(step) - self._samples_before,
-            total_steps=self._parts.total_steps,
+            samples=self._training.data.samples_seen(step) - self._samples_before,
+            total_steps=self._training.total_steps,
             steps_per_epoch=plan.steps_per_epoch,
             train_s=spent.get("train_s", 0.0),
             eval_s=spent.get("eval_s", 0.0) - self._eval_before_s,
@@ -221,8 +254,8 @@ class Profiler:
             saves=self._saves,
             agreement_s=self._agreement.waited_s,
             logging_s=self.logging_s,
-            num_workers=self._parts.workers.num_workers,
-            more_workers_help=workers_can_help(self._parts.train_data),
+            num_workers=self._training.data.workers.num_workers,
+            more_workers_help=workers_can_help(self._training.data.dataset),
             gradient_bytes=self._gradient_bytes,
             faster_precision="" if faster is None or poor_fit(faster, self._world.device) else faster.kind,
         )

@@ -15,7 +15,7 @@ from hpctrain.distributed.local_part import local_part
 from hpctrain.distributed.sharded_tensor import local_pieces
 from hpctrain.run.directory import RunDirectory
 from hpctrain.train.build import build_model, build_trained_task
-from hpctrain.train.parts import Parts
+from hpctrain.train.training import build
 
 
 class Kept(nn.Module):
@@ -59,13 +59,13 @@ def compare(path, degrees):
     torch.use_deterministic_algorithms(True)  # memory that nothing has written to contains NaN
     differing = []
     for resumes in (False, True):
-        parts = Parts(config, world, resumes=resumes)
+        training = build(config, world, resumes=resumes)
         names = ["the random state"] * (not torch.equal(torch.get_rng_state(), after))
-        names += ["the number"] * (getattr(model, "drawn", None) != getattr(parts.module, "drawn", None))
-        tensors = _tensors(parts.module)
+        names += ["the number"] * (getattr(model, "drawn", None) != getattr(training.module, "drawn", None))
+        tensors = _tensors(training.module)
         names += [name for name, value in _tensors(model).items() if not _same(tensors[name], value)]
         differing.append(names)
-    saved = list(parts.module.state_dict())
+    saved = list(training.module.state_dict())
     world.close()
     return {"new": differing[0], "resumed": differing[1], "saved": saved}
 

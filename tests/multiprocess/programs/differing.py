@@ -16,8 +16,7 @@ from hpctrain.data import ShardedStream, ShuffledStream
 from hpctrain.data.workers import Workers
 from hpctrain.errors import TaskError
 from hpctrain.tasks import Metric
-from hpctrain.train.rank_comparison import RankComparison
-from hpctrain.train.sample_check import SampleCheck
+from hpctrain.train.rank_comparison import RankComparison, SampleCheck
 
 
 class Total(Metric):

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, IterableDataset
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.parallel import Parallel
 from hpctrain.config.precision import FORMATS
+from hpctrain.data.eval_loader import EvalLoader
 from hpctrain.data.workers import Workers
 from hpctrain.distributed.agreement import Agreement
 from hpctrain.distributed.replica import replicate
@@ -21,8 +22,10 @@ from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.errors import TaskError
 from hpctrain.tasks import Task
 from hpctrain.tasks.position import Position
-from hpctrain.train.evaluation import Evaluation
+from hpctrain.train.build import Network
+from hpctrain.train.evaluation import Evaluation, EvaluationPass
 from hpctrain.train.task_log import AttachedLog
+from hpctrain.train.task_metrics import build_metrics
 from hpctrain.train.task_state import TaskState
 
 
@@ -95,6 +98,17 @@ class Count(Task):
         }
 
 
+def pass_of(task, model, world):
+    """Return the pass of a task that no training has built."""
+    log = AttachedLog(type(task).__name__, Position(), total_steps=1, every_steps=1)
+    network = Network(model, model, None)
+    return EvaluationPass(task, TaskState(task, world), log, build_metrics(task, world), network, world)
+
+
+def loader_of(dataset, micro_batch_size, world, workers):
+    return EvalLoader(dataset, micro_batch_size, rank=world.rank, world_size=world.size, workers=workers)
+
+
 def be_rank(num_samples, micro_batch_size, num_workers, signal_at, kind, tried):
     world = joined()
     rank = world.rank
@@ -104,17 +118,8 @@ def be_rank(num_samples, micro_batch_size, num_workers, signal_at, kind, tried):
     stop = StopRequest()
     stop.install()
     task = Count(signal_at[rank])
-    evaluation = Evaluation(
-        task,
-        DATASETS[kind](num_samples),
-        model,
-        world,
-        task_state=TaskState(task, world),
-        task_log=AttachedLog("Count", Position(), total_steps=1, every_steps=1),
-        precision=FORMATS["fp32"],
-        workers=Workers(num_workers),
-        micro_batch_size=micro_batch_size,
-    )
+    loader = loader_of(DATASETS[kind](num_samples), micro_batch_size, world, Workers(num_workers))
+    evaluation = Evaluation(pass_of(task, model, world), loader, precision=FORMATS["fp32"])
     before = torch.get_rng_state()
     agreement = Agreement(world, stop)
     agreement.start()

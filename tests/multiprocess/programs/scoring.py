@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 
 import torch
-from evaluating import Numbers, Stream
+from evaluating import Numbers, Stream, loader_of, pass_of
 from gloo_world import joined
 from torch import nn
 
@@ -16,10 +16,7 @@ from hpctrain.distributed.agreement import Agreement
 from hpctrain.distributed.replica import replicate
 from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.tasks import Metric, PerSample, Task
-from hpctrain.tasks.position import Position
 from hpctrain.train.evaluation import Evaluation
-from hpctrain.train.task_log import AttachedLog
-from hpctrain.train.task_state import TaskState
 
 KINDS = {"numbers": Numbers, "stream": Stream}
 
@@ -119,18 +116,9 @@ def be_rank(num_samples, micro_batch_size, fails, with_torchmetrics, tried=0):
     results = {}
     for kind, dataset in KINDS.items():
         task = Scoring(fails, with_torchmetrics)
-        evaluation = Evaluation(
-            task,
-            dataset(num_samples),
-            replicate(nn.Linear(1, 1), world, Parallel()),
-            world,
-            task_state=TaskState(task, world),
-            task_log=AttachedLog("Scoring", Position(), total_steps=1, every_steps=1),
-            precision=FORMATS["fp32"],
-            workers=Workers(0),
-            micro_batch_size=micro_batch_size,
-            max_gathered_mb=1,
-        )
+        model = replicate(nn.Linear(1, 1), world, Parallel())
+        loader = loader_of(dataset(num_samples), micro_batch_size, world, Workers(0))
+        evaluation = Evaluation(pass_of(task, model, world), loader, precision=FORMATS["fp32"], max_gathered_mb=1)
         try:
             if tried:
                 results[kind] = {"tried": evaluation.try_out(agreement, tried).means}

@@ -31,10 +31,10 @@ PHASES = {
         ("hpctrain.distributed.world:World.gather", 1),
     ],
     "build": [
-        ("hpctrain.train.parts:Parts.__init__", 1),
-        ("hpctrain.train.parts:Parts.loader", 1),
+        ("hpctrain.train.training:build", 1),
+        ("hpctrain.train.training_data:TrainingData.loader", 1),
         ("hpctrain.train.checkpointing:Checkpointing.resume", 1),
-        ("hpctrain.train.trainer:Trainer.run", 1),
+        ("hpctrain.train.start_table:log_start", 1),
     ],
     "first step": [
         ("hpctrain.train.loop:Loop.run", 1),

@@ -18,6 +18,7 @@ from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.distributed.agreement import Agreement
 from hpctrain.distributed.stop_request import STOP_SIGNALS, StopRequest
 from hpctrain.distributed.world import World
+from hpctrain.metrics.bar import open_bar
 from hpctrain.metrics.meter import Meter
 from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.run.times import Times
@@ -25,12 +26,13 @@ from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
 from hpctrain.train.checkpointing import Checkpointing
 from hpctrain.train.learning_rate import LearningRate
-from hpctrain.train.parts import Parts
+from hpctrain.train.loop import AttemptContext
 from hpctrain.train.step import TrainStep
 from hpctrain.train.stopping import Stopping
 from hpctrain.train.task_log import AttachedLog
 from hpctrain.train.trained_module import TrainedModule
-from hpctrain.train.trainer import Trainer
+from hpctrain.train.trainer import train
+from hpctrain.train.training import build
 from hpctrain.train.turn import Loss, Turn
 from hpctrain.train.unused_parameters import GradientCheck
 from hpctrain.train.update import JointUpdate, Update
@@ -73,7 +75,7 @@ def lone_world():
 def step_over(lone_world):
     """Makes a step over a model of eight features and ten classes."""
 
-    def build(model, task=None):
+    def make(model, task=None):
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.SGD(trained, lr=0.1, momentum=0.9)
         update = Update(optimizer, LearningRate(optimizer, lambda update: 1.0))
@@ -87,7 +89,7 @@ def step_over(lone_world):
         step.build_replicas(0)
         return step
 
-    return build
+    return make
 
 
 @pytest.fixture
@@ -110,42 +112,87 @@ def compose_small():
     return lambda *words: composer.compose([*SMALL, *words])
 
 
+class ResumedError(Exception):
+    """Ends an attempt before its first step."""
+
+
+class Attempt:
+    """One attempt of a run, in this process."""
+
+    def __init__(self, config, world, context):
+        self.config = config
+        self.world = world
+        self.context = context
+        self.running = None
+
+    def run(self, before=lambda running: None):
+        """Train; call `before` with the running attempt before the first step."""
+
+        def started(running):
+            self.running = running
+            before(running)
+
+        return train(self.config, self.world, self.context, started)
+
+    def resume(self):
+        """Build and resume, and return the running attempt."""
+
+        def stop(_):
+            raise ResumedError
+
+        with pytest.raises(ResumedError):
+            self.run(stop)
+        return self.running
+
+    @property
+    def step(self):
+        return self.running.step
+
+    @property
+    def why_ended(self):
+        return self.running.why_ended
+
+    @property
+    def training(self):
+        return self.running.training
+
+
 @pytest.fixture
 def attempt(compose_small, directory, lone_world):
-    """Makes the trainer of the next attempt of one run, by overrides of its configuration; signals stop it."""
+    """Makes the next attempt of one run, by overrides of its configuration; signals stop it."""
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
 
-    def build(*words, log_stream=None):
+    def make(*words, log_stream=None):
         request = StopRequest()
         request.install()
         ledger = Ledger(directory)
         number = ledger.claim()
         config = compose_small(*words)
         environment, pause_at = ClusterEnvironment.from_environment({}), config.trainer.pause_at_step
-        return Trainer(
-            config,
-            directory,
-            lone_world,
-            stopping=Stopping(lone_world, environment, request, pause_at=pause_at),
+        context = AttemptContext(
             claim=Claim(ledger, number),
+            stopping=Stopping(lone_world, environment, request, pause_at=pause_at),
             times=Times(0.0),
+            hosts=None,
             log_stream=log_stream,
+            bar=open_bar(config.trainer.progress, sys.stdout, is_log=log_stream is None),
         )
+        return Attempt(config, lone_world, context)
 
-    yield build
+    yield make
     for number, handler in before.items():
         signal.signal(number, handler)
 
 
 @pytest.fixture
 def checkpointing_of(compose_small, directory, lone_world, clock):
-    """Makes the checkpointing of the next attempt of one run, by overrides, and the parts that it saves."""
+    """Makes the checkpointing of the next attempt of one run, by overrides, and the training that it saves."""
 
-    def build(*words):
-        parts = Parts(compose_small("checkpoint.asynchronous=false", *words), lone_world)
+    def make(*words, resumes=False):
+        training = build(compose_small("checkpoint.asynchronous=false", *words), lone_world, resumes=resumes)
         claim = Claim(Ledger(directory), Ledger(directory).claim())
-        saver = CheckpointSaver(directory, claim, parts.config.checkpoint, StopRequest())
+        saver = CheckpointSaver(directory, claim, training.config.checkpoint, StopRequest())
         agreement = Agreement(lone_world, StopRequest())
-        return Checkpointing(parts, directory, saver, agreement=agreement, claim=claim, clock=clock), parts
+        return Checkpointing(training, directory, saver, agreement=agreement, claim=claim, clock=clock), training
 
-    return build
+    return make

@@ -13,7 +13,7 @@ from hpctrain.config.hooks import ARGUMENTS, BASE, HOOKS
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.files import read_json_lines
 from hpctrain.run.checkpoints import list_checkpoints
-from hpctrain.train.callbacks import Callbacks
+from hpctrain.train.callbacks import build_callbacks
 from hpctrain.train.profiling.profiler import Profiler
 from hpctrain.train.training_log import TrainingLog
 
@@ -49,17 +49,17 @@ def test_the_login_half_knows_the_base_class_and_its_hooks():
 
 
 def test_without_callbacks_nothing_is_called():
-    callbacks = Callbacks()
+    callbacks = build_callbacks({})
     assert not any(getattr(callbacks, hook) for hook in HOOKS)
 
 
 def test_a_hook_that_isnt_overridden_isnt_called():
-    callbacks = Callbacks({"failing": {"_target_": "small_callbacks.Failing"}})
+    callbacks = build_callbacks({"failing": {"_target_": "small_callbacks.Failing"}})
     assert [hook for hook in HOOKS if getattr(callbacks, hook)] == ["after_step"]
 
 
 def test_a_hook_that_the_constructor_sets_is_called():
-    (hook,) = Callbacks({"late": {"_target_": "small_callbacks.SetLater"}}).after_step
+    (hook,) = build_callbacks({"late": {"_target_": "small_callbacks.SetLater"}}).after_step
     assert hook.call.__name__ == "_count"
 
 
@@ -235,7 +235,7 @@ def test_an_error_at_the_end_loses_nothing_and_a_resume_calls_the_hook_again(att
 
 def test_a_state_that_cant_be_saved_is_refused_before_the_first_step(attempt):
     with pytest.raises(TaskError, match=r"callbacks\.bad: Unsaveable\.state_dict\(\)\['file'\] is a .*object"):
-        attempt("+callbacks.bad._target_=small_callbacks.Unsaveable")
+        attempt("+callbacks.bad._target_=small_callbacks.Unsaveable").run()
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_a_state_that_cant_be_saved_is_refused_before_the_first_step(attempt):
 )
 def test_what_is_no_callback_is_refused(target, said):
     with pytest.raises(ConfigError, match=said) as caught:
-        Callbacks({"mine": {"_target_": f"small_callbacks.{target}"}})
+        build_callbacks({"mine": {"_target_": f"small_callbacks.{target}"}})
     assert caught.value.key == "callbacks.mine._target_"
 
 

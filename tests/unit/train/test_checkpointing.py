@@ -18,14 +18,14 @@ from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.train.checkpointing import FIRST_AUTO_SAVE_S, Checkpointing, Start
-from hpctrain.train.parts import Parts
+from hpctrain.train.training import build
 
 
 @pytest.fixture
 def locking(compose_small, directory, lone_world):
-    """The checkpointing of an attempt that saves in the background, its parts, and what its saver has locked."""
+    """The checkpointing of an attempt that saves in the background, its training, and what its saver has locked."""
 
-    def build(*words):
+    def make(*words):
         sizes = []
 
         def lock(count):
@@ -33,14 +33,14 @@ def locking(compose_small, directory, lone_world):
             return torch.empty(count, dtype=torch.uint8)
 
         memory = PageLockedMemory(lock, device_type="cpu")
-        parts = Parts(compose_small(*words), lone_world)
+        training = build(compose_small(*words), lone_world)
         claim = Claim(Ledger(directory), Ledger(directory).claim())
-        saver = CheckpointSaver(directory, claim, parts.config.checkpoint, StopRequest(), page_locked=memory)
+        saver = CheckpointSaver(directory, claim, training.config.checkpoint, StopRequest(), page_locked=memory)
         agreement = Agreement(lone_world, StopRequest())
-        checkpointing = Checkpointing(parts, directory, saver, agreement=agreement, claim=claim)
-        return checkpointing, parts, memory, sizes
+        checkpointing = Checkpointing(training, directory, saver, agreement=agreement, claim=claim)
+        return checkpointing, training, memory, sizes
 
-    return build
+    return make
 
 
 def saved(directory):
@@ -53,18 +53,17 @@ def test_a_new_run_starts_at_step_zero(checkpointing_of):
 
 
 def test_checkpoints_that_vanish_while_the_attempt_starts_are_an_error(checkpointing_of):
-    """The parts that were built for a resume may lack initial values."""
-    checkpointing, parts = checkpointing_of()
-    parts.resumes = True
+    """A training that was built for a resume may lack initial values."""
+    checkpointing, _ = checkpointing_of(resumes=True)
     with pytest.raises(CheckpointError, match="had checkpoints when this attempt started, and has none any more"):
         checkpointing.resume()
 
 
 def test_a_resume_restores_weights_counters_and_the_random_state(checkpointing_of):
-    checkpointing, parts = checkpointing_of("trainer.ema_decay=0.5")
+    checkpointing, training = checkpointing_of("trainer.ema_decay=0.5")
     checkpointing.resume()
-    parts.step.updates[0].num_skipped = 3
-    weights = {name: value.clone() for name, value in parts.module.state_dict().items()}
+    training.step.updates[0].num_skipped = 3
+    weights = {name: value.clone() for name, value in training.module.state_dict().items()}
     checkpointing.save(6, evaluation_due=True, wait=True)
     expected = torch.rand(3)
     again, others = checkpointing_of("trainer.ema_decay=0.5", "seed=9")
@@ -77,9 +76,9 @@ def test_a_resume_restores_weights_counters_and_the_random_state(checkpointing_o
 def test_a_resume_restores_the_modes_of_the_modules_and_a_checkpoint_without_them_leaves_them_alone(
     checkpointing_of, directory
 ):
-    checkpointing, parts = checkpointing_of("+task.frozen=true")
-    parts.module[1].train()
-    parts.module[2].eval()
+    checkpointing, training = checkpointing_of("+task.frozen=true")
+    training.module[1].train()
+    training.module[2].eval()
     checkpointing.save(6, evaluation_due=False, wait=True)
     again, others = checkpointing_of("+task.frozen=true")
     again.resume()
@@ -117,15 +116,15 @@ def test_memory_for_weights_average_and_optimizer_is_locked_after_the_first_step
         earlier, *_ = locking(*words)
         earlier.resume()
         earlier.save(6, evaluation_due=False, wait=True)
-    checkpointing, parts, memory, sizes = locking(*words)
+    checkpointing, training, memory, sizes = locking(*words)
     checkpointing.resume()
     assert sizes == []
-    (update,) = parts.step.updates
-    for parameter in parts.module.parameters():
+    (update,) = training.step.updates
+    for parameter in training.module.parameters():
         parameter.grad = torch.ones_like(parameter)
     update.optimizer.step()
     memory.wait_until_locked()
-    copies = [parameter.nbytes for parameter in parts.module.parameters() for _ in range(4)]
+    copies = [parameter.nbytes for parameter in training.module.parameters() for _ in range(4)]
     (memory_of_all,) = sizes
     assert memory.missing_bytes(copies) == 0
     checkpointing.save(7, evaluation_due=False, wait=False)
@@ -158,11 +157,11 @@ def test_a_save_is_left_out_while_another_is_written_unless_it_is_one_of_the_bes
 ):
     """Then it waits for the other one, until a stop is requested."""
     request, disk, fsync = StopRequest(), threading.Event(), os.fsync
-    parts = Parts(compose_small("checkpoint.keep_best=1", "checkpoint.keep=9"), lone_world)
+    training = build(compose_small("checkpoint.keep_best=1", "checkpoint.keep=9"), lone_world)
     claim = Claim(Ledger(directory), Ledger(directory).claim())
-    saver = CheckpointSaver(directory, claim, parts.config.checkpoint, request)
+    saver = CheckpointSaver(directory, claim, training.config.checkpoint, request)
     agreement = Agreement(lone_world, request)
-    checkpointing = Checkpointing(parts, directory, saver, agreement=agreement, claim=claim)
+    checkpointing = Checkpointing(training, directory, saver, agreement=agreement, claim=claim)
 
     def save(step, *, frees_disk=False):
         if frees_disk:

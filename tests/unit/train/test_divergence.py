@@ -7,7 +7,7 @@ import torch
 
 from hpctrain.errors import DivergedError
 from hpctrain.train.divergence import Divergence, _is_finite
-from hpctrain.train.parts import Parts
+from hpctrain.train.training import build
 
 
 class Written:
@@ -18,13 +18,13 @@ class Written:
 
 
 @pytest.fixture
-def parts(compose_small, lone_world):
-    return Parts(compose_small("precision.min_loss_scale=0.5"), lone_world)
+def training(compose_small, lone_world):
+    return build(compose_small("precision.min_loss_scale=0.5"), lone_world)
 
 
 @pytest.fixture
-def divergence(parts, directory):
-    return Divergence(parts, directory, Written(), 3)
+def divergence(training, directory):
+    return Divergence(training, directory, Written(), 3)
 
 
 def test_a_loss_that_is_nan_ends_the_run_and_the_last_good_checkpoint_is_named(attempt, directory):
@@ -48,8 +48,8 @@ def test_a_finite_loss_moves_the_steps_that_are_named(divergence):
         divergence.check(9, {"train/loss": math.inf})
 
 
-def test_a_loss_that_overflowed_does_no_harm_if_its_update_was_skipped(divergence, parts):
-    parts.step.updates[0].num_skipped += 1
+def test_a_loss_that_overflowed_does_no_harm_if_its_update_was_skipped(divergence, training):
+    training.step.updates[0].num_skipped += 1
     divergence.check(6, {"train/loss": math.inf, "train/loss_scale": 1.0})
     with pytest.raises(DivergedError, match=r"the loss scale fell to 0.25 by step 9, below"):
         divergence.check(9, {"train/loss": 1.0, "train/loss_scale": 0.25})
@@ -97,11 +97,13 @@ def test_a_norm_that_overflowed_is_harmless_if_the_weights_are_finite(divergence
 
 def test_weights_that_an_earlier_version_saved_unchecked_are_refused(attempt):
     assert attempt().run()
-    trainer = attempt()
-    with torch.no_grad():
-        trainer._parts.module[0].bias[2] = math.inf
+
+    def damage(running):
+        with torch.no_grad():
+            running.training.module[0].bias[2] = math.inf
+
     with pytest.raises(DivergedError, match=r"after step 10: 0\.bias; the last good checkpoint is of step 10"):
-        trainer.run()
+        attempt().run(damage)
 
 
 def test_numbers_of_every_type_are_checked():

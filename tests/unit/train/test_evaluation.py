@@ -16,9 +16,8 @@ from hpctrain.distributed.stop_request import Stop, StopKind, StopRequest
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.metrics.meter import Meter
 from hpctrain.tasks import Metric, PerSample, Task
-from hpctrain.train.growing_states import exact_bytes
-from hpctrain.train.metric_states import State
-from hpctrain.train.parts import Parts
+from hpctrain.train.metric_states import State, exact_bytes
+from hpctrain.train.training import build
 
 
 @pytest.fixture
@@ -26,29 +25,29 @@ def agreement(lone_world):
     return Agreement(lone_world, StopRequest())
 
 
-def mean_loss(parts, model):
-    features, labels = parts.task.eval_dataset().tensors
+def mean_loss(training, model):
+    features, labels = training.task.eval_dataset().tensors
     with torch.inference_mode():
         return cross_entropy(model.eval()(features), labels).item()
 
 
 def test_the_means_are_over_all_held_out_samples(compose_small, lone_world, agreement):
-    parts = Parts(compose_small("+task.eval_samples=7"), lone_world)
-    evaluated = parts.evaluation(agreement)
+    training = build(compose_small("+task.eval_samples=7"), lone_world)
+    evaluated = training.evaluation(agreement)
     assert evaluated.stop is None
-    assert parts.evaluation.num_batches == 3
-    assert parts.module.training
-    assert evaluated.means == {"eval/loss": pytest.approx(mean_loss(parts, parts.module))}
+    assert training.evaluation.num_batches == 3
+    assert training.module.training
+    assert evaluated.means == {"eval/loss": pytest.approx(mean_loss(training, training.module))}
 
 
 def test_averaged_weights_are_evaluated_if_configured(compose_small, lone_world, agreement):
-    parts = Parts(compose_small("trainer.ema_decay=0.5", "trainer.eval_ema=true"), lone_world)
-    before = mean_loss(parts, parts.module)
+    training = build(compose_small("trainer.ema_decay=0.5", "trainer.eval_ema=true"), lone_world)
+    before = mean_loss(training, training.module)
     with torch.no_grad():
-        for parameter in parts.module.parameters():
+        for parameter in training.module.parameters():
             parameter.add_(1.0)
-    parts.module.train()
-    assert parts.evaluation(agreement).means["eval/loss"] == pytest.approx(before)
+    training.module.train()
+    assert training.evaluation(agreement).means["eval/loss"] == pytest.approx(before)
 
 
 class LastBias(Metric):
@@ -69,24 +68,24 @@ def test_a_metric_that_keeps_a_weight_has_the_averaged_one(compose_small, lone_w
     monkeypatch.setattr(Small, "build_metrics", lambda _: {"bias": metric})
     evaluate = Small.evaluate
     monkeypatch.setattr(Small, "evaluate", lambda *given: (metric.update(given[1]), evaluate(*given))[1])
-    parts = Parts(compose_small("trainer.ema_decay=0.5"), lone_world)
-    before = parts.module[2].bias.mean().item()
+    training = build(compose_small("trainer.ema_decay=0.5"), lone_world)
+    before = training.module[2].bias.mean().item()
     with torch.no_grad():
-        parts.module[2].bias.add_(1.0)
-    assert parts.evaluation(agreement).means["eval/bias"] == pytest.approx(before)
+        training.module[2].bias.add_(1.0)
+    assert training.evaluation(agreement).means["eval/bias"] == pytest.approx(before)
 
 
 def test_a_part_that_a_task_keeps_in_evaluation_mode_stays_in_it(compose_small, lone_world, agreement):
-    parts = Parts(compose_small(), lone_world)
-    first, *_ = parts.module.children()
+    training = build(compose_small(), lone_world)
+    first, *_ = training.module.children()
     first.eval()
-    parts.evaluation(agreement)
-    assert parts.module.training
+    training.evaluation(agreement)
+    assert training.module.training
     assert not first.training
 
 
 def test_nothing_is_evaluated_where_no_samples_are_held_out(compose_small, lone_world):
-    assert Parts(compose_small("+task.eval_samples=0"), lone_world).evaluation is None
+    assert build(compose_small("+task.eval_samples=0"), lone_world).evaluation is None
 
 
 def test_a_stop_abandons_it_and_leaves_the_random_state_and_the_tasks_state_alone(
@@ -98,15 +97,15 @@ def test_a_stop_abandons_it_and_leaves_the_random_state_and_the_tasks_state_alon
     request = StopRequest()
     request.install()
     try:
-        parts = Parts(compose_small("+task.signal_in=evaluate", "+task.signal_at=2"), lone_world)
+        training = build(compose_small("+task.signal_in=evaluate", "+task.signal_at=2"), lone_world)
         before = torch.get_rng_state()
-        evaluated = parts.evaluation(Agreement(lone_world, request))
+        evaluated = training.evaluation(Agreement(lone_world, request))
     finally:
         signal.signal(signal.SIGUSR1, handler)
     assert evaluated.stop == Stop(StopKind.SIGNAL, signal.SIGUSR1)
     assert not evaluated.means
     assert torch.equal(torch.get_rng_state(), before)
-    assert parts.task.calls == {"loss": 0, "evaluate": 0}
+    assert training.task.calls == {"loss": 0, "evaluate": 0}
 
 
 def test_a_model_may_keep_a_tensor_of_an_evaluation_for_its_training(compose_small, lone_world, agreement, monkeypatch):
@@ -119,9 +118,9 @@ def test_a_model_may_keep_a_tensor_of_an_evaluation_for_its_training(compose_sma
             return super().forward(features * self.table)
 
     monkeypatch.setattr("small_task.Small.build_model", lambda task: Scaled(4, 3))
-    parts = Parts(compose_small(), lone_world)
-    parts.evaluation(agreement)
-    parts.step(0, iter(parts.loader(0)))
+    training = build(compose_small(), lone_world)
+    training.evaluation(agreement)
+    training.step(0, iter(training.data.loader(0)))
 
 
 class Count(Metric):
@@ -137,7 +136,7 @@ class Count(Metric):
 
 @pytest.fixture
 def scoring(compose_small, lone_world, monkeypatch):
-    """Makes the parts of a task that counts, and returns a value per sample."""
+    """Makes the training of a task that counts, and returns a value per sample."""
 
     def metrics(task):
         task.counts = Count()
@@ -152,7 +151,7 @@ def scoring(compose_small, lone_world, monkeypatch):
         assert not torch.is_grad_enabled()
         return {"same": torch.equal(samples["features"], task.eval_dataset().tensors[0])}
 
-    def build(*words, **methods):
+    def make(*words, **methods):
         for name, method in {
             "build_metrics": metrics,
             "evaluate": evaluate,
@@ -160,37 +159,37 @@ def scoring(compose_small, lone_world, monkeypatch):
             **methods,
         }.items():
             monkeypatch.setattr(Small, name, method)
-        return Parts(compose_small(*words), lone_world)
+        return build(compose_small(*words), lone_world)
 
-    return build
+    return make
 
 
 def test_metric_objects_and_scores_are_of_all_samples_also_after_a_trial_and_an_abandoned_evaluation(
     scoring, agreement, lone_world
 ):
-    parts = scoring("+task.eval_samples=7", "+task.signal_in=evaluate", "+task.signal_at=3")
-    assert parts.evaluation.try_out(agreement, 1).means == {"eval/count": 3, "eval/same": 0}
+    training = scoring("+task.eval_samples=7", "+task.signal_in=evaluate", "+task.signal_at=3")
+    assert training.evaluation.try_out(agreement, 1).means == {"eval/count": 3, "eval/same": 0}
     request = StopRequest()
     handler = signal.getsignal(signal.SIGUSR1)
     request.install()
     try:
-        assert parts.evaluation(Agreement(lone_world, request)).stop is not None
+        assert training.evaluation(Agreement(lone_world, request)).stop is not None
     finally:
         signal.signal(signal.SIGUSR1, handler)
-    assert parts.task.counts.count == 0
-    assert parts.evaluation(agreement).means == {"eval/count": 7, "eval/same": 1}
+    assert training.task.counts.count == 0
+    assert training.evaluation(agreement).means == {"eval/count": 7, "eval/same": 1}
 
 
 def test_a_value_per_sample_without_a_score_is_refused_before_the_first_step(scoring, agreement):
-    parts = scoring(compute_metrics=Task.compute_metrics)
+    training = scoring(compute_metrics=Task.compute_metrics)
     with pytest.raises(TaskError, match=r"^Small\.evaluate returns a PerSample: define Small\.compute_metrics"):
-        parts.evaluation.try_out(agreement, 1)
+        training.evaluation.try_out(agreement, 1)
 
 
 def test_two_metrics_by_one_name_are_refused(scoring, agreement):
-    parts = scoring(compute_metrics=lambda task, samples: {"count": 1})
+    training = scoring(compute_metrics=lambda task, samples: {"count": 1})
     with pytest.raises(TaskError, match=r"^Small has two metrics by the name 'count': rename one of them"):
-        parts.evaluation(agreement)
+        training.evaluation(agreement)
 
 
 def test_more_than_may_be_gathered_is_refused_in_the_trial_of_all_samples(scoring, agreement):
@@ -198,10 +197,10 @@ def test_more_than_may_be_gathered_is_refused_in_the_trial_of_all_samples(scorin
         task.counts.update(batch[1])
         return {"features": PerSample(torch.zeros(len(batch[1]), 2**16))}
 
-    parts = scoring("+task.eval_samples=9", "trainer.max_gathered_mb=2", evaluate=evaluate)
+    training = scoring("+task.eval_samples=9", "trainer.max_gathered_mb=2", evaluate=evaluate)
     expected = "max_gathered_mb=2: rank zero would get 3 MB, 262144 bytes for each of 9 samples; set it to 3, or keep"
     with pytest.raises(ConfigError, match=expected):
-        parts.evaluation.try_out(agreement, 1)
+        training.evaluation.try_out(agreement, 1)
 
 
 class Kept(Metric):
@@ -234,19 +233,19 @@ def keeping(metric):
 
 
 def test_an_evaluation_ends_as_soon_as_metric_objects_keep_too_much(scoring, agreement):
-    parts = scoring("+task.eval_samples=300", "trainer.max_gathered_mb=2", **keeping(Kept(2**18)))
+    training = scoring("+task.eval_samples=300", "trainer.max_gathered_mb=2", **keeping(Kept(2**18)))
     for _ in range(2):  # the second one counts afresh
-        before = parts.task.calls["evaluate"]
+        before = training.task.calls["evaluate"]
         with pytest.raises(ConfigError, match=r"rank zero would get at least .* MB, 262144 bytes for each of"):
-            parts.evaluation(agreement)
+            training.evaluation(agreement)
         # three samples per batch; the ranks agree some batches later
-        assert parts.task.calls["evaluate"] - before < 20
+        assert training.task.calls["evaluate"] - before < 20
 
 
 def test_what_metric_objects_keep_within_the_limit_ends_nothing(scoring, agreement):
-    parts = scoring("+task.eval_samples=15", "trainer.max_gathered_mb=2", **keeping(Kept(2**17)))
-    assert parts.evaluation(agreement).means["eval/kept"] == 15
-    assert parts.evaluation(agreement).means["eval/kept"] == 15
+    training = scoring("+task.eval_samples=15", "trainer.max_gathered_mb=2", **keeping(Kept(2**17)))
+    assert training.evaluation(agreement).means["eval/kept"] == 15
+    assert training.evaluation(agreement).means["eval/kept"] == 15
 
 
 @pytest.mark.parametrize(
@@ -279,13 +278,13 @@ def test_a_state_that_does_not_grow_counts_once(scoring, agreement):
         def compute(self):
             return self.table[0]
 
-    parts = scoring("+task.eval_samples=30", "trainer.max_gathered_mb=3", **keeping(Table()))
-    assert parts.evaluation.try_out(agreement, 1).means["eval/kept"] == 3
-    assert parts.evaluation(agreement).means["eval/kept"] == 30
-    parts = scoring("+task.eval_samples=30", "trainer.max_gathered_mb=1", **keeping(Table()))
+    training = scoring("+task.eval_samples=30", "trainer.max_gathered_mb=3", **keeping(Table()))
+    assert training.evaluation.try_out(agreement, 1).means["eval/kept"] == 3
+    assert training.evaluation(agreement).means["eval/kept"] == 30
+    training = scoring("+task.eval_samples=30", "trainer.max_gathered_mb=1", **keeping(Table()))
     expected = "rank zero would get 2 MB, 0 bytes for each of 30 samples, and 2097152 bytes of states that do not grow"
     with pytest.raises(ConfigError, match=expected):
-        parts.evaluation.try_out(agreement, 1)
+        training.evaluation.try_out(agreement, 1)
 
 
 @pytest.mark.parametrize("on_device", [False, True])
@@ -297,8 +296,8 @@ def test_a_logged_mean_over_nothing_is_left_out_on_every_device(scoring, agreeme
     # as on a GPU
     meter = partial(Meter, sums_on_device=on_device)
     monkeypatch.setattr("hpctrain.train.meters.Meter", meter)
-    parts = scoring(evaluate=evaluate)
-    with parts.task_log.training(None):
-        means = parts.evaluation(agreement).means
+    training = scoring(evaluate=evaluate)
+    with training.task_log.training(None):
+        means = training.evaluation(agreement).means
     assert means.keys() == {"eval/loss", "eval/none", "eval/count"}
     assert math.isnan(means["eval/none"])

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hpctrain.run.checkpoints import list_checkpoints
+from hpctrain.train.checkpointing import Checkpointing
 
 
 def evaluated(directory):
@@ -21,8 +22,7 @@ def saved(directory):
 
 def test_a_signal_before_the_first_step_stops_without_a_step_or_a_save(attempt, directory):
     trainer = attempt()
-    os.kill(os.getpid(), signal.SIGTERM)
-    assert not trainer.run()
+    assert not trainer.run(lambda _: os.kill(os.getpid(), signal.SIGTERM))
     assert (trainer.step, saved(directory)) == (0, [])
 
 
@@ -89,7 +89,7 @@ STOPPING = (
 def paused(trainer):
     """Train; return where the attempt ended, and why."""
     finished = trainer.run()
-    return trainer.step, "completed" if finished else str(trainer._stopping.reason)
+    return trainer.step, "completed" if finished else str(trainer.context.stopping.reason)
 
 
 def curve(directory):
@@ -143,13 +143,13 @@ def test_a_stop_at_the_pause_counts_and_the_next_attempt_pauses_at_once(attempt,
 
 
 def test_a_signal_during_the_save_of_a_pause_counts(attempt, directory, monkeypatch):
-    trainer = attempt("trainer.pause_at_step=4")
-    finish = trainer._loop._checkpointing.save
+    finish = Checkpointing.save
 
     def save(*arguments, **options):
         os.kill(os.getpid(), signal.SIGTERM)
         finish(*arguments, **options)
 
-    monkeypatch.setattr(trainer._loop._checkpointing, "save", save)
-    assert (*paused(trainer), saved(directory)) == (4, "interrupted", [4])
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpointing, "save", save)
+        assert (*paused(attempt("trainer.pause_at_step=4")), saved(directory)) == (4, "interrupted", [4])
     assert paused(attempt("trainer.pause_at_step=4")) == (4, "paused")

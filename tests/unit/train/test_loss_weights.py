@@ -20,7 +20,7 @@ from hpctrain.data.tensors import TensorBatches
 from hpctrain.data.workers import Workers
 from hpctrain.errors import TaskError
 from hpctrain.tasks import Task
-from hpctrain.train.loss_weights import LossWeights
+from hpctrain.train.loss_weights import build_loss_weights
 from hpctrain.train.trained_module import EmptyPass, zero_of
 
 DATA = TensorDataset(torch.arange(24.0)[:, None])
@@ -66,13 +66,13 @@ class Fetching(TensorBatches):
     ],
 )
 def test_weights_can_vary_where_the_users_code_makes_batches_or_weighs_them(lone_world, task, data, vary):
-    assert LossWeights(task, data, lone_world).vary is vary
+    assert build_loss_weights(task, data, lone_world).vary is vary
 
 
 def test_a_number_by_the_name_of_the_method_is_the_tasks_own(lone_world):
     task = Plain()
     task.loss_weight = 0.3
-    assert not LossWeights(task, DATA, lone_world).vary
+    assert not build_loss_weights(task, DATA, lone_world).vary
     assert task.evaluate(nn.Linear(1, 1), DATA.tensors)["loss"][1] == 24
 
 
@@ -112,16 +112,16 @@ def test_the_samples_in_a_list_of_samples():
 
 
 def test_num_samples_of_a_task_counts_and_a_stand_in_has_no_weight(lone_world):
-    assert LossWeights(Collating(), DATA, lone_world).weigh(torch.zeros(8, 2), 8, 6) == (6, 6)
-    assert LossWeights(Counting(), DATA, lone_world).weigh(torch.zeros(8, 2), 8, 6) == (3, 3)
-    assert LossWeights(Counting(), DATA, lone_world).weigh(torch.zeros(8, 2), 0, 1) == (0, 0)
+    assert build_loss_weights(Collating(), DATA, lone_world).weigh(torch.zeros(8, 2), 8, 6) == (6, 6)
+    assert build_loss_weights(Counting(), DATA, lone_world).weigh(torch.zeros(8, 2), 8, 6) == (3, 3)
+    assert build_loss_weights(Counting(), DATA, lone_world).weigh(torch.zeros(8, 2), 0, 1) == (0, 0)
 
 
 @pytest.mark.parametrize("weight", [2.5, 7, True, torch.tensor([4]), torch.tensor(0.0)])
 def test_a_weight_is_a_number_or_a_tensor_with_one(lone_world, weight):
     task = Weighing()
     task.weight = weight
-    assert LossWeights(task, DATA, lone_world).weigh(torch.zeros(8, 2), 8, 8) == (float(weight), 8)
+    assert build_loss_weights(task, DATA, lone_world).weigh(torch.zeros(8, 2), 8, 8) == (float(weight), 8)
 
 
 @pytest.mark.parametrize("weight", [-1, math.nan, math.inf, None, "3", torch.ones(2), torch.tensor(1j)])
@@ -129,7 +129,7 @@ def test_other_weights_are_refused(lone_world, weight):
     task = Weighing()
     task.weight = weight
     with pytest.raises(TaskError, match=r"Weighing.loss_weight must return a finite number of at least 0, .* returned"):
-        LossWeights(task, DATA, lone_world).weigh(torch.zeros(8, 2), 8, 8)
+        build_loss_weights(task, DATA, lone_world).weigh(torch.zeros(8, 2), 8, 8)
 
 
 def of_steps(weights, shares):
@@ -144,7 +144,7 @@ def of_steps(weights, shares):
 
 def test_divisors_and_rescaling_are_those_of_the_weighted_mean(lone_world):
     shares = [[(8, 100.0), (8, 0.0), (4, 7.0)], [(8, 3.0)], [(8, 0.0), (8, 0.0)], [(8, 8.0), (8, 8.0)], [(5, 5.0)]]
-    weights = LossWeights(Weighing(), DATA, lone_world)
+    weights = build_loss_weights(Weighing(), DATA, lone_world)
     found = list(weights.of_steps(of_steps(weights, shares)))
     assert weights.samples_seen == 20 + 8 + 16 + 16 + 5
     factors = [1 / each.divisor for each in found]
@@ -155,7 +155,7 @@ def test_divisors_and_rescaling_are_those_of_the_weighted_mean(lone_world):
 
 
 def test_a_run_of_an_earlier_version_keeps_the_plans_weights(lone_world):
-    weights = LossWeights(Collating(), DATA, lone_world)
+    weights = build_loss_weights(Collating(), DATA, lone_world)
     assert weights.state() == {"loss_weights": {"by_contents": True, "samples_seen": 0, "empty_steps": 0}}
     weights.load_state(
         {"loss_weights": {"by_contents": True, "samples_seen": 30, "empty_steps": 2}, "samples_seen": 40}
@@ -167,7 +167,7 @@ def test_a_run_of_an_earlier_version_keeps_the_plans_weights(lone_world):
 
 
 def test_a_run_that_trained_on_nothing_is_not_completed(lone_world, caplog):
-    weights = LossWeights(Weighing(), DATA, lone_world)
+    weights = build_loss_weights(Weighing(), DATA, lone_world)
     assert len(list(weights.of_steps(of_steps(weights, [[(8, 0.0)], [(8, 0.0), (8, 0.0)]])))) == 3
     with pytest.raises(TaskError, match=r"no batch of the run had a weight \(Weighing.loss_weight returned 0 for each"):
         weights.check_end(2)
@@ -197,7 +197,7 @@ def test_a_stream_with_a_state_may_yield_samples_that_are_left_out(lone_world):
     def collate(samples):
         return [sample for sample in samples if sample is not None]
 
-    weigh, bookmarks = LossWeights(Collating(), DATA, lone_world).weigh, Bookmarks()
+    weigh, bookmarks = build_loss_weights(Collating(), DATA, lone_world).weigh, Bookmarks()
     with closing(iter(loader(Numbers(), collate_fn=collate, weigh=weigh, bookmarks=bookmarks))) as batches:
         found = [next(batches) for _ in range(3)]
     assert [list(map(int, each.batch)) for each in found] == [[1, 2, 4, 5], [7, 8, 10, 11], [13, 14, 16, 17]]
@@ -218,7 +218,7 @@ def loader(data, **options):
 def test_fewer_samples_than_indices_are_refused_without_a_collate_function(lone_world):
     with pytest.raises(TaskError, match=r"Gaps.__getitems__ returned 4 samples for 6 indices: return one for each"):
         next(iter(loader(Gaps(*DATA.tensors), requires_all=True)))
-    weigh = LossWeights(Collating(), DATA, lone_world).weigh
+    weigh = build_loss_weights(Collating(), DATA, lone_world).weigh
     first = next(iter(loader(Gaps(*DATA.tensors), collate_fn=default_collate, weigh=weigh)))
     assert (first.num_samples, first.weight, first.num_delivered) == (6, 4, 4)
 
@@ -238,7 +238,7 @@ class Through:
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_weights_are_those_of_their_batches_where_these_are_copied_in_advance(lone_world, num_workers):
-    weigh = LossWeights(Collating(), DATA, lone_world).weigh
+    weigh = build_loss_weights(Collating(), DATA, lone_world).weigh
     data = Gaps(*DATA.tensors)
     batches = loader(data, collate_fn=only_even, weigh=weigh, workers=Workers(num_workers)).micro_batches(Through())
     with closing(batches):

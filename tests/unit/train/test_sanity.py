@@ -17,11 +17,10 @@ from hpctrain.distributed.agreement import Agreement
 from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.run.checkpoints import list_checkpoints
-from hpctrain.train.callbacks import Callbacks
 from hpctrain.train.modes import names_in_evaluation_mode
-from hpctrain.train.parts import Parts
 from hpctrain.train.sanity import check_evaluation
 from hpctrain.train.task_state import remember_attributes
+from hpctrain.train.training import build
 
 
 @pytest.fixture
@@ -31,11 +30,9 @@ def check(compose_small, lone_world, agreement, monkeypatch):
     def run(*words, **methods):
         for name, method in methods.items():
             monkeypatch.setattr(Small, name, method)
-        config = compose_small(*words)
-        parts = Parts(config, lone_world)
-        parts.callbacks = Callbacks(config.callbacks)
-        assert check_evaluation(parts, agreement) is None
-        return parts
+        training = build(compose_small(*words), lone_world)
+        assert check_evaluation(training, agreement) is None
+        return training
 
     return run
 
@@ -87,17 +84,17 @@ def test_it_leaves_no_trace(compose_small, lone_world, agreement, monkeypatch):
     monkeypatch.setattr(Small, "state", {"seen": 0}, raising=False)
     monkeypatch.setattr(Small, "state_dict", lambda task: task.state, raising=False)
     monkeypatch.setattr(Small, "load_state_dict", lambda task, state: task.state.update(state), raising=False)
-    parts = Parts(compose_small("trainer.ema_decay=0.5"), lone_world)
-    parts.module[1].eval()
+    training = build(compose_small("trainer.ema_decay=0.5"), lone_world)
+    training.module[1].eval()
     with torch.no_grad():
-        parts.module[2].weight.add_(1.0)  # the averages are evaluated, and not these
-    before, state = rng_state(), {name: value.clone() for name, value in parts.module.state_dict().items()}
-    check_evaluation(parts, agreement)
+        training.module[2].weight.add_(1.0)  # the averages are evaluated, and not these
+    before, state = rng_state(), {name: value.clone() for name, value in training.module.state_dict().items()}
+    check_evaluation(training, agreement)
     assert repr(rng_state()) == repr(before)
-    assert all(torch.equal(value, state[name]) for name, value in parts.module.state_dict().items())
-    assert names_in_evaluation_mode(parts.module) == ["1"]
-    assert parts.task.state == {"seen": 0}
-    assert all(parameter.grad is None for parameter in parts.module.parameters())
+    assert all(torch.equal(value, state[name]) for name, value in training.module.state_dict().items())
+    assert names_in_evaluation_mode(training.module) == ["1"]
+    assert training.task.state == {"seen": 0}
+    assert all(parameter.grad is None for parameter in training.module.parameters())
 
 
 @pytest.mark.parametrize("other", ["histogram", "scalar", "returned"])
@@ -142,10 +139,10 @@ def test_a_metric_that_later_batches_may_return_is_not_refused(check, agreement,
 
     metric = "recall_0" if returned == "recall_1" else "recall_pos"
     words = ["+task.eval_samples=9", f"checkpoint.metric={metric}", "checkpoint.metric_mode=max"]
-    parts = check(*words, evaluate=evaluate)
+    training = check(*words, evaluate=evaluate)
     expected = f"checkpoint.metric is {metric}, but the first batches of the evaluation return {returned}; nothing is"
     assert expected in caplog.text
-    assert f"eval/{metric}" in parts.evaluation(agreement).means
+    assert f"eval/{metric}" in training.evaluation(agreement).means
     monkeypatch.setattr(Small, "metric", metric)
     check("+task.eval_samples=9")
     assert f"Small.metric is {metric}, but the first" in caplog.text
@@ -217,16 +214,16 @@ def test_a_derived_metric_that_needs_all_samples_is_computed_later(check, agreem
 
     def train_dataset(task):
         task.seen, task.outputs = 0, {"labels": []}
-        return build(task)
+        return make_data(task)
 
     monkeypatch.setattr(Small, "metric", "f1")
-    build = Small.train_dataset
+    make_data = Small.train_dataset
     monkeypatch.setattr(Small, "train_dataset", train_dataset)
     caplog.set_level("WARNING", "hpctrain.train")
-    parts = check("trainer.sanity_batches=1", evaluate=evaluate, derive=derive)
+    training = check("trainer.sanity_batches=1", evaluate=evaluate, derive=derive)
     assert "Small.derive failed in the evaluation before the first step (trainer.sanity_b" in caplog.messages[0]
     assert "not all of them" in caplog.text
-    assert parts.evaluation(agreement).means["eval/f1"] == 0.5
+    assert training.evaluation(agreement).means["eval/f1"] == 0.5
     # all were evaluated: then it's a mistake
     with pytest.raises(error, match="not all of them"):
         check("+task.eval_samples=5")
@@ -288,14 +285,14 @@ def test_a_mistake_shows_before_the_first_step_of_a_new_run_and_not_of_a_resumed
 def test_a_stop_ends_it_after_the_batch_in_which_it_was_requested(attempt, directory):
     stopped = attempt("+task.signal_in=evaluate", "+task.signal_at=1")
     assert not stopped.run()
-    assert (stopped._parts.task.calls["evaluate"], stopped.step) == (1, 0)
+    assert (stopped.training.task.calls["evaluate"], stopped.step) == (1, 0)
     assert not directory.metrics.exists()
     assert list_checkpoints(directory) == []
 
 
 def test_its_time_counts_as_evaluation_and_its_batches_as_progress(attempt, monkeypatch):
     def evaluate(task, model, batch):
-        seen.append((trainer._times.doing, trainer.progress))
+        seen.append((trainer.context.times.doing, trainer.running.progress))
         return {"loss": (1.0, 1)}
 
     seen = []

@@ -8,9 +8,10 @@ import torch
 
 from hpctrain.config.mesh import MeshShape
 from hpctrain.distributed.mesh import Mesh
+from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.train import start_table
-from hpctrain.train.parts import Parts
 from hpctrain.train.start_table import log_start
+from hpctrain.train.training import build
 
 
 @pytest.fixture
@@ -19,9 +20,9 @@ def table(compose_small, lone_world, directory, caplog):
 
     def rows(*words, world=lone_world, **options):
         caplog.clear()
-        given = {"attempt": 2, "step": 5, "hosts": ["here"], "flops_per_sample": None, **options}
+        given = {"step": 5, "hosts": ["here"], "flops_per_sample": None, **options}
         with caplog.at_level(logging.INFO, "hpctrain.train"):
-            log_start(directory, Parts(compose_small(*words), world), **given)
+            log_start(build(compose_small(*words), world), Claim(Ledger(directory), 2), **given)
         return {line[:12].strip(): line[12:] for line in caplog.messages}
 
     return rows

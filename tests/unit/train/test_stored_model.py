@@ -17,7 +17,7 @@ from hpctrain.train.stored_model import load_model, load_task
 
 @pytest.fixture
 def trained(attempt, compose_small, directory):
-    """Trains a run to its end; returns its trainer's parts, and a function that loads its model."""
+    """Trains a run to its end; returns its training, and a function that loads its model."""
 
     def train(*words):
         trainer = attempt(*words)
@@ -27,7 +27,7 @@ def trained(attempt, compose_small, directory):
         def load(which="newest", averaged=None):
             return load_model(config, directory, which, device="cpu", averaged=averaged)
 
-        return trainer._parts, load
+        return trainer.training, load
 
     return train
 
@@ -37,9 +37,9 @@ def equal(weights, others):
 
 
 def test_the_model_has_the_weights_of_the_end_and_is_in_evaluation_mode(trained):
-    parts, load = trained()
+    training, load = trained()
     model = load()
-    assert equal(model.state_dict(), parts.module.state_dict())
+    assert equal(model.state_dict(), training.module.state_dict())
     assert not any(module.training for module in model.modules())
     assert not equal(load(8).state_dict(), model.state_dict())
 
@@ -75,11 +75,11 @@ def test_a_step_is_a_number(trained):
 
 
 def test_a_moving_average_is_loaded_where_the_run_evaluates_it(trained):
-    parts, load = trained("trainer.ema_decay=0.5")
-    average = parts.ema.averages
+    training, load = trained("trainer.ema_decay=0.5")
+    average = training.ema.averages
     assert equal(dict(load().named_parameters()), average)
     assert equal(dict(load(averaged=True).named_parameters()), average)
-    assert equal(load(averaged=False).state_dict(), parts.module.state_dict())
+    assert equal(load(averaged=False).state_dict(), training.module.state_dict())
 
 
 def test_without_a_moving_average_none_is_loaded(trained):
@@ -89,26 +89,26 @@ def test_without_a_moving_average_none_is_loaded(trained):
 
 
 def test_a_model_in_half_precision_takes_and_returns_what_the_task_computes_with(trained):
-    parts, load = trained("precision=bf16_pure")
+    training, load = trained("precision=bf16_pure")
     model = load()
     assert {weights.dtype for weights in model.parameters()} == {torch.bfloat16}
-    assert equal(model.state_dict(), parts.module.state_dict())
+    assert equal(model.state_dict(), training.module.state_dict())
     assert model(torch.zeros(2, 4)).dtype == torch.float32
 
 
 def test_a_model_that_several_optimizers_trained_has_its_weights_and_their_average(trained):
     named = {name: f"{{_target_: torch.optim.SGD, lr: 0.1, match: '{name}.*'}}" for name in ("0", "2")}
     words = ["optimizer=named", *(f"+optimizer.named.layer{name}={value}" for name, value in named.items())]
-    parts, load = trained(*words, "trainer.ema_decay=0.5")
-    assert equal(load(averaged=False).state_dict(), parts.module.state_dict())
-    assert equal(dict(load().named_parameters()), parts.ema.averages)
+    training, load = trained(*words, "trainer.ema_decay=0.5")
+    assert equal(load(averaged=False).state_dict(), training.module.state_dict())
+    assert equal(dict(load().named_parameters()), training.ema.averages)
 
 
 def test_weights_that_checkpoints_leave_out_are_those_that_the_task_builds(trained, directory):
-    parts, load = trained("task._target_=small_task.Adapted", "trainer.ema_decay=0.5")
+    training, load = trained("task._target_=small_task.Adapted", "trainer.ema_decay=0.5")
     assert set(torch.load(directory.checkpoint(10) / "model.pt", weights_only=True)) == {"2.weight", "2.bias"}
-    assert equal(dict(load(averaged=False).named_parameters()), dict(parts.module.named_parameters()))
-    assert equal(dict(load()[2].named_parameters(prefix="2")), parts.ema.averages)
+    assert equal(dict(load(averaged=False).named_parameters()), dict(training.module.named_parameters()))
+    assert equal(dict(load()[2].named_parameters(prefix="2")), training.ema.averages)
 
 
 def test_a_step_that_was_not_saved_is_named_with_those_that_were(trained):

@@ -30,9 +30,9 @@ def weights(directory, step):
 
 
 def test_it_trains_evaluates_and_saves_at_the_configured_steps(attempt, directory):
-    trainer = attempt("checkpoint.keep_best=0")
-    assert (trainer.step, trainer.total_steps) == (0, 10)
-    assert trainer.run()
+    trainer, starts = attempt("checkpoint.keep_best=0"), []
+    assert trainer.run(lambda running: starts.append((running.step, running.training.total_steps)))
+    assert starts == [(0, 10)]
     assert trainer.step == 10
     found = records(directory)
     assert [record["step"] for record in found if "train/loss" in record] == [3, 6, 9, 10]
@@ -58,8 +58,8 @@ def test_the_best_evaluation_is_kept_unless_configured_otherwise(attempt, direct
 @pytest.mark.parametrize("words", [("+task.eval_samples=0",), ("checkpoint.metric=f1", "trainer.sanity_batches=0")])
 def test_where_no_metric_is_judged_there_is_no_best_to_keep(attempt, directory, words):
     trainer = attempt(*words)
-    assert trainer._parts.checkpoint_policy.keep_best == 0
     assert trainer.run()
+    assert trainer.training.checkpoint_policy.keep_best == 0
     assert [info.step for info in list_checkpoints(directory)] == [5, 10]
 
 
@@ -80,22 +80,22 @@ def test_a_resume_without_any_checkpoint_is_refused_and_may_start_over_once(atte
     for step in (5, 10):
         shutil.rmtree(directory.checkpoint(step))
     with pytest.raises(CheckpointError, match="expected the checkpoint of step 10, which the run saved"):
-        attempt()
+        attempt().run()
     assert directory.metrics.read_bytes() == logged
     allow_start_over(directory, 2)
     again = attempt("checkpoint.keep_best=0", "+task.signal_in=loss", "+task.signal_at=13")
-    assert again.step == 0
+    assert again.resume().step == 0
     assert "starting from step 0; the metrics so far are in " in caplog.text
     assert (directory.earlier / "0003" / "metrics.jsonl").read_bytes() == logged
     assert not again.run()
     again = attempt("checkpoint.keep_best=0")
-    assert again.step == 7
+    assert again.resume().step == 7
     assert again.run()
     assert all(torch.equal(value, straight[name]) for name, value in weights(directory, 10).items())
     for step in directory.checkpoint_steps():
         shutil.rmtree(directory.checkpoint(step))
     with pytest.raises(CheckpointError, match="expected the checkpoint of step 10"):
-        attempt()
+        attempt().run()
 
 
 def test_damaged_checkpoints_are_set_aside_when_a_run_starts_over(attempt, directory):
@@ -103,9 +103,9 @@ def test_damaged_checkpoints_are_set_aside_when_a_run_starts_over(attempt, direc
     for info in list_checkpoints(directory):
         (info.path / "model.pt").unlink()
     with pytest.raises(CheckpointError, match=r"no checkpoint of the run is intact: .*resume\.from_scratch=true"):
-        attempt()
+        attempt().run()
     allow_start_over(directory, 2)
-    assert attempt().step == 0
+    assert attempt().resume().step == 0
     assert len(directory.set_aside()) == 2
     assert directory.checkpoint_steps() == []
 
@@ -135,12 +135,12 @@ def test_a_stop_while_samples_are_read_ends_with_the_same_weights(attempt, tmp_p
     assert not attempt().run()
     assert list_checkpoints(directory) == [], "nothing is new"
     assert not data.finished, "the handler interrupts the read"
-    per_step = 24 // attempt()._parts.plan.steps_per_epoch
+    per_step = 24 // attempt().resume().training.data.plan.steps_per_epoch
     data.number = 6 * per_step + 1
     assert not attempt().run()
     assert data.finished
     again = attempt()
-    assert again.step == 7
+    assert again.resume().step == 7
     assert again.run()
     mixed = weights(directory, 10)
     directory.path.rename(tmp_path / "first")
@@ -155,7 +155,7 @@ def test_a_stopped_run_ends_with_the_weights_of_one_that_was_not(attempt, tmp_pa
     words = [f"+task.draws={draws}"]
     assert not attempt(*words, "+task.signal_in=loss", "+task.signal_at=13").run()
     again = attempt(*words)
-    assert again.step == 7
+    assert again.resume().step == 7
     assert again.run()
     mixed = weights(directory, 10)
     directory.path.rename(tmp_path / "first")
@@ -166,33 +166,30 @@ def test_a_stopped_run_ends_with_the_weights_of_one_that_was_not(attempt, tmp_pa
 
 
 def test_the_progress_changes_with_steps_and_with_evaluated_batches(attempt):
-    trainer = attempt()
-    before = trainer.progress
-    trainer.run()
-    step, batches = trainer.progress
-    assert before == (0, 0)
+    trainer, before = attempt(), []
+    trainer.run(lambda running: before.append(running.progress))
+    step, batches = trainer.running.progress
+    assert before == [(0, 0)]
     # two before the first step
     assert (step, batches) == (10, 8)
 
 
 def test_the_best_cannot_be_kept_without_an_evaluation(attempt):
     with pytest.raises(ConfigError, match="keep_best=1: nothing is evaluated"):
-        attempt("+task.eval_samples=0", "checkpoint.keep_best=1")
+        attempt("+task.eval_samples=0", "checkpoint.keep_best=1").run()
 
 
 def test_callbacks_that_need_an_evaluation_are_refused_or_warned_of_without_one(attempt, caplog):
     with pytest.raises(ConfigError, match=r"^callbacks\.early_stopping\._target_=.*: nothing is evaluated: .*leave"):
-        attempt("+task.eval_samples=0", "callbacks=[early_stopping]")
-    attempt("+task.eval_samples=0", "callbacks=[log_images,log_weights]")
+        attempt("+task.eval_samples=0", "callbacks=[early_stopping]").run()
+    attempt("+task.eval_samples=0", "callbacks=[log_images,log_weights]").resume()
     (said,) = [message for message in caplog.messages if "callbacks" in message]
     assert said.startswith("callbacks.log_images: its after_evaluation is never called: nothing is evaluated: ")
 
 
 def test_an_attempt_that_was_superseded_meanwhile_writes_nothing(attempt, directory):
-    trainer = attempt()
-    Ledger(directory).claim()
     with pytest.raises(SupersededError):
-        trainer.run()
+        attempt().run(lambda _: Ledger(directory).claim())
     assert not RunDirectory.at(directory.path).metrics.exists()
 
 
@@ -259,7 +256,7 @@ def test_an_abandoned_evaluation_leaves_no_media_and_the_next_attempt_those_of_a
     assert not attempt("+task.signal_in=evaluate", "+task.signal_at=3").run()
     assert media(directory) == [(step, "train/note") for step in range(1, 5)]
     again = attempt()
-    assert again._parts.position.step == 4
+    assert again.resume().training.position.step == 4
     assert again.run()
     mixed = media(directory), [one | {"time": 0} for one in records(directory)]
     directory.path.rename(tmp_path / "first")

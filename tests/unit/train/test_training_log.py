@@ -15,7 +15,7 @@ from hpctrain.data.tensors import TensorBatches
 from hpctrain.data.workers import Workers
 from hpctrain.metrics.json_lines import JsonLinesSink
 from hpctrain.train.checkpointing import Start
-from hpctrain.train.parts import Parts
+from hpctrain.train.training import build
 from hpctrain.train.training_log import TrainingLog, cut_sample_logs, log_samples
 
 PLAN = BatchPlan(num_samples=9, global_batch_size=4, micro_batch_size=1, world_size=2, drop_last=False)
@@ -88,9 +88,9 @@ def test_opening_the_sinks_does_not_count_for_the_throughput(compose_small, lone
 
     clock = SimpleNamespace(training_s=0.0)
     monkeypatch.setattr("hpctrain.train.training_log.JsonLinesSink", Slow)
-    parts = Parts(compose_small(), lone_world)
+    training = build(compose_small(), lone_world)
     times = SimpleNamespace(training_s=lambda: clock.training_s, record=lambda step: None)
-    log = TrainingLog(parts, Start(), Idle(), times)
+    log = TrainingLog(training, Start(), Idle(), times)
     with log.opened(directory, None, None):
         clock.training_s += 2.0
         values = log.training(3)

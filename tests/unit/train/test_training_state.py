@@ -7,7 +7,7 @@ from small_task import Small
 from hpctrain.checkpoint.compare_saves import compare_saves
 from hpctrain.checkpoint.read import load
 from hpctrain.checkpoint.state import Stateful
-from hpctrain.train.parts import Parts
+from hpctrain.train.training import build
 from hpctrain.train.training_state import Weights, training_state
 
 KEYS = {
@@ -30,8 +30,8 @@ class Clicks(Stateful):
 
 
 def test_each_key_is_that_of_one_part(compose_small, lone_world):
-    parts = Parts(compose_small("trainer.ema_decay=0.5"), lone_world)
-    states = [each.state() for each in training_state(parts, None, Weights(parts))]
+    training = build(compose_small("trainer.ema_decay=0.5"), lone_world)
+    states = [each.state() for each in training_state(training, None, Weights(training))]
     assert set(Counter(key for state in states for key in state).values()) == {1}
 
 

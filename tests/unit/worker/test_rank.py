@@ -166,7 +166,7 @@ def test_a_hang_is_recorded_before_the_device_is_asked(make, directory):
     ("error", "reason"), [("COMM_ERROR", Reason.INFRASTRUCTURE), ("TIMEOUT", Reason.HANG)], ids=str
 )
 def test_an_error_of_nccl_points_at_another_rank_and_a_save_is_finished_first(make, directory, capfd, error, reason):
-    class Trainer:
+    class Running:
         step, why_ended = 9, ""
 
         def finish_save_within(self, seconds):
@@ -175,7 +175,7 @@ def test_an_error_of_nccl_points_at_another_rank_and_a_save_is_finished_first(ma
 
     rank = make()
     enter(rank, directory)
-    rank.trainer = Trainer()
+    rank.running = Running()
     rank.record_communication_error(error)
     record = read_exit_records(directory.claim(1))[1]
     assert (record.reason, record.blames_peer, record.step) == (reason, True, 9)

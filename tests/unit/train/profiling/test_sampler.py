@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 import torch
@@ -10,7 +11,15 @@ from hpctrain.data.loader import TrainLoader
 from hpctrain.data.order import sequential
 from hpctrain.data.plan import BatchPlan
 from hpctrain.data.tensors import TensorBatches
-from hpctrain.train.profiling.sampler import LONGEST_STRIDE, SAMPLE_EVERY_S, SAMPLES_AT_START, VARIATION, StepSampler
+from hpctrain.train.profiling.sampler import (
+    LONGEST_STRIDE,
+    MAX_READINGS,
+    SAMPLE_EVERY_S,
+    SAMPLES_AT_START,
+    VARIATION,
+    MemoryGrowth,
+    StepSampler,
+)
 
 PLAN = BatchPlan(12, global_batch_size=12, micro_batch_size=6, world_size=1, drop_last=False)
 
@@ -71,3 +80,49 @@ def test_data_share_is_of_the_time_since_the_last_call(sampler, clock, loader):
     loader.waited_s += 4
     assert sampler.data_share() == pytest.approx(0.4)
     assert sampler.data_share() == 0
+
+
+MB = 2**20
+
+
+def grown(used, steps):
+    growth = MemoryGrowth()
+    for step in range(steps):
+        growth.add(step, int(used(step)))
+    return growth.bytes_per_step()
+
+
+@pytest.mark.parametrize("steps", [12, 60, 1000])
+def test_a_steady_rise_is_found(steps):
+    draws = random.Random(0)
+    rate = 400 * MB / steps
+    found = grown(lambda step: 300 * MB + rate * step + draws.uniform(0, rate), steps)
+    assert found == pytest.approx(rate, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    "used",
+    [
+        lambda step: 300 * MB,
+        lambda step: 300 * MB + min(step, 150) * MB,  # a cache that fills
+        lambda step: 300 * MB + (200 * MB if step > 100 else 0),  # an evaluation's memory, once
+        lambda step: 300 * MB + step % 50 * MB,
+        lambda step: 300 * MB + step * 4096,  # too little to matter
+        lambda step: 4000 * MB + step * MB / 2,  # a small share of what is in use
+        lambda step: 500 * MB - step * MB,
+    ],
+)
+def test_other_shapes_are_not_growth(used):
+    assert grown(used, 300) == 0
+
+
+def test_too_few_readings_are_not_growth():
+    assert grown(lambda step: step * 100 * MB, 6) == 0
+
+
+def test_readings_are_thinned_out():
+    growth = MemoryGrowth()
+    for step in range(10_000):
+        growth.add(step, step)
+    assert len(growth._readings) <= MAX_READINGS
+    assert growth._readings[-1][0] > 9_000

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hpctrain.errors import TaskError
-from hpctrain.train.gathering import Gathering
+from hpctrain.train.evaluation_results import Gathering
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from hpctrain.data.bucket_order import BucketOrder
 from hpctrain.distributed.agreement import Agreement
 from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.errors import TaskError
-from hpctrain.train.parts import Parts
+from hpctrain.train.training import build
 
 
 @pytest.mark.parametrize(
@@ -25,42 +25,42 @@ from hpctrain.train.parts import Parts
     ],
 )
 def test_a_run_ends_with_its_steps_or_its_epochs_whichever_come_first(compose_small, lone_world, words, expected):
-    assert Parts(compose_small(*words), lone_world).total_steps == expected
+    assert build(compose_small(*words), lone_world).total_steps == expected
 
 
 def test_the_loader_continues_from_a_step(compose_small, lone_world):
-    parts = Parts(compose_small(), lone_world)
-    straight = [batch.indices.tolist() for batch in islice(iter(parts.loader(0)), 12)]
-    assert [batch.indices.tolist() for batch in islice(iter(parts.loader(4)), 4)] == straight[8:]
+    training = build(compose_small(), lone_world)
+    straight = [batch.indices.tolist() for batch in islice(iter(training.data.loader(0)), 12)]
+    assert [batch.indices.tolist() for batch in islice(iter(training.data.loader(4)), 4)] == straight[8:]
 
 
 def test_what_prepare_draws_changes_nothing(compose_small, lone_world, monkeypatch):
     # a rank that has nothing to prepare draws nothing: neither do the others of a node, nor a resume
-    expected = Parts(compose_small(), lone_world).module.state_dict()
+    expected = build(compose_small(), lone_world).module.state_dict()
     monkeypatch.setattr("small_task.Small.prepare", lambda task: torch.rand(3))
-    found = Parts(compose_small(), lone_world).module.state_dict()
+    found = build(compose_small(), lone_world).module.state_dict()
     assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
 def test_data_without_a_length_is_refused(compose_small, lone_world, monkeypatch):
     monkeypatch.setattr("small_task.Small.train_dataset", lambda task: object())
     with pytest.raises(TaskError, match="object can't be used as a dataset: expected __len__"):
-        Parts(compose_small(), lone_world)
+        build(compose_small(), lone_world)
 
 
 def test_an_order_of_other_samples_is_refused(compose_small, lone_world, monkeypatch):
     order = BucketOrder([1, 2, 3], 0, batch_size=2)
     monkeypatch.setattr(Small, "order", lambda task, num_samples, seed: order)
     with pytest.raises(TaskError, match=r"order\(\) returned a BucketOrder for 3 samples, but the data have \d+"):
-        Parts(compose_small(), lone_world).loader(0)
+        build(compose_small(), lone_world).data.loader(0)
 
 
 def test_a_new_run_starts_from_given_weights_and_a_resumed_one_does_not(compose_small, lone_world, tmp_path):
-    first = Parts(compose_small("seed=1"), lone_world).module.state_dict()
+    first = build(compose_small("seed=1"), lone_world).module.state_dict()
     torch.save(first, tmp_path / "weights.pt")
     words = ("seed=2", f"init_from={tmp_path / 'weights.pt'}")
-    fresh = Parts(compose_small(*words), lone_world, fresh=True).module.state_dict()
-    resumed = Parts(compose_small(*words), lone_world).module.state_dict()
+    fresh = build(compose_small(*words), lone_world, fresh=True).module.state_dict()
+    resumed = build(compose_small(*words), lone_world).module.state_dict()
     assert all(torch.equal(fresh[name], value) for name, value in first.items())
     assert not torch.equal(resumed["0.weight"], first["0.weight"])
 
@@ -70,21 +70,21 @@ def test_a_model_that_is_built_in_evaluation_mode_is_trained_and_a_part_of_it_is
     compose_small, lone_world, caplog, precision
 ):
     with caplog.at_level(logging.INFO, "hpctrain.train"):
-        parts = Parts(compose_small("+task.in_evaluation_mode=true", f"precision={precision}"), lone_world)
-    assert all(module.training for module in parts.model.modules())
+        training = build(compose_small("+task.in_evaluation_mode=true", f"precision={precision}"), lone_world)
+    assert all(module.training for module in training.model.modules())
     assert "the model was built in evaluation mode: calling train() on it and all its modules" in caplog.messages
-    parts = Parts(compose_small("+task.frozen=true", f"precision={precision}"), lone_world)
-    assert [module.training for module in parts.model] == [True, False, True]
+    training = build(compose_small("+task.frozen=true", f"precision={precision}"), lone_world)
+    assert [module.training for module in training.model] == [True, False, True]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16_master"])
 def test_a_task_changes_modes_in_its_loss_by_the_modules_that_it_built(
     compose_small, lone_world, monkeypatch, precision
 ):
-    build, compute = Small.build_model, Small.loss
+    build_model, compute = Small.build_model, Small.loss
 
     def keep(task):
-        task.net = build(task)
+        task.net = build_model(task)
         return task.net
 
     def loss(task, model, batch):
@@ -98,13 +98,13 @@ def test_a_task_changes_modes_in_its_loss_by_the_modules_that_it_built(
     monkeypatch.setattr(Small, "build_model", keep)
     monkeypatch.setattr(Small, "loss", loss)
     monkeypatch.setattr(Small, "evaluate", evaluate)
-    parts = Parts(compose_small(f"precision={precision}"), lone_world)
-    modes, micro_batches = [], iter(parts.loader(0))
+    training = build(compose_small(f"precision={precision}"), lone_world)
+    modes, micro_batches = [], iter(training.data.loader(0))
     for step in range(4):
-        parts.step(step, micro_batches)
+        training.step(step, micro_batches)
         # what an evaluation changes isn't kept, in any precision
-        parts.evaluation(Agreement(lone_world, StopRequest()))
-        modes.append([module.training for module in parts.model])
+        training.evaluation(Agreement(lone_world, StopRequest()))
+        modes.append([module.training for module in training.model])
     assert modes == [[True, True, True], [True, False, True]] * 2
 
 
@@ -112,31 +112,31 @@ def test_a_task_with_half_of_a_state_is_refused_before_its_data_is_read(compose_
     monkeypatch.setattr("small_task.Small.state_dict", dict, raising=False)
     monkeypatch.setattr("small_task.Small.train_dataset", lambda task: pytest.fail("the data is read"))
     with pytest.raises(TaskError, match="Small has state_dict, but no load_state_dict"):
-        Parts(compose_small(), lone_world)
+        build(compose_small(), lone_world)
 
 
 def test_unfreezing_is_logged_when_it_happens(compose_small, lone_world, caplog):
-    parts = Parts(compose_small('optimizer.groups=[{match: "0.*", unfreeze_at_step: 1}]'), lone_world)
-    parts.step.prepare(0)
-    batches = iter(parts.loader(0))
+    training = build(compose_small('optimizer.groups=[{match: "0.*", unfreeze_at_step: 1}]'), lone_world)
+    training.step.prepare(0)
+    batches = iter(training.data.loader(0))
     with caplog.at_level(logging.INFO, "hpctrain.train"):
-        parts.step(0, batches)
+        training.step(0, batches)
         assert not caplog.messages
-        parts.step(1, batches)
+        training.step(1, batches)
     assert caplog.messages == ["after step 1: unfroze 40 parameters in 2 tensors: 0.weight, 0.bias"]
 
 
 def test_parameters_that_the_loss_does_not_reach_are_named(compose_small, lone_world, monkeypatch, caplog):
     def build_with_another(task):
-        model = build(task)
+        model = build_model(task)
         model.register_parameter("unused", nn.Parameter(torch.zeros(3)))
         return model
 
-    build = Small.build_model
+    build_model = Small.build_model
     monkeypatch.setattr(Small, "build_model", build_with_another)
-    parts = Parts(compose_small(), lone_world)
-    parts.step.prepare(0)
-    parts.step(0, iter(parts.loader(0)))
+    training = build(compose_small(), lone_world)
+    training.step.prepare(0)
+    training.step(0, iter(training.data.loader(0)))
     (message,) = caplog.messages
     assert message.startswith("Small.loss gave no gradient to unused, which it trains: ")
 
@@ -153,9 +153,9 @@ def test_parameters_that_the_loss_does_not_reach_are_named(compose_small, lone_w
 def test_the_single_sample_that_batch_norm_will_refuse_is_named_before_the_first_step(
     compose_small, lone_world, monkeypatch, caplog, words, step
 ):
-    build = Small.build_model
-    monkeypatch.setattr(Small, "build_model", lambda task: build(task).append(nn.BatchNorm1d(3)))
-    Parts(compose_small(*words), lone_world)
+    build_model = Small.build_model
+    monkeypatch.setattr(Small, "build_model", lambda task: build_model(task).append(nn.BatchNorm1d(3)))
+    build(compose_small(*words), lone_world)
     found = [message for message in caplog.messages if "BatchNorm1d" in message]
     expected = f"the last step of each epoch (step {step}) gives the model a single sample, of which BatchNorm1d can't"
     assert [message.startswith(expected) for message in found] == [True] * (step is not None)

@@ -1,0 +1,300 @@
+"""One rank's training: what it trains with, and how that is built from the configuration."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.utils.data import Dataset
+
+from hpctrain.checkpoint.best import judged_by, resolved_policy
+from hpctrain.config.checkpoint import Checkpoint
+from hpctrain.config.mesh import keeps_gradients_whole
+from hpctrain.config.named_optimizers import named_optimizers
+from hpctrain.config.root import Config
+from hpctrain.data.eval_loader import EvalLoader
+from hpctrain.distributed.determinism import random_states_restored, seed_everything
+from hpctrain.distributed.replica import inner
+from hpctrain.distributed.stop_request import StopRequest
+from hpctrain.distributed.world import World
+from hpctrain.metrics.bar import Bar
+from hpctrain.metrics.meter import Meter
+from hpctrain.tasks.position import Position
+from hpctrain.tasks.task import Task
+from hpctrain.train.build import Network, build_network, build_trained_task
+from hpctrain.train.build_learning_rate import Span
+from hpctrain.train.build_step import StepBuilder, loss_names
+from hpctrain.train.callbacks import Callbacks, build_callbacks
+from hpctrain.train.ema import Ema
+from hpctrain.train.ending import Ending
+from hpctrain.train.evaluation import Evaluation, EvaluationPass
+from hpctrain.train.meters import meter_of
+from hpctrain.train.model_memory import ModelMemory, model_memory
+from hpctrain.train.optimizers import BuiltOptimizer, build_optimizers
+from hpctrain.train.rank_comparison import RankComparison
+from hpctrain.train.step import TrainStep
+from hpctrain.train.task_log import AttachedLog, attach
+from hpctrain.train.task_metrics import build_metrics
+from hpctrain.train.task_state import TaskState
+from hpctrain.train.training_data import TrainingData, build_training_data
+from hpctrain.train.update import JointUpdate
+
+if TYPE_CHECKING:
+    # importing them imports torch's DTensor, which takes half a second
+    from hpctrain.distributed.pipeline.pipeline import Pipeline
+    from hpctrain.distributed.sharding import ShardedLossModule
+
+log = logging.getLogger("hpctrain.train")
+
+
+def build(
+    config: Config,
+    world: World,
+    *,
+    fresh: bool = False,
+    resumes: bool = False,
+    stop: StopRequest | None = None,
+    bar: Bar | None = None,
+    only_trains: bool = False,
+    after_backward: Callable[[JointUpdate], None] | None = None,
+) -> Training:
+    """Build what this rank trains with, and compare it with what the other ranks have built; collective.
+
+    Args:
+        config: of the run.
+        world: the ranks.
+        fresh: whether the run is new, and starts from the weights of `config.init_from` if that is set.
+        resumes: whether a checkpoint is there. Then a mesh leaves out initial values that it contains; the same on
+            every rank.
+        stop: a request to stop ends the wait for the samples that the ranks compare; None for no stop.
+        bar: shows how far an evaluation is; None for no bar.
+        only_trains: leave out the callbacks and the evaluation, for a few steps that are only measured.
+        after_backward: called before the updates of each turn; None for the callbacks' own hooks, if there are any.
+
+    Raises:
+        TaskError: the task broke its contract, or the ranks have built different things.
+        ConfigError: a key doesn't fit the task, its data or its model.
+    """
+    # the same seed on every rank: what the task draws while it builds its data and model has to be the same, too
+    seed_everything(config.seed)
+    task = _prepared_task(config, world)
+    task_state = TaskState(task, world)
+    data = build_training_data(config, task, world)
+    position = Position(data.plan.steps_per_epoch, data.total_steps)
+    task_log = AttachedLog(
+        type(task).__name__,
+        position,
+        total_steps=data.total_steps,
+        every_steps=config.logger.every_steps,
+        is_rank_zero=world.is_rank_zero,
+    )
+    attach(task, task_log, position)
+    network = _build_network(config, task, world, fresh=fresh, resumes=resumes)
+    task_state.leave_out(inner(network.module))
+    _warn_of_single_samples(network.model, data)
+    optimizers = build_optimizers(config.optimizer, network.module, config.trainer.global_batch_size)
+    meter = meter_of(world, *loss_names(optimizers))
+    callbacks = build_callbacks({} if only_trains else config.callbacks)
+    step = StepBuilder(config, world, task, task_state, task_log, meter, network, _span(data)).build(
+        optimizers, partial(data.first_micro_batch, task_state), after_backward or callbacks.before_updates(meter)
+    )
+    task_log.reserve(step.logged_names)
+    data.require_same_samples(task_state, stop)
+    # before a resume restores the random state, which what the task draws for these samples must not advance
+    eval_data = None if only_trains else task.eval_dataset()
+    evaluation = None
+    if eval_data is not None:
+        evaluation_pass = EvaluationPass(task, task_state, task_log, build_metrics(task, world), network, world)
+        evaluation = _build_evaluation(evaluation_pass, eval_data, data, step.ema, bar)
+    _require_same_evaluation(eval_data, evaluation, data, task_state, stop)
+    return Training(
+        config=config,
+        world=world,
+        resumes=resumes,
+        task=task,
+        task_state=task_state,
+        task_log=task_log,
+        position=position,
+        data=data,
+        network=network,
+        optimizers=optimizers,
+        meter=meter,
+        step=step,
+        ema=step.ema,
+        ending=Ending(config, world),
+        callbacks=callbacks,
+        eval_data=eval_data,
+        evaluation=evaluation,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """Task, data, model, optimizers and the step over them, and what watches and evaluates them, on one rank.
+
+    Attributes:
+        config: of the run.
+        world: the ranks.
+        resumes: whether a checkpoint was there, to be restored.
+        task: what is trained.
+        task_state: what the task keeps outside of the model.
+        task_log: what the task logs; it discards until the training begins.
+        position: of the training, which the task sees.
+        data: the training samples, planned, ordered and weighted.
+        network: the model in its roles.
+        optimizers: over the parameters of `module`, with their groups.
+        meter: collects the training loss, and what else the task logs in it.
+        step: one step, with a turn for each loss.
+        ema: the moving average of the weights, or None.
+        ending: of the run, if that comes before its last step.
+        callbacks: what watches the training.
+        eval_data: the held-out samples; None without any.
+        evaluation: over the held-out samples; None without any.
+    """
+
+    config: Config
+    world: World
+    resumes: bool
+    task: Task
+    task_state: TaskState
+    task_log: AttachedLog
+    position: Position
+    data: TrainingData
+    network: Network
+    optimizers: list[BuiltOptimizer]
+    meter: Meter
+    step: TrainStep
+    ema: Ema | None
+    ending: Ending
+    callbacks: Callbacks
+    eval_data: Dataset[Any] | None
+    evaluation: Evaluation | None
+
+    @property
+    def model(self) -> nn.Module:
+        """What forward passes go through, without DDP's wrapper."""
+        return self.network.model
+
+    @property
+    def module(self) -> nn.Module:
+        """What holds the weights that are trained and saved; `model` itself, except in fp16_master."""
+        return self.network.module
+
+    @property
+    def sharded(self) -> ShardedLossModule | None:
+        """What is called where the ranks of a mesh share the model; None otherwise."""
+        return self.network.sharded
+
+    @property
+    def pipeline(self) -> Pipeline | None:
+        """This rank's part in a pipeline; None without one."""
+        return self.network.pipeline
+
+    @property
+    def total_steps(self) -> int:
+        """The last step of the run."""
+        return self.data.total_steps
+
+    @cached_property
+    def checkpoint_policy(self) -> Checkpoint:
+        """conf/checkpoint, with `keep_best=null` replaced by the number for this run."""
+        metric, mode = self.task.metric, self.task.metric_mode
+        return resolved_policy(self.config.checkpoint, metric, mode, evaluates=self.eval_data is not None)
+
+    def model_memory(self) -> ModelMemory:
+        """Return what this rank holds of the model, and of what is trained of it."""
+        parallel = self.config.parallel
+        # offloaded gradients are shards: the whole ones are on the GPU
+        whole = self.data.plan.accumulation > 1 and not parallel.cpu_offload
+        whole = whole and self.world.mesh is not None and keeps_gradients_whole(parallel, self.world.mesh.shape)
+        return model_memory({self.model, self.module}, self.optimizers, self.ema, whole_gradients=whole)
+
+
+def _prepared_task(config: Config, world: World) -> Task:
+    """Build the task, and prepare its data once per node; collective."""
+    task = build_trained_task(config)
+    if world.local_rank == 0:
+        # it may draw only where there is something to prepare: not on all ranks, and not on a resume
+        with random_states_restored(world.gpus):
+            task.prepare()
+    world.barrier()
+    return task
+
+
+def _build_network(config: Config, task: Task, world: World, *, fresh: bool, resumes: bool) -> Network:
+    if (mesh := world.mesh) is None:
+        return build_network(config, task, world, fresh=fresh)
+    # it imports torch's DTensor, which takes half a second
+    from hpctrain.train.build_sharded import build_sharded_network
+
+    # an optimizer of a user's own may keep the initial values
+    targets = [each.node["_target_"] for each in named_optimizers(config.optimizer)]
+    leave_saved = resumes and all(target.startswith("torch.optim.") for target in targets)
+    return build_sharded_network(config, task, world, mesh, fresh=fresh, leave_saved=leave_saved)
+
+
+def _span(data: TrainingData) -> Span:
+    task, steps_per_epoch = data.task, None if data.num_samples is None else data.plan.steps_per_epoch
+    metric, mode = judged_by(data.config.checkpoint, task.metric, task.metric_mode)
+    return Span(data.total_steps, steps_per_epoch, metric, mode)
+
+
+def _warn_of_single_samples(model: nn.Module, data: TrainingData) -> None:
+    """Log a warning if a batch norm, whose variance needs two samples, will get a single one."""
+    plan, world = data.plan, data.world
+    norms = [part for part in model.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+    # one that is synchronised computes it over the samples of all ranks
+    own = [norm for norm in norms if norm.training and (world.size == 1 or not isinstance(norm, nn.SyncBatchNorm))]
+    reached = data.num_samples is not None and data.total_steps >= plan.steps_per_epoch
+    if own and reached and plan.ends_with_single_samples and world.is_rank_zero:
+        log.warning(
+            "the last step of each epoch (step %d) gives %s a single sample, of which %s can't compute a variance: "
+            "set data.drop_last=true, which leaves that step out",
+            plan.steps_per_epoch,
+            "a rank" if world.size > 1 else "the model",
+            type(own[0]).__name__,
+        )
+
+
+def _build_evaluation(
+    evaluation_pass: EvaluationPass, dataset: Dataset[Any], data: TrainingData, ema: Ema | None, bar: Bar | None
+) -> Evaluation:
+    config, world = data.config, data.world
+    loader = EvalLoader(
+        dataset,
+        data.plan.micro_batch_size,
+        rank=world.data_rank,
+        world_size=world.data_size,
+        collate_fn=data.task.collate_fn,
+        workers=data.workers_for(dataset),
+    )
+    return Evaluation(
+        evaluation_pass,
+        loader,
+        precision=config.precision.formats,
+        max_gathered_mb=config.trainer.max_gathered_mb,
+        ema=ema if config.trainer.eval_ema else None,
+        loss_weights=data.loss_weights,
+        bar=bar,
+    )
+
+
+def _require_same_evaluation(
+    dataset: Dataset[Any] | None,
+    evaluation: Evaluation | None,
+    data: TrainingData,
+    task_state: TaskState,
+    stop: StopRequest | None,
+) -> None:
+    """Refuse ranks that evaluate differently; collective."""
+    comparison = RankComparison(data.world)
+    comparison.add_dataset("held-out", dataset)
+    if evaluation is not None:
+        evaluation.add_to(comparison)
+    comparison.require_same()
+    if dataset is not None:
+        data.compare_samples("held-out", dataset, task_state, stop, seed=0)

@@ -1,0 +1,256 @@
+"""The training data of one rank: its samples, planned, ordered, weighted and loaded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from hpctrain.attempt.lost_gpu import closing_unless_lost
+from hpctrain.config.batch import micro_batch_size_of
+from hpctrain.config.named_optimizers import losses_of, named_optimizers
+from hpctrain.config.root import Config
+from hpctrain.data.bookmark import Bookmarks
+from hpctrain.data.fetch import dataset_length
+from hpctrain.data.loader import TrainLoader
+from hpctrain.data.micro_batch import MicroBatch
+from hpctrain.data.order import Order, ShuffledOrder, sequential
+from hpctrain.data.plan import BatchPlan
+from hpctrain.data.stream import is_stream
+from hpctrain.data.transfer import BatchTransfer, CopyInBackground, MoveOnDemand
+from hpctrain.data.workers import Workers, default_num_workers
+from hpctrain.distributed.determinism import random_states_restored
+from hpctrain.distributed.stop_request import StopRequest
+from hpctrain.distributed.world import World
+from hpctrain.errors import TaskError
+from hpctrain.phrases import listed
+from hpctrain.tasks.task import Task
+from hpctrain.train.loss_weights import LossWeights, build_loss_weights
+from hpctrain.train.rank_comparison import SAME_CONFIGURATION, SAME_ORDER, RankComparison, SampleCheck
+from hpctrain.train.stream_state import StreamState, build_stream_state
+from hpctrain.train.task_state import TaskState
+
+NUM_ORDERED = 16
+"""Number of samples, in the order of the first epoch, that ranks compare at the start."""
+
+log = logging.getLogger("hpctrain.train")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingData:
+    """The samples that a task trains on, and how they are planned, ordered, weighted and loaded.
+
+    Attributes:
+        config: of the run.
+        task: whose samples they are.
+        world: the ranks.
+        dataset: the samples.
+        num_samples: of the dataset; None for a stream without a length.
+        stream_state: how far streams were read.
+        loss_weights: of the micro-batches.
+        plan: the batch arithmetic.
+    """
+
+    config: Config
+    task: Task
+    world: World
+    dataset: Dataset[Any]
+    num_samples: int | None
+    stream_state: StreamState
+    loss_weights: LossWeights
+    plan: BatchPlan
+
+    @property
+    def total_steps(self) -> int:
+        """The last step of the run: max_steps or max_epochs, whichever comes first."""
+        trainer, epoch = self.config.trainer, self.plan.steps_per_epoch
+        bounds = [trainer.max_steps, None if trainer.max_epochs is None else trainer.max_epochs * epoch]
+        return min(bound for bound in bounds if bound is not None)
+
+    @property
+    def workers(self) -> Workers:
+        """Of each rank, for these samples."""
+        return self.workers_for(self.dataset)
+
+    @cached_property
+    def transfer(self) -> BatchTransfer | None:
+        """What brings the batches to the rank's GPU; None on a CPU."""
+        device = self.world.device
+        if device.type != "cuda":
+            return None
+        is_own = getattr(self.task.to_device, "__func__", None) is not Task.to_device
+        return (MoveOnDemand if is_own else CopyInBackground)(self.task.to_device, device)
+
+    def samples_seen(self, step: int) -> int:
+        """Return the number of samples trained on in the first `step` steps, which are those completed so far."""
+        return self.loss_weights.samples_seen if self.loss_weights.vary else self.plan.samples_seen(step)
+
+    def loader(self, start_step: int, bookmarks: Bookmarks | None = None) -> TrainLoader:
+        """Return this rank's batches from a step on.
+
+        Args:
+            start_step: counted from 0.
+            bookmarks: of `stream_state`, if the batches are trained on.
+        """
+        return TrainLoader(
+            self.dataset,
+            self._order(),
+            self.plan,
+            rank=self.world.data_rank,
+            seed=self.config.seed,
+            start_step=start_step,
+            collate_fn=self.task.collate_fn,
+            workers=self.workers,
+            bookmarks=bookmarks,
+            weigh=self.loss_weights.weigh if self.loss_weights.vary else None,
+            requires_all=self.loss_weights.by_contents,
+        )
+
+    @contextmanager
+    def first_micro_batch(self, task_state: TaskState) -> Iterator[MicroBatch]:
+        """Make a context with this rank's first micro-batch, after which the task is as before.
+
+        Args:
+            task_state: of the task.
+        """
+        with task_state.restored(), closing_unless_lost(self.loader(0).micro_batches(self.transfer)) as micro_batches:
+            yield next(micro_batches)
+
+    def workers_for(self, dataset: Dataset[Any]) -> Workers:
+        """Return how the samples of a dataset of the task are loaded."""
+        data, on_gpu = self.config.data, self.world.device.type == "cuda"
+        num_workers = data.num_workers
+        if num_workers is None:
+            num_workers = default_num_workers(dataset, self.world.cores, on_gpu=on_gpu)
+        return Workers(num_workers, data.prefetch_factor, data.pin_memory and on_gpu)
+
+    def require_same_samples(self, task_state: TaskState, stop: StopRequest | None) -> None:
+        """Refuse ranks whose samples differ, or are in another order; collective.
+
+        Args:
+            task_state: of the task, which reading samples leaves as it is.
+            stop: a request to stop ends the wait for the samples; None for no stop.
+
+        Raises:
+            TaskError: on every rank; names the difference.
+        """
+        if self.world.control is None:
+            return
+        comparison = RankComparison(self.world)
+        with random_states_restored(self.world.gpus):
+            first = self._order()(0, np.arange(min(self.plan.num_samples, NUM_ORDERED)))
+        comparison.add("the order of the training samples", listed(first, shown=NUM_ORDERED), SAME_ORDER)
+        comparison.require_same()
+        self.compare_samples("training", self.dataset, task_state, stop, seed=self.config.seed)
+
+    def compare_samples(
+        self, kind: str, dataset: Dataset[Any], task_state: TaskState, stop: StopRequest | None, *, seed: int
+    ) -> None:
+        """Refuse ranks whose samples of a dataset of the task differ; collective.
+
+        Args:
+            kind: `training` or `held-out`, for the message.
+            dataset: of the task.
+            task_state: of the task, which reading samples leaves as it is.
+            stop: a request to stop ends the wait for the samples; None for no stop.
+            seed: of the samples' random draws.
+
+        Raises:
+            TaskError: on every rank; names the sample.
+        """
+        if self.world.control is None:
+            return
+        workers, collate = self.workers_for(dataset), self.task.collate_fn
+        check = SampleCheck(dataset, self.world, seed=seed, collate_fn=collate, workers=workers, stop=stop)
+        # a loading process doesn't change the task's state in this process
+        with nullcontext() if workers.num_workers else task_state.restored():
+            check(kind)
+
+    def _order(self) -> Order:
+        samples, seed = self.plan.num_samples, self.config.seed
+        if is_stream(self.dataset):
+            return sequential
+        chosen = self.task.order(samples, seed)
+        if chosen is not None:
+            expected = getattr(chosen, "num_samples", samples)
+            if expected != samples:
+                name = type(chosen).__name__
+                raise TaskError(f"order() returned a {name} for {expected} samples, but the data have {samples}")
+            return chosen
+        return ShuffledOrder(samples, seed) if self.config.data.shuffle else sequential
+
+
+def build_training_data(config: Config, task: Task, world: World) -> TrainingData:
+    """Build the training data, and compare what the ranks plan from; collective.
+
+    Args:
+        config: of the run.
+        task: makes the dataset.
+        world: the ranks.
+
+    Raises:
+        TaskError: the dataset can't be used, or differs between ranks.
+        ConfigError: the batch sizes don't fit it.
+    """
+    dataset = task.train_dataset()
+    _require_same_plan(config, dataset, world)
+    num_samples = dataset_length(dataset)
+    return TrainingData(
+        config=config,
+        task=task,
+        world=world,
+        dataset=dataset,
+        num_samples=num_samples,
+        stream_state=build_stream_state(dataset, world),
+        loss_weights=build_loss_weights(task, dataset, world),
+        plan=_batch_plan(config, dataset, num_samples, world),
+    )
+
+
+def _require_same_plan(config: Config, dataset: Dataset[Any], world: World) -> None:
+    """Refuse ranks that would plan different steps; collective."""
+    comparison = RankComparison(world)
+    comparison.add("seed", config.seed, SAME_CONFIGURATION)
+    for key, setting in asdict(config.trainer).items():
+        comparison.add(f"trainer.{key}", setting, SAME_CONFIGURATION)
+    comparison.add("the losses", losses_of(named_optimizers(config.optimizer)), SAME_CONFIGURATION)
+    comparison.add_dataset("training", dataset)
+    comparison.require_same()
+
+
+def _batch_plan(config: Config, dataset: Dataset[Any], num_samples: int | None, world: World) -> BatchPlan:
+    trainer, degree = config.trainer, world.pipeline_size
+    micro_batch_size = micro_batch_size_of(config, world.data_size, degree)
+    if num_samples is None:
+        if trainer.max_steps is None:
+            kind = type(dataset).__name__
+            raise TaskError(f"{kind} has no length: give it __len__, or set trainer.max_steps")
+        num_samples = trainer.max_steps * trainer.global_batch_size
+    if num_samples < trainer.global_batch_size:
+        log.warning(
+            "trainer.global_batch_size=%d is more than the %d training samples: each step takes them all",
+            trainer.global_batch_size,
+            num_samples,
+        )
+    per_step = trainer.global_batch_size // world.data_size // micro_batch_size
+    if per_step < degree:
+        log.warning(
+            "a step has fewer micro-batches (%d) than its pipeline has groups of ranks (%d), so that some always "
+            "wait: set a larger trainer.global_batch_size, or a smaller trainer.micro_batch_size than %d",
+            per_step,
+            degree,
+            micro_batch_size,
+        )
+    return BatchPlan(
+        num_samples=num_samples,
+        global_batch_size=trainer.global_batch_size,
+        micro_batch_size=micro_batch_size,
+        world_size=world.data_size,
+        drop_last=config.data.drop_last,
+    )
