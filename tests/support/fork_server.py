@@ -145,6 +145,8 @@ def _child(
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     # with it, the server would outlive the tests as long as this process does
     os.close(forkserver._forkserver._forkserver_alive_fd)
+    # not the fork server's, for the processes that it starts itself: their parent would be that server
+    multiprocessing.set_start_method(None, force=True)
     os.setsid()  # processes that it leaves running are found by their session
     output, result = files
     written = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
