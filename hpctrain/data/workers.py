@@ -402,7 +402,10 @@ def init_worker(_worker_id: int) -> None:
         # the port of the next attempt's store.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     rank = multiprocessing.parent_process()
-    if rank is not None and rank.pid != os.getppid():
+    if multiprocessing.get_start_method() == "forkserver":
+        # its parent is the server, which lives as long as it does
+        threading.Thread(target=_end_with_rank, name="rank", daemon=True).start()
+    elif rank is not None and rank.pid != os.getppid():
         # the rank died before prctl; PyTorch would mistake the adoptive parent for the rank, and wait forever
         os._exit(0)
     info = get_worker_info()
@@ -437,6 +440,15 @@ def _shorten_socket_folder() -> None:
 
 
 def _obey_rank() -> None:
-    while signal.sigwaitinfo([signal.SIGTERM]).si_pid != os.getppid():
+    rank = multiprocessing.parent_process()
+    own = os.getppid() if rank is None else rank.pid
+    while signal.sigwaitinfo([signal.SIGTERM]).si_pid != own:
         pass
     os._exit(0)
+
+
+def _end_with_rank() -> None:
+    rank = multiprocessing.parent_process()
+    if rank is not None:
+        rank.join()
+        os._exit(0)

@@ -113,9 +113,10 @@ def test_killed_at_any_step(killed_at, world_size, workers, cuts):
     killed_at(world_size, cuts, workers=(workers,))
 
 
-def test_loading_processes_die_with_their_rank(fork_server, tmp_path):
+@pytest.mark.parametrize("start_method", ["fork", pytest.param("forkserver", marks=pytest.mark.nightly)])
+def test_loading_processes_die_with_their_rank(fork_server, tmp_path, start_method):
     """One that survives keeps the rank's sockets open, and so the port of the next attempt's rendezvous."""
-    (done,) = fork_server.wait(fork_server.start("abandon:main", str(tmp_path / "pids")))
+    (done,) = fork_server.wait(fork_server.start("abandon:main", str(tmp_path / "pids"), start_method))
     assert done.code == -9, done.output
     pids = [int(word) for word in (tmp_path / "pids").read_text().split()]
     assert len(pids) == 2

@@ -1,5 +1,6 @@
 """A rank that is killed while its loading processes are at work."""
 
+import multiprocessing
 import os
 import signal
 from pathlib import Path
@@ -12,11 +13,11 @@ from hpctrain.data.plan import BatchPlan
 from hpctrain.data.workers import Workers
 
 
-def main(path):
+def main(path, start_method):
     """Write the ids of the loading processes to a file, and die."""
+    multiprocessing.set_start_method(start_method, force=True)
     loader = TrainLoader(Noisy(*table(8)), sequential, BatchPlan(8, 4, 4, 1, True), rank=0, seed=0, workers=Workers(2))
     batches = iter(loader)
     next(batches)
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
-    Path(path).write_text(children)
+    Path(path).write_text(" ".join(str(child.pid) for child in multiprocessing.active_children()))
     os.kill(os.getpid(), signal.SIGKILL)
