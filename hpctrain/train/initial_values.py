@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from typing import TypeAlias
@@ -36,7 +37,7 @@ def build_on_rank_zero(build: Callable[[], nn.Module], world: World) -> tuple[nn
     """
     if world.is_rank_zero:
         model = build()
-        values = _by_names(model)
+        values = {names: tensor.detach() for names, tensor in _by_names(model).items()}
         _forget_values(model)
     else:
         model = build_without_values(build, world.gpus)
@@ -88,7 +89,7 @@ def send_values(values: InitialValues, model: nn.Module, world: World, *, withou
     """
     targets = _named(model)
     for names in list(values):
-        value = values.pop(names).detach()
+        value = values.pop(names)
         # what modules shared may have been sharded apart
         own = {id(targets[name]): targets[name] for name in names}
         if not own.keys().isdisjoint(without):
@@ -140,11 +141,17 @@ def _by_names(model: nn.Module) -> InitialValues:
 
 
 def _forget_values(model: nn.Module) -> None:
-    """Put new parameters and buffers on `meta` in the place of those of a model; what modules share stays shared."""
+    """Put new parameters and buffers on `meta` in the place of those of a model; what modules share stays shared.
+
+    Afterwards, the earlier parameters are NaN.
+    """
     for names, tensor in _by_names(model).items():
         empty = tensor.detach().to("meta")
         if isinstance(tensor, nn.Parameter):
             empty = nn.Parameter(empty, tensor.requires_grad)
+            if tensor.is_floating_point() and not tensor.is_meta:
+                # a model that keeps it in a list, too, would compute with values that are never trained
+                tensor.data = tensor.detach().new_full((), math.nan).expand(tensor.shape)
         vars(empty).update(vars(tensor))
         for name in names:
             path, _, attribute = name.rpartition(".")

@@ -109,6 +109,18 @@ def test_what_needs_values_has_those_of_an_ordinary_build(name, caplog):
     assert torch.equal(torch.rand(2), (torch.manual_seed(3), NOT_ON_META[name](), torch.rand(2))[2])
 
 
+def test_a_parameter_that_a_list_keeps_has_no_values():
+    """It stays as it is when the model gets shards: a model that computes with it wouldn't be trained."""
+
+    def build():
+        linear = nn.Linear(2, 3)
+        return Holding(others=[linear.weight, linear.weight.detach().clone()], linear=linear)
+
+    kept, copy = build_without_values(build).others
+    assert kept.isnan().all()
+    assert copy.isfinite().all()
+
+
 def test_an_error_of_the_model_passes_through():
     with pytest.raises(ZeroDivisionError):
         build_without_values(lambda: nn.Linear(1 // 0, 2))
