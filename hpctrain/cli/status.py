@@ -19,6 +19,7 @@ from hpctrain.cli.repeated import WATCH_S, show_repeatedly
 from hpctrain.cli.table import aligned
 from hpctrain.errors import ExitCode
 from hpctrain.phrases import counted, duration
+from hpctrain.run.ledger import Attempt
 from hpctrain.run.manifest import varied_text
 from hpctrain.status.job_query import JobQuery
 from hpctrain.status.report import Ask, ask_slurm, read_statuses
@@ -161,8 +162,17 @@ def _as_json(status: RunStatus) -> dict[str, Any]:
     spent = status.account.spent
     record = _fields(status)
     record["metrics"] = dict(sorted(record["metrics"].items()))
+    record["attempts"] = [_attempt(attempt) for attempt in status.attempts]
     record["account"] |= {"ratio": spent.ratio, "wall_s": spent.total_s, "shares": _plain(spent.shares)}
     return record
+
+
+def _attempt(attempt: Attempt) -> dict[str, Any]:
+    """An attempt as JSON has it: what not every attempt records is in ``extra``."""
+    record = _fields(attempt)
+    more = {name: record.pop(name) for name in [*record] if name not in Attempt.__annotations__}
+    recorded = {name: value for name, value in more.items() if value is not None and value is not False and value != []}
+    return {**record, "extra": recorded}
 
 
 def _fields(value: DataclassInstance) -> dict[str, Any]:
