@@ -181,6 +181,11 @@ class Ledger:
         """The number of the newest claim; 0 before the first attempt."""
         return max(self.directory.claimed_attempts(), default=0)
 
+    def unrecorded_ends(self) -> int:
+        """How many of the newest attempts in a row were killed, or crashed, before they recorded their end."""
+        recorded = (entry.attempt for entry in self.attempts() if not (entry.open or entry.closed_late))
+        return self.last_claim() - max(recorded, default=0)
+
     def claim(self, *, secret: bool = False) -> int:
         """Claim the run for a new attempt.
 

@@ -107,7 +107,8 @@ class Search:
         """Return the run that a task is to train next; None if nothing is left for it.
 
         What the task was given before comes first, then runs whose task is gone, then those that may pass another
-        rung, then a new one.
+        rung, then a new one, and at last those that were killed, or crashed, before they recorded their end: a crash
+        may take this task with it, too.
 
         Args:
             task: its id, the same after a requeue.
@@ -160,17 +161,23 @@ class Search:
             (self.home.path / FOLDER).mkdir(exist_ok=True)
 
     def _next(self, state: SearchState, task: str, max_new_runs: int | None) -> Decision | None:
-        if state.released:
-            return self._begin(*min(state.released.items()), task)
-        if self._deadline is not None and self._clock() > self._deadline:
-            return None
-        if (promoted := next(iter(self.chooser.next_rungs(state)), None)) is not None:
-            return self._begin(*promoted, task)
-        begun = sum(begin.task == task for begin in state.first.values())
-        if max_new_runs is not None and begun >= max_new_runs:
-            return None
-        new = self.chooser.new_run(state)
-        return None if new is None else self._begin(new, 0, task, self.chooser.draw(new, state))
+        released = sorted((self._unrecorded_ends(run), run, rung) for run, rung in state.released.items())
+        if released and not released[0][0]:
+            return self._begin(*released[0][1:], task)
+        if self._deadline is None or self._clock() <= self._deadline:
+            if (promoted := next(iter(self.chooser.next_rungs(state)), None)) is not None:
+                return self._begin(*promoted, task)
+            begun = sum(begin.task == task for begin in state.first.values())
+            may_begin = max_new_runs is None or begun < max_new_runs
+            if may_begin and (new := self.chooser.new_run(state)) is not None:
+                return self._begin(new, 0, task, self.chooser.draw(new, state))
+        return self._begin(*released[0][1:], task) if released else None
+
+    def _unrecorded_ends(self, run: int) -> int:
+        try:
+            return Ledger(self.directory(run)).unrecorded_ends()
+        except RunDirectoryError:  # one damaged run must not stop the others
+            return 0
 
     def _begin(self, run: int, rung: int, task: str, drawn: Mapping[str, Any] | None = None) -> Decision:
         return Decision(

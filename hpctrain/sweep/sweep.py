@@ -87,7 +87,9 @@ class Sweep:
             RunDirectoryError: one of them may be running, and SLURM can't be asked; nothing is written then.
         """
         by_directory = self._left_alone(runs)
-        if missing := [run for run in runs if run.directory not in by_directory]:
+        # a run in this process that crashes takes the sweep with it: the others have their turn first
+        missing = sorted((run for run in runs if run.directory not in by_directory), key=_unrecorded_ends)
+        if missing:
             self.print_warnings(missing)
             codes = self._dry_run(missing) if runs[0].config.cluster.dry_run else self._launch(missing)
             by_directory |= {run.directory: code for run, code in zip(missing, codes, strict=True)}
@@ -255,6 +257,10 @@ def _has_paused(run: SweepRun) -> bool:
     """Whether a run stopped where it was asked to, and not by Ctrl-C."""
     attempts = Ledger(run.directory).attempts()
     return bool(attempts) and attempts[-1].reason == Reason.PAUSED
+
+
+def _unrecorded_ends(run: SweepRun) -> int:
+    return Ledger(run.directory).unrecorded_ends()
 
 
 def _is_new(run: SweepRun) -> bool:

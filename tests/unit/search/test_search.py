@@ -79,6 +79,17 @@ def test_a_run_is_continued_by_another_task_once_it_is_released(tmp_path: Path) 
     assert asha(home).ask("8_0") == first
 
 
+def test_a_released_run_that_was_killed_comes_after_a_new_one(tmp_path: Path) -> None:
+    search = asha(prepared(tmp_path, 2))
+    killed = search.ask("here:1")
+    Ledger(search.directory(0)).claim()
+    search.release([*search.state().given.values()])
+    new = search.ask("here:2", max_new_runs=None)
+    assert new is not None
+    assert new.run == 1
+    assert search.ask("here:3", max_new_runs=None) == killed
+
+
 def test_a_run_is_released_only_as_long_as_nothing_else_was_decided(tmp_path: Path) -> None:
     home = prepared(tmp_path, 2)
     mine, other = asha(home), asha(home)

@@ -9,6 +9,7 @@ import pytest
 from hpctrain.cli import main
 from hpctrain.errors import ConfigError
 from hpctrain.launch.prepare import plan
+from hpctrain.run.ledger import Ledger
 from hpctrain.sweep.sweep import by_resources, require_one_cluster
 
 
@@ -39,6 +40,14 @@ def test_resume_skips_the_runs_that_cant_be_read(many, capsys):
     assert [line.split(": ")[2] for line in err.splitlines()] == ["many/0", "many/1"]
     assert "many/2" in out
     assert "many/1" not in out
+
+
+def test_runs_that_were_killed_come_last(many, capsys):
+    for run, kills in zip(many, (2, 1, 0), strict=True):
+        for _ in range(kills):
+            Ledger(run).claim()
+    assert main(["resume", "many", "cluster.dry_run=true", "--force"]) == 0
+    assert re.findall(r"many/\d", capsys.readouterr().out) == ["many/2", "many/1", "many/0"]
 
 
 def test_a_change_that_no_run_can_take_is_refused_once(many, capsys):
