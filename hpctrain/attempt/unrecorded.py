@@ -119,7 +119,10 @@ class UnrecordedEnds:
             return _Explanation(Reason.INTERRUPTED, why)
         if self._requeued(entry):
             return self._ask_before_requeue(entry)
-        killed = _Explanation(Reason.INFRASTRUCTURE, "its processes were killed or crashed, or their machine stopped")
+        killed = _Explanation(
+            Reason.INFRASTRUCTURE,
+            "its processes were killed, as where memory runs out, or crashed, or their machine stopped",
+        )
         if entry.job_id is None or entry.job_id == self.job_id:
             return killed
         job_id = entry.job_id
