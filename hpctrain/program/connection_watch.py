@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 from collections.abc import Iterable
 from itertools import pairwise
@@ -103,13 +104,18 @@ class ConnectionWatch:
 
 
 def _has_connected(processes: Iterable[Process], port: int) -> bool:
-    """Whether a program listens or is connected at a port, or has a connection that may lead to another rank."""
+    """Whether a program listens or is connected at a port, or has a connection that may lead to another rank.
+
+    Also if that can't be known, as where the program has a network namespace of its own, which psutil doesn't read.
+    """
+    pids = {process.pid for process in processes}
+    if len({_network(pid) for pid in (os.getpid(), *pids)} - {""}) > 1:
+        return True
     try:
         sockets = psutil.net_connections("tcp")
     except OSError as error:
         log.debug("the program's connections can't be read: %s", error)
         return True
-    pids = {process.pid for process in processes}
     of_program = [socket for socket in sockets if socket.pid in pids]
     # for 60 s, the kernel lists connections that have ended, without a process
     ended = [socket for socket in sockets if socket.pid is None and socket.status not in _IN_USE]
@@ -126,6 +132,12 @@ def _has_connected(processes: Iterable[Process], port: int) -> bool:
         if status == psutil.CONN_ESTABLISHED and (remote, local) not in ends
     ]
     return any(local[1] in listening or min(local[1], remote[1]) >= LOWEST_EPHEMERAL_PORT for local, remote in outside)
+
+
+def _network(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return str(Path(f"/proc/{pid}/ns/net").readlink())
+    return ""
 
 
 def _end(address: Any) -> tuple[str, int]:
