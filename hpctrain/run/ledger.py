@@ -19,21 +19,21 @@ from hpctrain.run.secret import discard_secret, write_secret
 from hpctrain.run.times import PhaseTimes, TimesRecord, read_times
 
 BETWEEN_MARK_AND_RECORD_S = 5.0
-"""Seconds that a busy machine may take between an end's marker and its record; the first marker's record counts."""
+"""Seconds to wait for the record of an end after its marker was made: a busy machine writes it late."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StartFacts:
-    """What a start records besides the job, the nodes and the step; None if it isn't recorded."""
+    """The optional fields of a start record; None if a field isn't recorded."""
 
     restart_count: Annotated[int | None, COUNT] = None
-    """How often SLURM had requeued the job."""
+    """Number of times that SLURM had requeued the job."""
     total_steps: Annotated[int | None, COUNT] = None
     """The last step of the run."""
     keep_best: Annotated[int | None, COUNT] = None
-    """How many checkpoints with the best evaluations are kept."""
+    """Number of checkpoints with the best evaluations to keep."""
     launched: Annotated[float | None, TIME] = None
-    """When rank zero's process started, in epoch seconds."""
+    """Start of rank zero's process, in epoch seconds."""
     code: Annotated[str | None, TEXT] = None
     """Digest of the copy of the code from which the ranks import."""
     torch: Annotated[str | None, TEXT] = None
@@ -46,26 +46,26 @@ class StartFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class EndFacts:
-    """What an end records besides the reason, the step and the times; None, or empty, if it isn't recorded."""
+    """The optional fields of an end record; None, empty or False if a field isn't recorded."""
 
     saved_step: Annotated[int | None, COUNT] = None
     """Step of the newest complete checkpoint that was on disk."""
     next: Annotated[str | None, TEXT] = None
-    """What was to follow: `restart`, `requeue` or `resubmit`."""
+    """The action that was to follow: `restart`, `requeue` or `resubmit`; None if the run was to end."""
     requeued_by: Annotated[str | None, TEXT] = None
     """`hpctrain`, or `slurm` if SLURM requeued the job by itself."""
     suspects: Annotated[tuple[str, ...], TEXTS] = ()
-    """Nodes that the failure points to."""
+    """Nodes that may have caused the failure."""
     exclude: Annotated[tuple[str, ...], TEXTS] = ()
-    """Nodes without which the run continues."""
+    """Nodes that the next attempts must not use."""
     after: Annotated[str | None, TEXT] = None
-    """Of an attempt without ranks: the run before this one that has stopped."""
+    """Path of the run that this run waited for and that stopped; such an attempt has no ranks."""
     incomplete_logs: Annotated[str | None, TEXT] = None
-    """Which logs lack lines, and how many."""
+    """The logs that lack lines, and the numbers of these lines, in words."""
     error_after_signal: Annotated[bool, FLAG] = False
     """A rank raised an error after SLURM's signal."""
     closed_late: Annotated[bool, FLAG] = False
-    """The next attempt recorded the end: its time isn't when the attempt died."""
+    """The next attempt recorded the end, so its time isn't the time of death."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,26 +105,26 @@ class Attempt(StartFacts, EndFacts, TimesRecord):
 
     @property
     def had_ranks(self) -> bool:
-        """Whether ranks were launched: not if it ended because of a run before this one."""
+        """Whether ranks were launched; they aren't if the run before this one stopped (`after`)."""
         return self.after is None
 
     @property
     def actual_start_step(self) -> int | None:
-        """The step from which it resumed: the recorded start, unless a program's first report shows another one."""
+        """The step from which it started: the recorded one, or for a program the one that its first report shows."""
         return self.start_step if self.resumed_step is None else self.resumed_step
 
     @property
     def reached_step(self) -> int | None:
-        """The last step that it is known to have completed; None if none is known."""
+        """The last step that it is known to have completed; None without any."""
         return max((step for step in (self.end_step, self.last_step) if step is not None), default=None)
 
     @property
     def died_at(self) -> float | None:
-        """When it ended; None if that isn't recorded: the next attempt closes one that left no end."""
+        """The time at which it ended; None if it left no end record, also if the next attempt added one."""
         return None if self.open or self.closed_late else self.end_time
 
     def with_times(self, directory: RunDirectory) -> Attempt:
-        """The attempt with the times in its claim; the ledger gets them with the end."""
+        """Return the attempt with the times in its claim, if it is open: the ledger has them only with the end."""
         return replace(self, **_recorded(TimesRecord.read(directory.claim(self.attempt)))) if self.open else self
 
 
@@ -148,30 +148,31 @@ class Ledger:
         """All attempts, oldest first; if an attempt has several ends, the first counts.
 
         Raises:
-            RunDirectoryError: a record has a field that can't be.
+            RunDirectoryError: a field of a record has the wrong type.
         """
-        found: dict[int, dict[str, Any]] = {}
+        by_number: dict[int, dict[str, Any]] = {}
         path = self.directory.attempts
         for record in read_json_lines(path):
             number = record.get("attempt")
             if not isinstance(number, int) or not COUNT.accepts(number):
                 continue
             require_fields(path, record, _FIELD_TYPES)
-            known = found.setdefault(number, {})
+            values = by_number.setdefault(number, {})
             event = str(record.get("event"))
-            if event not in _EVENTS or f"{event}_time" in known:
+            if event not in _EVENTS or f"{event}_time" in values:
                 continue
             facts = {name: value for name in _FACTS if (value := record.get(name)) is not None}
             facts |= {name: tuple(value) for name, value in facts.items() if isinstance(value, list)}
-            known |= {f"{event}_{name}": record.get(name) for name in ("step", "time")}
+            values |= {f"{event}_{name}": record.get(name) for name in ("step", "time")}
             if event == "start":
-                known |= {"job_id": record.get("job_id"), "world_size": record.get("world_size")}
-                known["nodes"] = tuple(record.get("nodes") or ())
-                known |= facts | known  # an end that was recorded first knows more
+                values |= {"job_id": record.get("job_id"), "world_size": record.get("world_size")}
+                values["nodes"] = tuple(record.get("nodes") or ())
+                # the end may come first in the file, and its facts are newer
+                values |= facts | values
             else:
-                known["reason"], known["detail"] = _reason(record)
-                known |= facts
-        return [Attempt(attempt=number, **known) for number, known in sorted(found.items())]
+                values["reason"], values["detail"] = _reason(record)
+                values |= facts
+        return [Attempt(attempt=number, **values) for number, values in sorted(by_number.items())]
 
     def attempt(self, number: int) -> Attempt:
         """The records of one attempt so far."""
@@ -182,7 +183,7 @@ class Ledger:
         return max(self.directory.claimed_attempts(), default=0)
 
     def unrecorded_ends(self) -> int:
-        """How many of the newest attempts in a row were killed, or crashed, before they recorded their end."""
+        """Return the number of newest attempts in a row that were killed, or crashed, without an end record."""
         recorded = (entry.attempt for entry in self.attempts() if not (entry.open or entry.closed_late))
         return self.last_claim() - max(recorded, default=0)
 
@@ -190,7 +191,7 @@ class Ledger:
         """Claim the run for a new attempt.
 
         Args:
-            secret: also write one into the claim, by which the attempt's ranks recognise each other.
+            secret: also write a secret into the claim, by which the attempt's ranks recognise each other.
 
         Returns:
             The attempt's number, counted from 1.
@@ -222,7 +223,7 @@ class Ledger:
                 fsync_directory(self.directory.claims)
                 if secret:
                     write_secret(claim)
-                # without that, an attempt on a full disk would have no end
+                # without a reserve, an attempt on a full disk couldn't record its end
                 reserve(claim)
             except OSError:
                 self._take_back(number)
@@ -230,12 +231,12 @@ class Ledger:
             return number
 
     def _take_back(self, number: int) -> None:
-        """Remove a claim, which would count as an attempt that was killed, unless there is a later one."""
+        """Remove a claim, unless there is a later one; otherwise it would count as an attempt that was killed."""
         claim = self.directory.claim(number)
         discard_secret(claim)
         with contextlib.suppress(OSError):
             claim.rmdir()
-            # looking first would leave a gap, if the later claim were made in between
+            # not checked before rmdir: a later claim that is made in between would leave a gap
             if self.directory.claim(number + 1).exists():
                 claim.mkdir()
 
@@ -311,7 +312,7 @@ class Ledger:
     def _is_closed_soon(self, attempt: int) -> bool:
         """Wait for the record, which another process may be about to write; return whether it exists."""
         deadline = time.monotonic() + BETWEEN_MARK_AND_RECORD_S
-        while not any(known.attempt == attempt and not known.open for known in self.attempts()):
+        while not any(entry.attempt == attempt and not entry.open for entry in self.attempts()):
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.05)
@@ -345,7 +346,7 @@ class Claim:
 
 
 def _recorded(facts: StartFacts | EndFacts | PhaseTimes | None) -> dict[str, Any]:
-    """The fields that have something to record, and `code`, which is null without a copy."""
+    """Return the fields to record: those with a value, and `code`, which is null without a copy of the code."""
     values = {} if facts is None else {field.name: getattr(facts, field.name) for field in fields(facts)}
     # a step of 0 is recorded, and equals False
     empty = {name for name, value in values.items() if value is None or value is False or value == ()}

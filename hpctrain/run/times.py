@@ -22,7 +22,7 @@ log = logging.getLogger("hpctrain.run")
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseTimes:
-    """Rank zero's wall time by kind of work, in seconds; None for what wasn't done, or isn't known."""
+    """Rank zero's wall time by kind of work, in seconds; None if the work wasn't done, or the time isn't known."""
 
     import_s: Annotated[float | None, NUMBER] = None
     """From the start of the process."""
@@ -55,15 +55,15 @@ class TimesRecord(PhaseTimes):
     last_step: Annotated[int | None, COUNT] = None
     """The last step that is known to be completed."""
     seen: Annotated[float | None, TIME] = None
-    """When it was recorded, in epoch seconds."""
+    """Time of the record, in epoch seconds."""
     total_steps: Annotated[int | None, COUNT] = None
     """The last step of the run."""
     resumed_step: Annotated[int | None, COUNT] = None
-    """Of a program: the step before the first one that it reported."""
+    """For a program: the step before the first one that it reported."""
 
     @classmethod
     def read(cls, claim: Path) -> TimesRecord:
-        """The record in a claim; without one, nothing is known."""
+        """Read the record in a claim; without one, all fields are None."""
         record: dict[str, Any] = read_times(claim)
         return cls(**{name: record[name] for name in _FIELD_TYPES if name in record})
 
