@@ -10,24 +10,24 @@ from hpctrain.config import require
 
 @dataclass(frozen=True, slots=True)
 class NumberFormats:
-    """The number formats of one precision, and the precisions to use where this one is slow or doesn't work.
+    """The number formats of one precision, and the precisions to suggest if this one is slow or doesn't work.
 
-    Dtypes are torch's, by name: the login half doesn't import torch. An empty name stands for fp32, or for none.
+    Dtypes are names of torch's, since the login half doesn't import torch. An empty `model` is fp32; an empty `copy`
+    or `autocast` means that there is none.
 
     Attributes:
-        kind: the precision.
+        kind: the name of the precision.
         products: the format of matrix products: `fp32`, `tf32`, `bf16` or `fp16`.
-        autocast: the dtype to which torch.autocast casts; empty without autocast.
+        autocast: the dtype to which torch.autocast casts.
         model: the dtype of the whole model, and so of the optimizer's state.
-        copy: the dtype of a copy of the model that computes, while the optimizer works on the fp32 weights; empty
-            without a copy.
+        copy: the dtype of a second copy of the model, which computes while the optimizer works on the fp32 weights.
         scales_loss: whether the loss is scaled: small gradients vanish in fp16.
-        faster: the precision that is faster and takes less memory.
-        by_autocast: the precision with the same products by autocast, for what needs weights in fp32.
-        without_nvidia: the precision to use without NVIDIA GPUs, which this one needs.
-        on_cpu: the precision to use on a CPU, where this one is slow.
-        capability: the first compute capability of NVIDIA GPUs with hardware for the products.
-        on_older_gpus: the precision to use below that capability.
+        faster: a precision that is faster and takes less memory; empty without one.
+        by_autocast: the precision with the same products, but fp32 weights and autocast; empty if its weights are fp32.
+        without_nvidia: the precision to use without NVIDIA GPUs, if this one needs them.
+        on_cpu: the precision to use on a CPU, if this one is slow there.
+        capability: the lowest compute capability of NVIDIA GPUs that compute the products in hardware.
+        on_older_gpus: the precision to use on GPUs below that capability.
     """
 
     kind: str
@@ -45,7 +45,7 @@ class NumberFormats:
 
     @property
     def has_half_weights(self) -> bool:
-        """Whether forward passes use weights in half precision, which have gradients in half precision."""
+        """Whether the model computes with half-precision weights, and so has half-precision gradients."""
         return bool(self.model or self.copy)
 
 
@@ -83,5 +83,5 @@ class Precision(require.Checked):
 
     @property
     def formats(self) -> NumberFormats:
-        """The row of the table for `kind`."""
+        """The row of `FORMATS` for `kind`."""
         return FORMATS[self.kind]

@@ -36,10 +36,10 @@ class Loss:
         meter: collects the loss and the logged scalars.
         task_log: of the task.
         precision: the number formats, which decide the autocast.
-        device: where the model is, or its first part.
+        device: of the model, or of its first part.
         function: name of the task's method.
         name: of the loss among several, for its metrics; empty for the only one.
-        makes_whole: whether results may be DTensors, as those of a model are that divides its outputs among ranks.
+        makes_whole: whether to gather results that are DTensors, as of a model that divides its outputs among ranks.
     """
 
     task: Task
@@ -58,7 +58,7 @@ class Loss:
 
     @property
     def suffix(self) -> str:
-        """Of names under which something is logged of this loss; empty for the only one."""
+        """The end of every name under which this loss is logged; empty for the only loss."""
         return f"/{self.name}" if self.name else ""
 
     @property
@@ -83,7 +83,7 @@ class Turn:
         module: computes the loss, and has the parameters that the turn trains.
         update: of the optimizers that step for this loss.
         gradients: checks that the parameters get gradients.
-        every_steps: the turn takes part in every so many steps.
+        every_steps: steps from one turn to the next.
 
     Attributes:
         loss: as given.
@@ -91,7 +91,7 @@ class Turn:
         update: as given.
         gradients: as given.
         every_steps: as given.
-        is_computing: whether the task computes the loss at the moment.
+        is_computing: whether the task's method is running.
     """
 
     def __init__(
@@ -109,9 +109,9 @@ class Turn:
         self._log_name = loss.log_name
         self._meter = loss.meter
         self._task_log = loss.task_log
-        self._checked: set[str] = set()
-        # what the newest loss returned beside it, which can't leave the forward pass with it
-        self._others: dict[str, Scalar] | None = None
+        self._checked_names: set[str] = set()
+        # other scalars that the task returned with the newest loss, which can't leave DDP's forward pass with it
+        self._returned_scalars: dict[str, Scalar] | None = None
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -166,13 +166,13 @@ class Turn:
             timer.backward_done()
 
     def compute_loss(self, micro_batch: MicroBatch, model: nn.Module) -> Tensor:
-        """Compute the loss, in the forward pass of the replica: it is what the replica calls.
+        """Compute the loss; the replica calls this in its forward pass.
 
-        The loss alone leaves that pass: DDP expects gradients of all that reaches what it returns.
+        Only the loss is returned: DDP expects a gradient for every parameter on which its output depends.
 
         Args:
             micro_batch: of this rank.
-            model: that the replica passes on.
+            model: passed by the replica.
 
         Returns:
             The mean loss over the micro-batch, 0-d.
@@ -184,27 +184,28 @@ class Turn:
         if not (self._is_on_host or micro_batch.on_device):
             batch = self.loss.task.to_device(batch, self.loss.device)
         elif self.loss.name:
-            # the turns share the tensors only: what a loss does to a dict or a list of the batch is its own
+            # new containers around the same tensors: a loss that changes a dict or list must not affect the next turn
             batch = map_tensors(lambda tensor: tensor, batch)
-        self._others = None
+        self._returned_scalars = None
         self.is_computing = True
         try:
             loss = self._compute(model, batch)
         finally:
             self.is_computing = False
         if self.loss.makes_whole:
-            # copies: of a view, FSDP2 warns that changes in place would harm it
+            # clones, because FSDP2 warns about views, which changes in place would corrupt
             loss = map_tensors(lambda value: whole(value).clone(), loss)
         if not isinstance(loss, Tensor) or loss.ndim:
-            loss, self._others = split_loss(self.loss.method, loss, self._checked, self._task_log.own_names)
-        if self.loss.name and (self._others or self._task_log.scalars):
-            self._task_log.require_one_turn(self.loss.method, self._others or ())
+            method, own_names = self.loss.method, self._task_log.own_names
+            loss, self._returned_scalars = split_loss(method, loss, self._checked_names, own_names)
+        if self.loss.name and (self._returned_scalars or self._task_log.scalars):
+            self._task_log.require_one_turn(self.loss.method, self._returned_scalars or ())
         if loss.grad_fn is None and self.gradients.is_shared:
             loss = self.gradients.complete_constant(loss, model)
         return loss
 
     def compute_unlogged(self, replica: Callable[..., Any], micro_batch: MicroBatch) -> Tensor:
-        """Compute the mean loss, 0-d, in a pass that isn't a step's: what the task logs is discarded.
+        """Compute the mean loss, 0-d, in a pass that belongs to no step: what the task logs is discarded.
 
         Args:
             replica: a `LossModule`, or DDP around one.
@@ -215,7 +216,7 @@ class Turn:
         """
         with self._task_log.discarding():
             loss: Tensor = replica(partial(self.compute_loss, micro_batch))
-        self._others = None
+        self._returned_scalars = None
         return loss
 
     def add_gradients(self, loss: Tensor, micro_batch: MicroBatch) -> None:
@@ -226,7 +227,7 @@ class Turn:
             micro_batch: over which it was computed.
 
         Raises:
-            TaskError: the loss depends on no parameter that is trained, or not on all for which other ranks wait.
+            TaskError: the loss depends on none of the trained parameters, or misses some for which other ranks wait.
         """
         gradients = self.gradients
         backward = gradients.backward if micro_batch.is_last and gradients.is_shared else self.update.backward
@@ -237,28 +238,29 @@ class Turn:
             raise
 
     def collect(self, loss: Tensor, micro_batch: MicroBatch) -> None:
-        """Add to the meter the loss that was computed last, and what the task has logged with it.
+        """Add the newest loss to the meter, with the scalars that the task returned and logged.
 
         Args:
             loss: the mean over the micro-batch, 0-d.
             micro_batch: over which it was computed.
         """
-        task_log, others = self._task_log, self._others
-        self._others = None
+        task_log = self._task_log
+        scalars = self._returned_scalars
+        self._returned_scalars = None
         weight = micro_batch.num_samples if micro_batch.weight is None else micro_batch.weight
-        # without one, it only takes part in the sum of the gradients
+        # with weight 0, the micro-batch only takes part in the collectives
         if weight:
             self._meter.add_mean(self._log_name, loss, weight)
-            if others:
+            if scalars:
                 if task_log.names.of_callbacks:
-                    task_log.require_not_of_callbacks(others)
-                for name, value in others.items():
+                    task_log.require_not_of_callbacks(scalars)
+                for name, value in scalars.items():
                     self._meter.add_value(f"{TRAIN_PREFIX}{name}", value, weight)
         if task_log.scalars:
-            task_log.add_to_meter(self._meter, weight, others or ())
+            task_log.add_to_meter(self._meter, weight, scalars or ())
 
     def try_out(self, micro_batch: MicroBatch) -> None:
-        """Compute the gradients of a micro-batch in a pass that isn't a step's, under no loss scale; collective."""
+        """Compute the gradients of a micro-batch in a pass that belongs to no step, without loss scale; collective."""
         if micro_batch.weight == 0:
             self._add_nothing(micro_batch)
         else:
@@ -290,5 +292,5 @@ class Turn:
         with empty.forward(module.replica):
             loss = self.compute_unlogged(module.replica, micro_batch)
         with empty.backward():
-            # also in the pass before the first step, whose divisor was not computed
+            # infinite also in the pass before the first step, whose micro-batch has no computed divisor
             self.add_gradients(loss, micro_batch._replace(divisor=math.inf))
