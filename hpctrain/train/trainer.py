@@ -29,13 +29,13 @@ from hpctrain.train.training_log import TrainingLog, cut_sample_logs, log_sample
 
 @dataclass(frozen=True, slots=True)
 class RunningAttempt:
-    """A training in its attempt, from its resume on, for what watches and records this rank.
+    """A training that was resumed, for the watchdog and the exit record of this rank.
 
     Attributes:
         training: what is trained.
-        start: where the attempt starts.
-        loop: trains.
-        saver: saves.
+        start: the step at which the attempt starts, and whether that step must still be evaluated.
+        loop: takes the steps.
+        saver: writes the checkpoints.
     """
 
     training: Training
@@ -76,7 +76,7 @@ def train(
         started: called once the training is resumed, before its first step.
 
     Returns:
-        Whether the last step was reached; if not, the run stopped, and is saved if there was time.
+        Whether the run is complete; if not, the ranks stopped, or the run paused, and it is saved if there was time.
 
     Raises:
         TaskError: the task broke its contract.
@@ -84,7 +84,10 @@ def train(
         CheckpointError: the run can't be resumed, or saved.
         SupersededError: a later attempt owns the run.
     """
-    directory, stopping, times, bar = attempt.directory, attempt.stopping, attempt.times, attempt.bar
+    directory = attempt.directory
+    stopping = attempt.stopping
+    times = attempt.times
+    bar = attempt.bar
     resumes = prepare_resume(directory, attempt.claim, world)
     training = build(config, world, fresh=not resumes, resumes=resumes, stop=stopping.request, bar=bar)
     if training.evaluation is None:
@@ -112,7 +115,7 @@ def train(
     if attempt.hosts is not None:
         log_start(training, attempt.claim, step=start.step, hosts=attempt.hosts, flops_per_sample=flops_per_sample)
     times.enter("first_step_s")
-    # the start may have taken long, and a later attempt may own the metrics by now
+    # building and restoring may have taken long: a later attempt may own the metrics by now
     attempt.require_ownership(world)
     try:
         with attempt.sharing_terminal():
@@ -136,8 +139,9 @@ def train(
 
 
 def _refuse_without_evaluation(training: Training) -> None:
-    """Refuse, and warn of, what needs an evaluation."""
-    why, keep_best = "nothing is evaluated: the task has no eval_dataset", training.config.checkpoint.keep_best
+    """Refuse settings that need an evaluation, and warn of callbacks that do."""
+    why = "nothing is evaluated: the task has no eval_dataset"
+    keep_best = training.config.checkpoint.keep_best
     if keep_best:
         raise ConfigError("checkpoint.keep_best", keep_best, why, "set it to 0")
     for rate in (update.learning_rate for update in training.step.updates):
@@ -161,7 +165,7 @@ def _build_saver(training: Training, attempt: AttemptContext) -> CheckpointSaver
 
 
 def _counted_flops(directory: RunDirectory, world: World) -> float | None:
-    """Return the FLOPs per sample that an earlier attempt has counted; None without any, and on ranks but zero."""
+    """Return the FLOPs per sample that an earlier attempt counted, on rank zero; otherwise None."""
     before = last_bottleneck(directory) if world.is_rank_zero else None
     return None if before is None else before.flops_per_sample
 
@@ -174,8 +178,11 @@ def _is_new_or_changed(start: Start, directory: RunDirectory, world: World) -> b
 def _micro_batches(
     training: Training, loader: TrainLoader, attempt: AttemptContext, start: Start
 ) -> Generator[MicroBatch, None, None]:
-    world, directory, position, loading = training.world, attempt.directory, training.position, None
-    # a hook that runs before each step may change what a checkpoint holds
+    world = training.world
+    directory = attempt.directory
+    position = training.position
+    # a stop while loading saves the step before: a before_step hook has already run, and may have changed its state
+    loading = None
     if not training.callbacks.before_step:
         loading = attempt.stopping.agreement.loading_stop(lambda: f"step/{position.step}")
     micro_batches = loader.micro_batches(training.data.transfer, loading)

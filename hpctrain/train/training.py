@@ -67,12 +67,12 @@ def build(
     Args:
         config: of the run.
         world: the ranks.
-        fresh: whether the run is new, and starts from the weights of `config.init_from` if that is set.
-        resumes: whether a checkpoint is there. Then a mesh leaves out initial values that it contains; the same on
-            every rank.
-        stop: a request to stop ends the wait for the samples that the ranks compare; None for no stop.
+        fresh: whether the run is new: it starts from the weights of `config.init_from`, if that is set.
+        resumes: whether the run has a checkpoint. Then a mesh leaves out initial values that the checkpoint contains;
+            the same on every rank.
+        stop: ends the wait for the samples that the ranks compare, once a stop is requested; None for no stop.
         bar: shows how far an evaluation is; None for no bar.
-        only_trains: leave out the callbacks and the evaluation, for a few steps that are only measured.
+        only_trains: leave out the callbacks and the evaluation, as for steps that are only measured.
         after_backward: called before the updates of each turn; None for the callbacks' own hooks, if there are any.
 
     Raises:
@@ -104,7 +104,7 @@ def build(
     )
     task_log.reserve(step.logged_names)
     data.require_same_samples(task_state, stop)
-    # before a resume restores the random state, which what the task draws for these samples must not advance
+    # before a resume restores the random state: the task may draw numbers for these samples, which must not advance it
     eval_data = None if only_trains else task.eval_dataset()
     evaluation = None
     if eval_data is not None:
@@ -134,24 +134,24 @@ def build(
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """Task, data, model, optimizers and the step over them, and what watches and evaluates them, on one rank.
+    """Task, data, model, optimizers and step of one rank, with its callbacks and evaluation.
 
     Attributes:
         config: of the run.
         world: the ranks.
-        resumes: whether a checkpoint was there, to be restored.
+        resumes: whether the run had a checkpoint when this was built; `Checkpointing.resume` then requires one.
         task: what is trained.
         task_state: what the task keeps outside of the model.
-        task_log: what the task logs; it discards until the training begins.
-        position: of the training, which the task sees.
+        task_log: collects what the task logs; it discards everything until the training begins.
+        position: the step and epoch of the training, which the task can read.
         data: the training samples, planned, ordered and weighted.
-        network: the model in its roles.
+        network: the model, as what computes, what is trained and what the ranks share.
         optimizers: over the parameters of `module`, with their groups.
-        meter: collects the training loss, and what else the task logs in it.
+        meter: collects the training loss, and the scalars that the task logs with it.
         step: one step, with a turn for each loss.
         ema: the moving average of the weights, or None.
-        ending: of the run, if that comes before its last step.
-        callbacks: what watches the training.
+        ending: ends the run before its last step, if a callback or a time limit requests it.
+        callbacks: of the configuration.
         eval_data: the held-out samples; None without any.
         evaluation: over the held-out samples; None without any.
     """
@@ -176,17 +176,17 @@ class Training:
 
     @property
     def model(self) -> nn.Module:
-        """What forward passes go through, without DDP's wrapper."""
+        """The module that forward passes call, without DDP's wrapper."""
         return self.network.model
 
     @property
     def module(self) -> nn.Module:
-        """What holds the weights that are trained and saved; `model` itself, except in fp16_master."""
+        """The module whose weights are trained and saved; `model` itself, except in fp16_master."""
         return self.network.module
 
     @property
     def sharded(self) -> ShardedLossModule | None:
-        """What is called where the ranks of a mesh share the model; None otherwise."""
+        """The module to call if the ranks of a mesh share the model; None otherwise."""
         return self.network.sharded
 
     @property
@@ -206,9 +206,9 @@ class Training:
         return resolved_policy(self.config.checkpoint, metric, mode, evaluates=self.eval_data is not None)
 
     def model_memory(self) -> ModelMemory:
-        """Return what this rank holds of the model, and of what is trained of it."""
+        """Return the bytes that weights, gradients and optimizer states take on this rank."""
         parallel = self.config.parallel
-        # offloaded gradients are shards: the whole ones are on the GPU
+        # with cpu_offload, only shards of gradients are on the host: the whole ones are on the GPU
         whole = self.data.plan.accumulation > 1 and not parallel.cpu_offload
         whole = whole and self.world.mesh is not None and keeps_gradients_whole(parallel, self.world.mesh.shape)
         return model_memory({self.model, self.module}, self.optimizers, self.ema, whole_gradients=whole)
@@ -218,7 +218,7 @@ def _prepared_task(config: Config, world: World) -> Task:
     """Build the task, and prepare its data once per node; collective."""
     task = build_trained_task(config)
     if world.local_rank == 0:
-        # it may draw only where there is something to prepare: not on all ranks, and not on a resume
+        # prepare may draw random numbers, but not on every rank, and not on a resume
         with random_states_restored(world.gpus):
             task.prepare()
     world.barrier()
@@ -231,14 +231,15 @@ def _build_network(config: Config, task: Task, world: World, *, fresh: bool, res
     # it imports torch's DTensor, which takes half a second
     from hpctrain.train.build_sharded import build_sharded_network
 
-    # an optimizer of a user's own may keep the initial values
-    targets = [each.node["_target_"] for each in named_optimizers(config.optimizer)]
+    # the constructor of a user's own optimizer may copy the initial values
+    targets = [named.node["_target_"] for named in named_optimizers(config.optimizer)]
     leave_saved = resumes and all(target.startswith("torch.optim.") for target in targets)
     return build_sharded_network(config, task, world, mesh, fresh=fresh, leave_saved=leave_saved)
 
 
 def _span(data: TrainingData) -> Span:
-    task, steps_per_epoch = data.task, None if data.num_samples is None else data.plan.steps_per_epoch
+    task = data.task
+    steps_per_epoch = None if data.num_samples is None else data.plan.steps_per_epoch
     metric, mode = judged_by(data.config.checkpoint, task.metric, task.metric_mode)
     return Span(data.total_steps, steps_per_epoch, metric, mode)
 
@@ -246,17 +247,17 @@ def _span(data: TrainingData) -> Span:
 def _warn_of_single_samples(model: nn.Module, data: TrainingData) -> None:
     """Log a warning if a batch norm, whose variance needs two samples, will get a single one."""
     plan, world = data.plan, data.world
-    norms = [part for part in model.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
-    # one that is synchronised computes it over the samples of all ranks
-    own = [norm for norm in norms if norm.training and (world.size == 1 or not isinstance(norm, nn.SyncBatchNorm))]
-    reached = data.num_samples is not None and data.total_steps >= plan.steps_per_epoch
-    if own and reached and plan.ends_with_single_samples and world.is_rank_zero:
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    # a synchronised one computes the variance over the samples of all ranks
+    local = [norm for norm in norms if norm.training and (world.size == 1 or not isinstance(norm, nn.SyncBatchNorm))]
+    ends_an_epoch = data.num_samples is not None and data.total_steps >= plan.steps_per_epoch
+    if local and ends_an_epoch and plan.ends_with_single_samples and world.is_rank_zero:
         log.warning(
             "the last step of each epoch (step %d) gives %s a single sample, of which %s can't compute a variance: "
             "set data.drop_last=true, which leaves that step out",
             plan.steps_per_epoch,
             "a rank" if world.size > 1 else "the model",
-            type(own[0]).__name__,
+            type(local[0]).__name__,
         )
 
 

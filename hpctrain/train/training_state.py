@@ -1,4 +1,4 @@
-"""The state of a training, as checkpoints have it: one list, saved, restored and compared in its order."""
+"""The state of a training in checkpoints: one list of parts, saved and restored in its order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hpctrain.train.training import Training
 from hpctrain.train.update import Update
 
 ABSENT: Mapping[str, Any] = {"ema": {}, "best": {}}
-"""States of the parts that a training may lack, whose keys all checkpoints have."""
+"""Empty states of the parts that a training may lack: every checkpoint has their keys."""
 
 log = logging.getLogger("hpctrain.train")
 
@@ -60,7 +60,9 @@ def training_state(training: Training, best: Best | None, weights: Weights) -> t
 
 
 class Progress(Stateful):
-    """The position of a run, and what has to be the same for an exact resume. `Head` has the rest of its state.
+    """The position of a run, and the facts that must not change for an exact resume.
+
+    `Head` saves the step, the world size and the digest of the configuration, which `load_state` also reads.
 
     Args:
         training: whose position it is.
@@ -107,7 +109,9 @@ class Progress(Stateful):
 
 
 class Weights(Stateful):
-    """The model, the optimizers over its parameters, and the loss scales. A checkpoint has copies of their tensors.
+    """The model, the optimizers over its parameters, and the loss scales.
+
+    `state` returns these objects themselves; the save copies their tensors.
 
     Args:
         training: whose weights they are.
@@ -118,7 +122,7 @@ class Weights(Stateful):
         self._built_buffers = buffer_kinds(training.model)
 
     def state(self) -> dict[str, Any]:
-        """Return the model, the optimizers and the scalers themselves, and what a resume has to know of them."""
+        """Return the model, the optimizers, the scalers, the optimizers' options, and the names of changed buffers."""
         step, buffers = self._training.step, self._changed_buffers()
         return {
             "model": self._training.module,
@@ -137,7 +141,7 @@ class Weights(Stateful):
         step, now = self._training.step, self._training.config.optimizer
         optimizers, before = _optimizers_of(step), saved.get("optimizer", {})
         if isinstance(optimizers, dict):
-            changed: Any = {name: _changed(_own(before, name), _own(now, name)) for name in optimizers}
+            changed: Any = {name: _changed(_options(before, name), _options(now, name)) for name in optimizers}
         else:
             changed = _changed(before, now)
         restore_weights(saved, self._training.module, optimizers, _scalers_of(step), changed=changed)
@@ -165,10 +169,10 @@ class Weights(Stateful):
 
 
 class Updates(Stateful):
-    """The schedules of the optimizers and the numbers of updates that were skipped; of several optimizers by name.
+    """The schedules of the optimizers, and the numbers of skipped updates; of several optimizers by name.
 
     Args:
-        step: with the updates.
+        step: has the updates.
     """
 
     def __init__(self, step: TrainStep) -> None:
@@ -214,8 +218,8 @@ def _scalers_of(step: TrainStep) -> torch.amp.GradScaler | dict[str, torch.amp.G
     return {turn.loss.name: turn.update.scaler for turn in step.turns if turn.update.scaler is not None} or None
 
 
-def _own(node: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the keys of one optimizer, with those that it shares with the others."""
+def _options(node: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the options of one named optimizer, with those that it shares with the others."""
     shared = {key: node[key] for key in SHARED_KEYS if node.get(key) is not None}
     return {**shared, **node.get("named", {}).get(name, {})}
 
