@@ -1,8 +1,9 @@
 """Metrics and media for TensorBoard.
 
-The messages are TensorBoard's, and `RecordFile` appends them. TensorBoard's `EventFileWriter` would keep records for up
-to two minutes in a thread, and raise once the disk is full. Its `RecordWriter` computes checksums in Python: 0.1 s per
-megabyte of media, in which the training waits for Python's lock.
+The messages are TensorBoard's protocol buffers. This module frames them as records, and `RecordFile` appends each at
+once. TensorBoard's `EventFileWriter` would keep records for up to two minutes in a thread, and raise in the caller once
+a write has failed, as on a full disk. Its `RecordWriter` computes checksums in Python: 0.1 s per megabyte of media, in
+which training waits for the GIL.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _PAUSE_S = 0.1
-"""TensorBoard draws a thousand points of a curve by default, and each event is a write to a file system."""
+"""Seconds between training records. Each is a write to a file system, and TensorBoard draws only a thousand points."""
 
 HyperparameterValue = str | float | bool
 
@@ -46,8 +47,9 @@ class TensorBoardSink:
     curve never doubles back. TensorBoard can't drop the evaluation of a step and keep its other records: if the
     evaluation will be repeated, all of `resume_step` is dropped, and `repeat` has to bring back the rest.
 
-    Of training records within 0.1 s of each other, the first and the last before a `flush` or `close` are written; the
-    metrics file has all of them. Evaluations are written at once.
+    If training records follow each other within 0.1 s, only the first is written, and the last one before a `flush` or
+    `close`; the metrics file has all of them. Evaluations are written at once.
+
     While the file system fails, training continues (see `RecordFile`). Threads may share the sink.
 
     Args:
@@ -75,7 +77,7 @@ class TensorBoardSink:
         self._failing = False
         self._logged_at = float("-inf")
         self._left_out: tuple[int, float, Mapping[str, float]] | None = None
-        # media come from the thread that writes them
+        # another thread encodes and writes media
         self._lock = threading.Lock()
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -152,8 +154,7 @@ class TensorBoardSink:
             self._failing = True
             return None
         file.append(frame(Event(wall_time=self._clock(), file_version="brain.Event:2").SerializeToString()))
-        # TensorBoard drops points from purge_step on at each session start, except for the first: so the first file has
-        # one as well
+        # TensorBoard drops points from purge_step on at each session start but the first: so the first file needs one
         start = SessionLog(status=SessionLog.START)
         purge = Event(wall_time=self._clock(), step=self._purge_step, session_log=start)
         file.append(frame(purge.SerializeToString()))
@@ -178,7 +179,7 @@ def _hparams_event(time: float, name: str, data: Any) -> Any:
     value = event.summary.value.add(tag=f"_hparams_/{name}")
     value.metadata.plugin_data.plugin_name = "hparams"
     value.metadata.plugin_data.content = data.SerializeToString()
-    # the page looks for summaries with a tensor, whatever it is
+    # the page shows only summaries that have a tensor, whatever it contains
     value.tensor.dtype = 1  # DT_FLOAT
     value.tensor.tensor_shape.dim.add(size=0)
     return event
@@ -230,7 +231,7 @@ def _add_histogram(histogram: Any, record: dict[str, Any]) -> None:
     counts, edges = record["counts"], record["edges"]
     histogram.num = sum(counts)
     for name in ("sum", "sum_squares"):
-        # null is beyond what JSON has
+        # null if the sum overflowed: JSON has no infinity
         if record[name] is not None:
             setattr(histogram, name, record[name])
     if counts:
@@ -253,7 +254,7 @@ def _add_text(value: Any, text: bytes) -> None:
 
 
 def _markdown(table: dict[str, Any]) -> str:
-    """A table, as `media.captured` encodes it."""
+    """Return a table, encoded by `media.captured`, as Markdown."""
     rows = [table["columns"], ["---"] * len(table["columns"]), *table["data"]]
     return "\n".join("|" + "|".join(_in_cell(value) for value in row) + "|" for row in rows)
 

@@ -1,4 +1,4 @@
-"""A medium as it was at the call: checked and copied, to be encoded later in another thread."""
+"""Check and copy a medium when it is logged, to encode it later in another thread."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ MOST_CHANNELS = 16
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A medium that nothing changes any more.
+    """A copied medium, which later changes to the original don't affect.
 
     Attributes:
         kind: of the medium.
-        num_bytes: that it takes until it is encoded.
+        num_bytes: its size in memory until it is encoded.
         encode: waits for the copy from the device, if there is one, and returns the content of the medium's file.
     """
 
@@ -68,7 +68,7 @@ def capture(where: str, kind: Kind, content: Any, options: Mapping[str, Any]) ->
 
 
 class _WrongError(Exception):
-    """What was expected and found."""
+    """The content isn't of the medium's kind; the message says what was expected and what was found."""
 
 
 def _copied(content: Any) -> HostArray:
@@ -91,8 +91,8 @@ def _image(image: Any) -> Captured:
         )
     if not copy.is_floating() and copy.dtype() not in ("uint8", "bool"):
         raise _WrongError(f"expected uint8, bool or floats from 0 to 1, found {copy.dtype()}: convert it")
-    # not first in the thread that encodes: a loading process that is forked during an import of Pillow, and imports it
-    # as well, would wait forever. With its first formats, as it takes 40 ms, which not every training has to spend
+    # Import Pillow before the encoding thread needs it: a loading process that is forked during an import of Pillow, and
+    # imports it as well, would wait forever. Not at the top, as it takes 40 ms with its formats (`preinit`).
     from PIL import Image
 
     Image.preinit()
@@ -120,7 +120,7 @@ def png_of(values: Array) -> bytes:
         values = np.moveaxis(values, -3, -1)
     grid = _grid(_pixels(values))
     encoded = io.BytesIO()
-    # Pillow has grey images without a dimension for their channel
+    # Pillow expects grey images without a channel dimension
     Image.fromarray(grid[..., 0] if grid.shape[-1] == 1 else grid).save(encoded, format="png")
     return encoded.getvalue()
 
@@ -144,9 +144,9 @@ def _grid(pixels: Array) -> Array:
     columns = math.ceil(math.sqrt(number))
     rows = math.ceil(number / columns)
     grid = np.zeros((rows * (height + _GAP) - _GAP, columns * (width + _GAP) - _GAP, channels), np.uint8)
-    for index, one in enumerate(pixels):
+    for index, image in enumerate(pixels):
         top, left = index // columns * (height + _GAP), index % columns * (width + _GAP)
-        grid[top : top + height, left : left + width] = one
+        grid[top : top + height, left : left + width] = image
     return grid
 
 
@@ -229,13 +229,13 @@ def _wav(values: Array, sample_rate: int) -> bytes:
 
 def _table(rows: Iterable[Sequence[Any]], *, columns: Sequence[str]) -> Captured:
     titles = [str(title) for title in _items(columns, "columns, a list or tuple of titles")]
-    kept = []
+    checked_rows = []
     for number, values in enumerate(_items(rows, "rows, each a list or tuple of values")):
         row = [_cell(value) for value in _items(values, "a list or tuple of values", f" in row {number}")]
-        kept.append(row)
+        checked_rows.append(row)
         if len(row) != len(titles):
             raise _WrongError(f"expected {len(titles)} values per row, found {len(row)} in row {number}")
-    return Captured("table", 64 * len(titles) * (len(kept) + 1), lambda: _split(titles, kept))
+    return Captured("table", 64 * len(titles) * (len(checked_rows) + 1), lambda: _split(titles, checked_rows))
 
 
 def _items(values: Any, expected: str, where: str = "") -> Iterator[Any]:
