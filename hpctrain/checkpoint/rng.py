@@ -16,7 +16,7 @@ from hpctrain.errors import CheckpointError
 
 
 class RandomStreams(Stateful):
-    """The random number generators of all ranks; the last part to restore, since other parts may draw from them.
+    """The random number generators of all ranks, restored after all other parts, which may draw from them.
 
     Args:
         world: the ranks.
@@ -40,7 +40,7 @@ class RandomStreams(Stateful):
         if saved["world_size"] == world.size and degrees == (world.tensor_size, world.pipeline_size):
             restore_rng(saved["rng"][world.rank], world.gpus)
         else:
-            # another world size draws other numbers anyway; the same ones in each attempt, and on ranks that compute
+            # these ranks draw other numbers in any case; seeds are the same in each attempt, and on ranks that compute
             # layers together
             seed_everything(rank_seed(self._seed + saved["step"], world.random_stream))
 

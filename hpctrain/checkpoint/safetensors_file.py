@@ -1,6 +1,7 @@
 """Write weights that don't fit into memory together as a safetensors file.
 
-The package writes tensors that are all in memory. It makes the header here, and the elements follow piece by piece.
+The safetensors package can only write tensors that are all in memory. So it makes the header, from tensors without
+elements, and this module writes the elements piece by piece.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from hpctrain.errors import CheckpointError
 from hpctrain.files import errors_naming
 
 _LENGTH_BYTES = 8
-"""Of the number before the header; the header's end, where the elements begin, is aligned to as many bytes."""
+"""Size of the header's length, which precedes the header. The header is padded to a multiple of it."""
 
 
 def write_safetensors(path: Path, weights: Mapping[str, WeightStream], on_write: Callable[[int], None]) -> None:
@@ -44,7 +45,7 @@ def write_safetensors(path: Path, weights: Mapping[str, WeightStream], on_write:
 
 
 def _header(weights: Mapping[str, WeightStream]) -> tuple[bytes, list[str]]:
-    """Return what comes before the elements, and the names in the order of their elements."""
+    """Return the bytes before the elements, and the names in the order of their elements."""
     empty = {}
     for name, weight in weights.items():
         kind = str(weight.dtype).removeprefix("torch.")

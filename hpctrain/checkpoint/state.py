@@ -22,7 +22,7 @@ NAMED = "named"
 
 
 class Stateful(Protocol):
-    """A part of the training whose state is in checkpoints, as of `torch.distributed.checkpoint.stateful.Stateful`.
+    """A part of the training whose state is in checkpoints; like `torch.distributed.checkpoint.stateful.Stateful`.
 
     Attributes:
         is_collective: whether `state` is collective. Then every rank calls it in each save; otherwise only the ranks
@@ -32,14 +32,14 @@ class Stateful(Protocol):
     is_collective: ClassVar[bool] = False
 
     def state(self) -> dict[str, Any]:
-        """Return the state by its keys in checkpoints, which no other part has; tensors aren't copied."""
+        """Return the state by its keys in checkpoints, without copying tensors; no other part has these keys."""
 
     def load_state(self, saved: Mapping[str, Any]) -> None:
         """Restore the state; not collective.
 
         Args:
-            saved: all states of a checkpoint, by key (`LoadedCheckpoint.states`). That of an earlier version may lack
-                the keys of this part: then its state starts afresh.
+            saved: all states of a checkpoint, by key (`LoadedCheckpoint.states`). A checkpoint of an earlier version
+                may lack the keys of this part: then its state starts afresh.
 
         Raises:
             CheckpointError: the state belongs to another training.
@@ -47,13 +47,13 @@ class Stateful(Protocol):
 
 
 def states_of(parts: Iterable[Stateful], *, collective: bool) -> dict[str, Any]:
-    """Return the states of all parts that are collective, or of all that aren't, in their order; so itself collective.
+    """Return the states of the parts that are collective, or of those that aren't, in their order.
 
     Args:
         parts: in the same order on every rank.
-        collective: which of them.
+        collective: which of them; if true, this call is collective, too.
     """
-    return {key: value for each in parts if each.is_collective is collective for key, value in each.state().items()}
+    return {key: value for part in parts if part.is_collective is collective for key, value in part.state().items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

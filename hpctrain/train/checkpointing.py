@@ -1,4 +1,4 @@
-"""Save and resume: the times at which checkpoints are written, and the restore."""
+"""Save and resume a training: decide when to save, collect the state, and restore it."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ class Checkpointing:
     """Saves the state of a training, and restores it from the newest intact checkpoint.
 
     Args:
-        training: what is saved.
+        training: is saved and restored.
         directory: of the run.
-        saver: writes, on rank zero.
-        agreement: of the ranks, on a stop while a save waits for another one.
+        saver: writes the checkpoints: on rank zero, or on all ranks of a mesh.
+        agreement: the ranks agree by it to stop while a save waits for another one.
         claim: of this attempt.
         clock: monotonic seconds.
 
@@ -111,49 +111,49 @@ class Checkpointing:
         Raises:
             SupersededError: a later attempt owns the run. Only rank zero raises it, perhaps after it has removed what
                 earlier attempts left behind.
-            CheckpointError: the checkpoints were removed after the training was built.
+            CheckpointError: a checkpoint belongs to another training, or all were removed after the training was built.
             TaskError: the task's state can't be saved.
         """
         if self._world.is_rank_zero:
             self._claim.require_ownership()
             if names := remove_leftovers(self._directory):
                 log.info("cleaned up after an earlier attempt: %s", ", ".join(names))
-        found = load_newest(self._directory, self._world, show)
-        if found is None and self._training.resumes:
+        checkpoint = load_newest(self._directory, self._world, show)
+        if checkpoint is None and self._training.resumes:
             raise CheckpointError(
                 f"{self._directory.checkpoints} had checkpoints when this attempt started, and has none any more: put "
                 "one back, or start a new run"
             )
-        # before the first step, and not only when it is saved
+        # a state that can't be saved is an error now, and not at the first save
         self._training.task_state.check()
         self._training.callbacks.check()
-        if found is not None:
+        if checkpoint is not None:
             if self._world.is_rank_zero:
-                set_aside(found.passed_over, self._claim)
-                if found.step < recorded_step(self._directory):
+                set_aside(checkpoint.passed_over, self._claim)
+                if checkpoint.step < recorded_step(self._directory):
                     folder = copy_records_aside(self._directory, self._claim.attempt)
-                    log.warning("the metrics after step %d are dropped; %s has a copy", found.step, folder)
-            self._restore(found)
-        step = 0 if found is None else found.step
-        # building and running the replicas draws from the random streams that were restored
-        with nullcontext() if found is None else random_states_restored(self._world.gpus):
+                    log.warning("the metrics after step %d are dropped; %s has a copy", checkpoint.step, folder)
+            self._restore(checkpoint)
+        step = 0 if checkpoint is None else checkpoint.step
+        # building and trying out the replicas draws from the random streams that were just restored
+        with nullcontext() if checkpoint is None else random_states_restored(self._world.gpus):
             self._training.step.prepare(step)
         if self._world.is_rank_zero or self._training.sharded is not None:
             average = {} if self._training.ema is None else self._training.ema.state()
             self._saver.lock_ahead(self._live_state(step, **self._weights.state(), **average))
-        if found is not None and self._world.is_rank_zero:
-            self._saver.retain_in_background(found.step)
+        if checkpoint is not None and self._world.is_rank_zero:
+            self._saver.retain_in_background(checkpoint.step)
         self._restart_interval()
-        if found is None:
+        if checkpoint is None:
             return Start()
-        return Start(step, bool(found.extra.get("evaluation_due", False)), found.world_size)
+        return Start(step, bool(checkpoint.extra.get("evaluation_due", False)), checkpoint.world_size)
 
-    def _restore(self, found: LoadedCheckpoint) -> None:
-        saved = found.states
+    def _restore(self, checkpoint: LoadedCheckpoint) -> None:
+        saved = checkpoint.states
         for part in self._state:
             part.load_state(saved)
         if self._world.is_rank_zero:
-            log.info("resuming at step %d from %s", found.step, found.path)
+            log.info("resuming at step %d from %s", checkpoint.step, checkpoint.path)
 
     def record_evaluation(self, step: int, means: Mapping[str, float]) -> None:
         """Compare an evaluation with the best so far, and set `best_step` if it is one of them; collective.
@@ -234,8 +234,8 @@ class Checkpointing:
         gathered = states_of(self._state, collective=True)
         error = self._earlier_error()
         if self._saves(error):
-            own = states_of(self._state, collective=False)
-            state = self._live_state(step, **{**ABSENT, **own, **gathered}, evaluation_due=evaluation_due)
+            local = states_of(self._state, collective=False)
+            state = self._live_state(step, **{**ABSENT, **local, **gathered}, evaluation_due=evaluation_due)
             try:
                 # a save at the end of an attempt may have only seconds: the next attempt removes older checkpoints
                 self._saver.save(state, wait=wait, retain=not wait or self._is_at_end(step))
