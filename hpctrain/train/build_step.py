@@ -65,7 +65,7 @@ class StepBuilder:
         first_micro_batch: FirstMicroBatch,
         after_backward: Callable[[JointUpdate], None] | None = None,
     ) -> TrainStep:
-        """Build the step, with the replicas for the first one: they send rank zero's weights; collective.
+        """Build the step, with the replicas for the first step, which send rank zero's weights; collective.
 
         The turns are in the order in which the configuration names their losses.
 
@@ -75,13 +75,13 @@ class StepBuilder:
             after_backward: called before the updates of each turn; see `JointUpdate`.
 
         Raises:
-            TaskError: the task has no method of that name.
-            ConfigError: a loss trains nothing at first, or the task has none.
+            TaskError: the task has no method with the name of a loss.
+            ConfigError: a loss trains nothing in the first step, or the task has no `loss`.
         """
         losses = _by_loss(optimizers)
         turns = [
-            self._turn(method, own, own[0].named.name if len(losses) > 1 else "", after_backward)
-            for method, own in losses.items()
+            self._turn(method, group, group[0].named.name if len(losses) > 1 else "", after_backward)
+            for method, group in losses.items()
         ]
         _require_own_rates(optimizers, [update for turn in turns for update in turn.update.updates], self.config)
         ema = self._ema(optimizers)
@@ -110,7 +110,7 @@ class StepBuilder:
         module = TrainedModule(network.model, trained_from, replicate=self._replicate())
         on_host = config.parallel.cpu_offload
         scaler = gradient_scaler(config.precision, world.device, is_shared=self._is_mixed, on_host=on_host)
-        updates = [self._update(each, scaler) for each in optimizers]
+        updates = [self._update(optimizer, scaler) for optimizer in optimizers]
         update = JointUpdate(updates, self.meter, scaler=scaler, master=network.master, after_backward=after_backward)
         gradients = GradientCheck(loss.method, module, update, config.parallel, world)
         parts = loss, module, update, gradients
@@ -157,13 +157,13 @@ class StepBuilder:
         decay = self.config.trainer.ema_decay
         if decay is None:
             return None
-        trained = [parameter for each in optimizers for parameter in parameters_of(each.optimizer)]
+        trained = [parameter for built in optimizers for parameter in parameters_of(built.optimizer)]
         return Ema(self.network.module, decay, self.network.master, trained)
 
 
 def loss_names(optimizers: Sequence[BuiltOptimizer]) -> list[str]:
     """Return the names under which the losses of the turns of every step are logged."""
-    losses = [own[0].named for own in _by_loss(optimizers).values()]
+    losses = [group[0].named for group in _by_loss(optimizers).values()]
     if len(losses) == 1:
         return ["train/loss"]
     return [f"train/loss/{named.name}" for named in losses if named.every_steps == 1]
@@ -172,14 +172,14 @@ def loss_names(optimizers: Sequence[BuiltOptimizer]) -> list[str]:
 def _by_loss(optimizers: Sequence[BuiltOptimizer]) -> dict[str, list[BuiltOptimizer]]:
     """Return the optimizers that step for each loss, by the task's method, in the configuration's order."""
     losses: dict[str, list[BuiltOptimizer]] = {}
-    for each in optimizers:
-        losses.setdefault(each.named.loss, []).append(each)
+    for built in optimizers:
+        losses.setdefault(built.named.loss, []).append(built)
     return losses
 
 
 def _require_own_rates(optimizers: Sequence[BuiltOptimizer], updates: Sequence[Update], config: Config) -> None:
-    """Refuse rates of named optimizers that the schedule of the run would overwrite by the same ones."""
-    sharing = {each.named.name: each for each in optimizers if each.named.schedule is None}
+    """Refuse named optimizers with rates of their own if the run's schedule sets the same rates for all of them."""
+    sharing = {built.named.name: built for built in optimizers if built.named.schedule is None}
     overwritten = [update.name for update in updates if update.name in sharing and update.learning_rate.overwrites]
     if len({sharing[name].base_lr for name in overwritten}) > 1:
         key = f"{sharing[overwritten[0]].named.key}.schedule"
@@ -199,7 +199,7 @@ def _bounds(trainer: Trainer, built: BuiltOptimizer) -> Trainer:
 
 
 def _trained_from(network: Network, optimizers: Sequence[BuiltOptimizer], span: Span) -> list[tuple[nn.Parameter, int]]:
-    """Return the parameters that a turn trains, of the model that computes, and the step from which it does.
+    """Return the parameters that a turn trains, as the computing model has them, each with its first step.
 
     Raises:
         ConfigError: it trains none in the first step.
@@ -207,13 +207,13 @@ def _trained_from(network: Network, optimizers: Sequence[BuiltOptimizer], span: 
     computing = ModelNames(network.model).parameters if network.master is not None else {}
     trained_from = [
         (computing.get(name, parameter), _since(group, span))
-        for each in optimizers
-        for group in each.groups
+        for built in optimizers
+        for group in built.groups
         if not group.frozen
         for name, parameter in group.parameters.items()
     ]
     if all(step for _, step in trained_from):
-        raise _all_frozen([group for each in optimizers for group in each.groups])
+        raise _all_frozen([group for built in optimizers for group in built.groups])
     return trained_from
 
 

@@ -1,4 +1,4 @@
-"""The initial values of a model that the ranks of a mesh share: rank zero builds them, and sends them to the others."""
+"""The initial values of a model that the ranks of a mesh share: rank zero computes and sends them."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from hpctrain.checkpoint.rng import restore_rng, rng_state
 from hpctrain.distributed.world import World
 
 InitialValues: TypeAlias = dict[tuple[str, ...], Tensor]
-"""The parameters, then the buffers, by all names of each; on `meta` on the ranks that don't have the values."""
+"""The parameters, then the buffers, each by all of its names; on `meta` on all ranks but rank zero."""
 
 log = logging.getLogger("hpctrain.train")
 
 
 def build_on_rank_zero(build: Callable[[], nn.Module], world: World) -> tuple[nn.Module, InitialValues]:
-    """Build a model whose values only rank zero has, as if it were the only rank; collective.
+    """Build a model with values on rank zero alone, which are those of a single device; collective.
 
     Afterwards, all ranks have rank zero's random state.
 
     Args:
-        build: builds the model; other ranks call it inside of ``torch.device("meta")``.
+        build: builds the model; the other ranks call it inside ``torch.device("meta")``.
         world: the ranks.
 
     Returns:
@@ -42,13 +42,13 @@ def build_on_rank_zero(build: Callable[[], nn.Module], world: World) -> tuple[nn
     else:
         model = build_without_values(build, world.gpus)
         values = _by_names(model)
-    # on meta, nothing is drawn
+    # a build on meta draws nothing, so the other ranks' generators are behind
     restore_rng(world.broadcast(rng_state(world.gpus)), world.gpus)
     return model, values
 
 
 def build_without_values(build: Callable[[], nn.Module], gpus: Sequence[torch.device] = ()) -> nn.Module:
-    """Build a model on `meta`, without memory; all that isn't a parameter or a buffer is as in an ordinary build.
+    """Build a model whose parameters and buffers are on `meta`, without memory; everything else is as usual.
 
     If that doesn't work on `meta`, the model is built on the CPU and loses its values afterwards.
 
@@ -59,7 +59,7 @@ def build_without_values(build: Callable[[], nn.Module], gpus: Sequence[torch.de
     random_state, earlier = rng_state(gpus), _meta_tensors()
     try:
         with torch.device("meta"), warnings.catch_warnings():
-            # of a constructor that loads weights from a file
+            # torch warns if a constructor loads weights from a file into tensors on meta
             warnings.filterwarnings("ignore", "for .* copying from a non-meta parameter")
             model = build()
         _forget_values(model)
@@ -79,20 +79,20 @@ def build_without_values(build: Callable[[], nn.Module], gpus: Sequence[torch.de
 def send_values(values: InitialValues, model: nn.Module, world: World, *, without: Collection[int] = ()) -> None:
     """Give each rank its parts of rank zero's values; collective.
 
-    Besides the parts, one whole tensor at a time is on a device.
+    Each rank's device holds one whole tensor at a time, besides its parts.
 
     Args:
-        values: of `build_on_rank_zero`; rank zero's are removed as they are sent.
-        model: sharded, with memory for its shards and buffers, except for those that only other ranks have.
+        values: of `build_on_rank_zero`; emptied as they are sent, to free rank zero's memory.
+        model: sharded, with memory for its shards and buffers; those that only other ranks have are on `meta`.
         world: the ranks.
-        without: ids of parameters and buffers that are left without values; of the same ones on every rank.
+        without: ids of parameters and buffers that get no values; of the same ones on every rank.
     """
     targets = _named(model)
     for names in list(values):
         value = values.pop(names)
-        # what modules shared may have been sharded apart
-        own = {id(targets[name]): targets[name] for name in names}
-        if not own.keys().isdisjoint(without):
+        # a tensor that modules shared may have become several shards
+        shards = {id(targets[name]): targets[name] for name in names}
+        if not shards.keys().isdisjoint(without):
             continue
         whole = torch.empty(value.shape, dtype=value.dtype, device=world.device)
         if world.is_rank_zero:
@@ -100,32 +100,32 @@ def send_values(values: InitialValues, model: nn.Module, world: World, *, withou
         if whole.numel():
             # as bytes: gloo doesn't send all types
             dist.broadcast(whole.flatten().view(torch.uint8), 0)
-        for target in own.values():
-            copy_saved(target.detach(), whole)
+        for shard in shards.values():
+            copy_saved(shard.detach(), whole)
 
 
 def give_memory(root: nn.Module, model: nn.Module, device: torch.device, *, of_buffers: torch.device) -> None:
-    """Give a sharded model memory without values.
+    """Allocate the memory of a sharded model, without values.
 
     Args:
         root: the module around the model that was sharded.
         model: with shards on `meta` in the place of its parameters, and buffers on `meta`.
         device: of this rank's shards.
-        of_buffers: their device.
+        of_buffers: the device of the buffers.
     """
     before = _named(model)
     root.to_empty(device=device)
-    found = _named(model)
-    # to_empty gives a tensor of its own to each module that shared one
-    first: dict[int, str] = {}
+    allocated = _named(model)
+    # to_empty allocates a tensor for each module, also if modules shared one: share it again
+    first_names: dict[int, str] = {}
     for name, tensor in before.items():
-        shared = first.setdefault(id(tensor), name)
+        first_name = first_names.setdefault(id(tensor), name)
         path, _, attribute = name.rpartition(".")
-        if shared != name:
-            setattr(model.get_submodule(path), attribute, found[shared])
-        elif not isinstance(tensor, nn.Parameter) and found[name].device != of_buffers:
-            found[name] = torch.empty_like(found[name], device=of_buffers)
-            setattr(model.get_submodule(path), attribute, found[name])
+        if first_name != name:
+            setattr(model.get_submodule(path), attribute, allocated[first_name])
+        elif not isinstance(tensor, nn.Parameter) and allocated[name].device != of_buffers:
+            allocated[name] = torch.empty_like(allocated[name], device=of_buffers)
+            setattr(model.get_submodule(path), attribute, allocated[name])
 
 
 def _named(model: nn.Module) -> dict[str, Tensor]:
@@ -141,26 +141,26 @@ def _by_names(model: nn.Module) -> InitialValues:
 
 
 def _forget_values(model: nn.Module) -> None:
-    """Put new parameters and buffers on `meta` in the place of those of a model; what modules share stays shared.
+    """Replace the parameters and buffers of a model by new ones on `meta`; what modules share stays shared.
 
-    Afterwards, the earlier parameters are NaN.
+    The replaced floating-point parameters become NaN.
     """
     for names, tensor in _by_names(model).items():
         empty = tensor.detach().to("meta")
         if isinstance(tensor, nn.Parameter):
             empty = nn.Parameter(empty, tensor.requires_grad)
             if tensor.is_floating_point() and not tensor.is_meta:
-                # a model that keeps it in a list, too, would compute with values that are never trained
+                # a model that also keeps it in a list would compute with values that are never trained: NaN shows it
                 tensor.data = tensor.detach().new_full((), math.nan).expand(tensor.shape)
         vars(empty).update(vars(tensor))
         for name in names:
             path, _, attribute = name.rpartition(".")
-            # not into the module's dicts: an RNN has its weights in a list, too
+            # setattr, since an RNN's also updates its list of weights
             setattr(model.get_submodule(path), attribute, empty)
 
 
 def _difference_on_meta(model: nn.Module, random_state: Tensor, earlier: dict[int, Tensor]) -> str:
-    """Return what else than the values may be different from an ordinary build; empty if nothing is.
+    """Describe a difference from an ordinary build, other than the missing values; empty if there is none.
 
     Args:
         model: built on `meta`; its parameters and buffers are replaced.
@@ -177,4 +177,4 @@ def _difference_on_meta(model: nn.Module, random_state: Tensor, earlier: dict[in
 
 
 def _meta_tensors() -> dict[int, Tensor]:
-    return {id(each): each for each in gc.get_objects() if issubclass(type(each), Tensor) and each.is_meta}
+    return {id(item): item for item in gc.get_objects() if issubclass(type(item), Tensor) and item.is_meta}

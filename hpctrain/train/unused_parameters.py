@@ -28,9 +28,9 @@ log = logging.getLogger("hpctrain.train")
 class GradientCheck:
     """Checks after the first backward pass over a replica that the parameters have gradients.
 
-    It also keeps a rank in step with those that average their gradients with its own, in every step after the first:
-    a rank without a target may return a constant as its loss, whose backward pass reaches no parameter. DDP would wait
-    for its gradients on the other ranks, and this rank would train on without theirs.
+    In every step after the first, it also keeps ranks in step that average their gradients: a rank without a target may
+    return a constant as its loss, whose backward pass reaches no parameter. Then DDP would wait for its gradients on
+    the other ranks, and this rank would continue without theirs.
 
     Args:
         method: the task's class and the method that computes the loss, for messages.
@@ -60,13 +60,13 @@ class GradientCheck:
 
     def restart(self) -> None:
         """Begin with a replica that was just built."""
-        own = self._own()
+        parameters = self._local_parameters()
         self.is_due = True
-        self.is_shared = self._world.data_size > 1 and bool(own)
+        self.is_shared = self._world.data_size > 1 and bool(parameters)
         self._was_constant = False
         if self.is_shared:
             self._check_finalized = _check_of_reducer(self._module.ddp)
-            self._witness = own[0]
+            self._witness = parameters[0]
 
     def check(self) -> None:
         """Log a warning that names the parameters without a gradient, after a backward pass.
@@ -75,15 +75,17 @@ class GradientCheck:
             TaskError: no parameter has a gradient, or DDP waits for those that are missing, which leaves others
                 unreduced; or the loss is a constant on all ranks.
         """
-        own = self._own()
-        if self._was_constant and not any(parameter.grad is not None and parameter.grad.any() for parameter in own):
-            raise TaskError(f"{self._problem(own)}: {USE_MODEL_ARGUMENT}")
+        parameters = self._local_parameters()
+        if self._was_constant and not any(
+            parameter.grad is not None and parameter.grad.any() for parameter in parameters
+        ):
+            raise TaskError(f"{self._problem(parameters)}: {USE_MODEL_ARGUMENT}")
         self.is_due = False
-        unused = [parameter for parameter in own if parameter.grad is None]
+        unused = [parameter for parameter in parameters if parameter.grad is None]
         if not unused:
             return
         problem = self._problem(unused)
-        if len(unused) == len(own):
+        if len(unused) == len(parameters):
             raise TaskError(f"{problem}: {USE_MODEL_ARGUMENT}")
         if self._module.ddp is not None and not (self._parallel.find_unused_parameters or self._parallel.static_graph):
             raise TaskError(f"{problem}: {FREEZE_UNUSED}")
@@ -104,7 +106,7 @@ class GradientCheck:
         if not loss.requires_grad:
             return loss  # its backward pass raises an error, at any world size
         if self._module.ddp is None:
-            raise TaskError(f"{self._problem(self._own())}; {RETURN_ZERO_LOSS}")
+            raise TaskError(f"{self._problem(self._local_parameters())}; {RETURN_ZERO_LOSS}")
         self._was_constant = True
         zero = zero_of(model)
         return loss.to(zero.device) + zero.to(loss.dtype)
@@ -124,21 +126,21 @@ class GradientCheck:
                 self._check_finalized()
             except RuntimeError:
                 unused = self._unreached(loss)
-                raise TaskError(f"{self._problem(unused or self._own())}: {FREEZE_UNUSED}") from None
+                raise TaskError(f"{self._problem(unused or self._local_parameters())}: {FREEZE_UNUSED}") from None
         gradient = self._witness.grad
         if gradient is None or gradient._version == version:
             self._require_any(loss)
 
     def _require_any(self, loss: Tensor) -> None:
         """Refuse a loss that has given no parameter a gradient; the witness alone may be one that isn't used."""
-        own = self._own()
+        parameters = self._local_parameters()
         if self._module.ddp is None:
-            used = [parameter for parameter in own if parameter.grad is not None]
+            used = [parameter for parameter in parameters if parameter.grad is not None]
         else:
             unused = set(self._unreached(loss))
-            used = [parameter for parameter in own if parameter not in unused]
+            used = [parameter for parameter in parameters if parameter not in unused]
         if not used:
-            raise TaskError(f"{self._problem(own)}; {RETURN_ZERO_LOSS}")
+            raise TaskError(f"{self._problem(parameters)}; {RETURN_ZERO_LOSS}")
         self._witness = used[0]
 
     def _unreached(self, loss: Tensor) -> list[nn.Parameter]:
@@ -150,9 +152,9 @@ class GradientCheck:
                 visited.add(node)
                 reached.add(getattr(node, "variable", None))
                 nodes += [following for following, _ in node.next_functions]
-        return [parameter for parameter in self._own() if parameter not in reached]
+        return [parameter for parameter in self._local_parameters() if parameter not in reached]
 
-    def _own(self) -> list[nn.Parameter]:
+    def _local_parameters(self) -> list[nn.Parameter]:
         # in a pipeline, other ranks train what is on `meta`
         return [parameter for parameter in self._module.unfrozen if not parameter.is_meta]
 

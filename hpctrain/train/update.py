@@ -1,4 +1,4 @@
-"""The updates of one optimizer, and of those that step together: learning rates, clipping, loss scale, skipping."""
+"""The updates of one optimizer, and of the optimizers that step together: rates, clipping, loss scale, skipping."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Clipping:
         """
         norm = None
         if self.is_mixed:
-            norm = self._of_mixed()
+            norm = self._clip_mixed()
         elif self.norm is not None:
             norm = whole(nn.utils.clip_grad_norm_(self.parameters, self.norm))
         elif self.measures:
@@ -72,15 +72,16 @@ class Clipping:
             nn.utils.clip_grad_value_(self.parameters, self.value)
         return norm
 
-    def _of_mixed(self) -> Tensor | None:
-        # only where a mesh is: it imports torch's DTensor, which takes half a second
+    def _clip_mixed(self) -> Tensor | None:
+        # here, and not at the top: it imports torch's DTensor, which takes half a second
         from hpctrain.distributed.gradients import clip, total_norm
 
-        found = {parameter: parameter.grad for parameter in self.parameters if parameter.grad is not None}
-        gradients, pipeline = list(found.values()), self.pipeline
+        by_parameter = {parameter: parameter.grad for parameter in self.parameters if parameter.grad is not None}
+        gradients = list(by_parameter.values())
+        pipeline = self.pipeline
         if not (self.measures or self.norm is not None) or (pipeline is None and not gradients):
             return None
-        norm = total_norm(gradients) if pipeline is None else pipeline.total_norm(found)
+        norm = total_norm(gradients) if pipeline is None else pipeline.total_norm(by_parameter)
         if gradients and self.norm is not None:
             clip(gradients, norm, self.norm)
         return norm
@@ -205,14 +206,14 @@ class Update:
         return f"/{self.name}" if self.name else ""
 
     def _num_overflows(self, scaler: torch.amp.GradScaler) -> Tensor | bool:
-        """On how many devices gradients overflowed, 0-d; False if the optimizer didn't let the scaler look."""
+        """Return the number of devices with overflows, 0-d; False if the scaler checked no gradients."""
         scale = scaler._scale
         assert scale is not None
-        each: dict[torch.device, Tensor] = scaler._per_optimizer_states[id(self.optimizer)]["found_inf_per_device"]
-        found = [one.to(scale.device, non_blocking=True) for one in each.values()]
-        if len(found) == 1:
-            return found[0]
-        return torch.stack(found).sum() if found else False
+        by_device: dict[torch.device, Tensor] = scaler._per_optimizer_states[id(self.optimizer)]["found_inf_per_device"]
+        overflows = [overflow.to(scale.device, non_blocking=True) for overflow in by_device.values()]
+        if len(overflows) == 1:
+            return overflows[0]
+        return torch.stack(overflows).sum() if overflows else False
 
     def _note_step(self, *_: object) -> None:
         self._stepped = True
@@ -325,7 +326,7 @@ class JointUpdate:
             torch._foreach_mul_(parts, factor)
 
     def _update_scaled(self, scaler: torch.amp.GradScaler) -> bool:
-        """Update the weights unless their gradients overflowed, then the scale; return whether any were updated."""
+        """Update the weights whose gradients didn't overflow, then the loss scale; return whether any were updated."""
         # With fused optimizers the host waits once: one transfer reads which updates were skipped, and the new scale.
         # For other optimizers, the scaler itself waits before each `step`; the scale isn't read then, since that would
         # wait for the update.
@@ -340,9 +341,9 @@ class JointUpdate:
             assert scaler._scale is not None
             *overflows, self._loss_scale = torch.stack([*unread, scaler._scale]).tolist()
             read = iter(overflows)
-            skipped = [bool(next(read)) if isinstance(each, Tensor) else each for each in skipped]
-        for update, each in zip(self.updates, skipped, strict=True):
-            update.record_result(skipped=bool(each))
+            skipped = [bool(next(read)) if isinstance(result, Tensor) else result for result in skipped]
+        for update, result in zip(self.updates, skipped, strict=True):
+            update.record_result(skipped=bool(result))
         return not all(skipped)
 
     def _scaled_backward(self, loss: Tensor) -> None:
