@@ -55,14 +55,14 @@ def other_torch(found: str, attempts: Sequence[Attempt], submitter: str | None) 
     Returns:
         One line; empty if the version is the same, or no other is known.
     """
-    before = next((one for one in reversed(attempts) if one.torch is not None), None)
-    known = submitter if before is None else before.torch
-    if known in (None, found):
+    before = next((attempt for attempt in reversed(attempts) if attempt.torch is not None), None)
+    expected = submitter if before is None else before.torch
+    if expected in (None, found):
         return ""
     who = "the Python that submitted the run has" if before is None else f"attempt {before.attempt} had"
     return (
-        f"this attempt has torch {found}, and {who} torch {known}: the weights may differ from those of a run with one "
-        f"version; to keep them equal bit for bit, set cluster.python to a Python with torch {known}"
+        f"this attempt has torch {found}, and {who} torch {expected}: the weights may differ from those of a run with "
+        f"one version; to keep them equal bit for bit, set cluster.python to a Python with torch {expected}"
     )
 
 

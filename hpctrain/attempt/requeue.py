@@ -49,7 +49,7 @@ class RequeueDecision:
     exclude: tuple[str, ...] = ()
 
     def facts(self, suspects: Sequence[str] = ()) -> EndFacts:
-        """What to record at the end: the next action, and the nodes that the attempt's failure points at."""
+        """Return fields of the end record: the next action, nodes to exclude, and nodes that may be at fault."""
         nodes = EndFacts(suspects=tuple(suspects), exclude=self.exclude)
         return nodes if self.action is Action.END else replace(nodes, next=self.action.value, requeued_by="hpctrain")
 

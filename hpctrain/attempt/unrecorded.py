@@ -100,16 +100,16 @@ class UnrecordedEnds:
         claim = self.directory.claim(entry.attempt)
         written = Termination.read(claim)
         if written is not None and written.reason is not None:
-            found = _Explanation(written.reason, written.evidence, certain=True)
+            explanation = _Explanation(written.reason, written.evidence, certain=True)
         else:
-            found = self._ask(entry)
+            explanation = self._ask(entry)
         if outcome.reason is Reason.HANG:
             # Ranks that wait in vain may do so because of a dead node. So a recorded hang gives way to what SLURM
             # knows for certain, unless a rank was stuck on its own and not waiting for others.
             cause = first_cause(read_exit_records(claim))
-            if not found.certain or cause is None or not cause.blames_peer:
+            if not explanation.certain or cause is None or not cause.blames_peer:
                 return outcome
-        return Outcome(found.reason, outcome.step, f"ended without a record: {found.why}")
+        return Outcome(explanation.reason, outcome.step, f"ended without a record: {explanation.why}")
 
     def _ask(self, entry: Attempt) -> _Explanation:
         owner = Owner.read(self.directory.claim(entry.attempt))

@@ -168,10 +168,13 @@ def _as_json(status: RunStatus) -> dict[str, Any]:
 
 
 def _attempt(attempt: Attempt) -> dict[str, Any]:
-    """An attempt as JSON has it: what not every attempt records is in ``extra``."""
+    """Return an attempt for JSON: fields that only some attempts record are in ``extra``."""
     record = _fields(attempt)
-    more = {name: record.pop(name) for name in [*record] if name not in Attempt.__annotations__}
-    recorded = {name: value for name, value in more.items() if value is not None and value is not False and value != []}
+    # __annotations__ are the fields of Attempt itself: those of its bases are optional
+    optional = {name: record.pop(name) for name in [*record] if name not in Attempt.__annotations__}
+    recorded = {
+        name: value for name, value in optional.items() if value is not None and value is not False and value != []
+    }
     return {**record, "extra": recorded}
 
 

@@ -68,9 +68,9 @@ def interfaces_to(nodes: Sequence[str]) -> set[str]:
 
 
 def interface_addresses() -> dict[str, str]:
-    """The IPv4 address of each interface except the loopback, by name; empty for one without."""
+    """Return the IPv4 address of each interface except the loopback, by name; empty without one."""
     return {
-        name: next((one.address for one in addresses if one.family == socket.AF_INET), "")
+        name: next((address.address for address in addresses if address.family == socket.AF_INET), "")
         for name, addresses in psutil.net_if_addrs().items()
         if name != "lo"
     }

@@ -119,11 +119,11 @@ def _launch(run: RunPlan, program: HostProgram | None, quiet: Collection[Reason]
 
 @contextlib.contextmanager
 def _sudden_exit_concluded(conclude: Callable[[], object]) -> Iterator[None]:
-    """Inside the context, `os._exit` calls ``conclude`` first, and never ends this process with exit code 0."""
+    """Inside the context, have `os._exit` call ``conclude`` first, and exit with `FAILED` in place of 0."""
     process, really_exit = os.getpid(), os._exit
 
     def exit_failed(status: int) -> NoReturn:
-        if os.getpid() != process:  # a forked DataLoader worker, which always ends so
+        if os.getpid() != process:  # a forked DataLoader worker, which always ends by os._exit
             really_exit(status)
         try:
             conclude()

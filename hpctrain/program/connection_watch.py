@@ -106,7 +106,7 @@ class ConnectionWatch:
 def _has_connected(processes: Iterable[Process], port: int) -> bool:
     """Whether a program listens or is connected at a port, or has a connection that may lead to another rank.
 
-    Also if that can't be known, as where the program has a network namespace of its own, which psutil doesn't read.
+    Also true if that can't be read, for example if the program has a network namespace of its own, which psutil skips.
     """
     pids = {process.pid for process in processes}
     if len({_network(pid) for pid in (os.getpid(), *pids)} - {""}) > 1:
@@ -135,13 +135,14 @@ def _has_connected(processes: Iterable[Process], port: int) -> bool:
 
 
 def _network(pid: int) -> str:
+    """Return the network namespace of a process; empty if it can't be read."""
     with contextlib.suppress(OSError):
         return str(Path(f"/proc/{pid}/ns/net").readlink())
     return ""
 
 
 def _end(address: Any) -> tuple[str, int]:
-    """Host and port of one end of a connection; an empty host if it isn't connected."""
+    """Return host and port of one end of a connection; an empty host if it isn't connected."""
     host, port = address or ("", 0)
     return host.removeprefix(_IPV4_IN_IPV6), port
 

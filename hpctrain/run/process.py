@@ -34,7 +34,7 @@ def process_start(pid: int) -> float | None:
 
 
 def boot_id() -> str:
-    """What all processes of this machine share, and no others, also in containers (random(4)); empty if unreadable."""
+    """The id of this boot of the machine (random(4)), the same in all its containers; empty if it can't be read."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""
@@ -94,7 +94,7 @@ def kill_session(leader: int) -> None:
 
 
 def command_line(pid: int) -> str:
-    """The command line of a process, as one line; empty after its end, and of another user's if they are hidden."""
+    """The command line of a process, as one line; empty after its end, or if it is hidden as another user's."""
     import psutil
 
     with suppress(psutil.Error):

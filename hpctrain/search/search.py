@@ -106,9 +106,9 @@ class Search:
     def ask(self, task: str, *, max_new_runs: int | None = 1) -> Assignment | None:
         """Return the run that a task is to train next; None if nothing is left for it.
 
-        What the task was given before comes first, then runs whose task is gone, then those that may pass another
-        rung, then a new one, and at last those that were killed, or crashed, before they recorded their end: a crash
-        may take this task with it, too.
+        The order is: the run that the task was given before, runs whose task is gone, runs that may pass another rung,
+        and a new run. Runs that were killed, or crashed, before they recorded their end come last, since another crash
+        may end this task as well.
 
         Args:
             task: its id, the same after a requeue.

@@ -153,15 +153,15 @@ def account(
 
 def _began(attempt: Attempt) -> float | None:
     """When the attempt's first process began, or the first moment known after that; None if none is known."""
-    known = (attempt.launched, attempt.start_time, attempt.seen, attempt.end_time)
-    return next((moment for moment in known if moment is not None), None)
+    times = (attempt.launched, attempt.start_time, attempt.seen, attempt.end_time)
+    return next((moment for moment in times if moment is not None), None)
 
 
 def _ended(attempt: Attempt, began: float) -> float:
     """When the attempt was over; without a recorded end, the last moment at which it is known to have run."""
     # an attempt without an end is closed when the next one begins, which may be hours later
-    known = (attempt.died_at, attempt.seen, attempt.start_time)
-    return next((moment for moment in known if moment is not None), began)
+    times = (attempt.died_at, attempt.seen, attempt.start_time)
+    return next((moment for moment in times if moment is not None), began)
 
 
 def _queued_since(
@@ -224,7 +224,7 @@ def _steps(attempt: Attempt) -> int | None:
 
 def _steps_lost(attempt: Attempt, later: Sequence[Attempt], otherwise: int | None) -> int:
     """The steps after the earliest one at which a later attempt began: they were repeated, or have to be."""
-    starts = [one.actual_start_step for one in later if one.actual_start_step is not None]
+    starts = [entry.actual_start_step for entry in later if entry.actual_start_step is not None]
     resumed = min(starts, default=otherwise)
     if resumed is None:
         return 0

@@ -256,7 +256,9 @@ class Requeuer:
             waits = records.waits(self.job.job_id)
         except OSError:
             return self.job.restarts
-        ours = [one for one in attempts if one.job_id in (None, self.job.job_id) and one.requeued_by is not None]
-        counted = [one for one in ours if one.restart_count is None or one.restart_count >= before]
-        recorded = waits + sum(not one.restarts_ranks for one in counted)
+        requeued = [
+            entry for entry in attempts if entry.job_id in (None, self.job.job_id) and entry.requeued_by is not None
+        ]
+        recent = [entry for entry in requeued if entry.restart_count is None or entry.restart_count >= before]
+        recorded = waits + sum(not entry.restarts_ranks for entry in recent)
         return self.job.restarts - before - recorded

@@ -87,7 +87,7 @@ class Sweep:
             RunDirectoryError: one of them may be running, and SLURM can't be asked; nothing is written then.
         """
         by_directory = self._left_alone(runs)
-        # a run in this process that crashes takes the sweep with it: the others have their turn first
+        # a crash in this process ends the whole sweep: runs that have crashed come last
         missing = sorted((run for run in runs if run.directory not in by_directory), key=_unrecorded_ends)
         if missing:
             self.print_warnings(missing)

@@ -39,8 +39,8 @@ SLOW_REDUCE_S = 0.3
 def interfaces() -> list[dict[str, Any]]:
     """The interfaces except the loopback: name, IPv4 address (empty without one) and speed in Mbit/s (0 if unknown)."""
     speeds: dict[str, int] = {}
-    with suppress(OSError):  # as where a sandbox forbids the call
-        speeds = {name: found.speed for name, found in psutil.net_if_stats().items()}
+    with suppress(OSError):  # a sandbox may forbid the call
+        speeds = {name: stats.speed for name, stats in psutil.net_if_stats().items()}
     return [
         {"name": name, "address": address, "mbit_per_s": speeds.get(name, 0)}
         for name, address in interface_addresses().items()
