@@ -174,10 +174,10 @@ def _steps(config: Config, world: World, size: int) -> dict[str, Any]:
 
 
 def _make_finite(update: JointUpdate) -> None:
-    """Replace gradients that are NaN without the other ranks: the update would be skipped, and allocate no state."""
+    """Replace NaN in gradients, which the missing ranks cause: the update would be skipped, and allocate no state."""
     if update.scaler is None:
         return
-    for parameter in (each for one in update.updates for each in parameters_of(one.optimizer)):
+    for parameter in (parameter for part in update.updates for parameter in parameters_of(part.optimizer)):
         if parameter.grad is not None:
             local_part(parameter.grad).nan_to_num_(0.0, 0.0, 0.0)
 

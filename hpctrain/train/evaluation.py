@@ -1,4 +1,4 @@
-"""Evaluation over all ranks: every held-out sample exactly once, and what they give reduced once."""
+"""Evaluation over all ranks: every held-out sample counts once, and the results are reduced once."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 _OVER = object()
 OF_VALUES = (ArithmeticError, ValueError)
-"""Errors that values of an untrained model can cause."""
+"""Errors that the values of an untrained model can cause."""
 
 log = logging.getLogger("hpctrain.train")
 
@@ -75,7 +75,7 @@ class EvaluationPass:
         task_state: of the task.
         task_log: of the task.
         metrics: of the task.
-        network: whose model computes, without its replica: ranks may have different numbers of batches.
+        network: has the model. Its DDP replica isn't used, since ranks may have different numbers of batches.
         world: the ranks.
     """
 
@@ -119,7 +119,7 @@ class EvaluationPass:
         return pipeline is not None and not pipeline.stages.is_last
 
     def loading(self, number: int) -> AbstractContextManager[object]:
-        """Return the context in which a batch is loaded: in a pipeline, what that draws is the same on all ranks."""
+        """Return the context in which to load a batch: in a pipeline, all ranks then draw the same random numbers."""
         if (pipeline := self.network.pipeline) is None:
             return nullcontext()
         return pipeline.streams.of_task(-MOST_MICRO_BATCHES - number)
@@ -134,7 +134,7 @@ class EvaluationPass:
         evaluate: Callable[..., Any] = self._evaluate
         if self.world.tensor_size > 1:
             evaluate = partial(_whole_results, evaluate)
-        # a number that no step has: what the task draws is the same in each evaluation
+        # a number that no step has, so that the task draws the same random numbers in each evaluation
         with pipeline.streams.of_task(-1 - number):
             moved = self._moved(batch)
             return pipeline.evaluate(
@@ -143,7 +143,7 @@ class EvaluationPass:
 
     @contextmanager
     def _stage_context(self, stages: Stages, local_stage: int) -> Iterator[None]:
-        """The task's code runs once for each stage of this rank, and counts once."""
+        """Have the task's code count once, although it runs for each stage of this rank."""
         with ExitStack() as contexts:
             if not stages.ends(local_stage):
                 contexts.enter_context(self.task_log.discarding())
@@ -156,7 +156,7 @@ class EvaluationPass:
         return batch if self.world.device.type == "cpu" else self._transfer.finish(batch)
 
     def join(self, loader: EvalLoader) -> None:
-        """Take part in the passes of the other ranks, in a round in which this rank has no batch; leaves no trace.
+        """Take part in the passes of the other ranks in a round without a batch for this rank; leaves no trace.
 
         A pass through a sharded model gathers its weights from all ranks of a replica.
 
@@ -183,8 +183,8 @@ class Evaluation:
         precision: the number formats, which decide the autocast.
         max_gathered_mb: bound on the per-sample values that rank zero gets.
         ema: averaged weights to evaluate; None for the live ones.
-        loss_weights: weigh the values that the task logs; None: by the number of samples that were asked for.
-        bar: shows after each batch of this rank how far it is; None for no bar.
+        loss_weights: weigh the values that the task logs; None for the number of samples in the loader's batches.
+        bar: shows the progress after each batch of this rank; None for no bar.
 
     Attributes:
         num_batches: batches over all evaluations so far; shows that an evaluation makes progress.
@@ -212,7 +212,7 @@ class Evaluation:
         self._loading: LoadingStop | None = None
         self._pass_number = 0
         self._round = 0
-        # only once: later, a run of days would end for it
+        # only in the first evaluation: later, a difference would end a run of days
         self._compares_names = True
 
     def add_to(self, comparison: RankComparison) -> None:
@@ -247,9 +247,9 @@ class Evaluation:
         results.require_room()
         means = self._reduced(results)
         with self._pass.task_log.deriving():
-            found = Evaluated(means | results.computed(means))
+            evaluated = Evaluated(means | results.computed(means))
         self._pass.metrics.reset()
-        return found
+        return evaluated
 
     def try_out(self, agreement: Agreement, num_batches: int) -> Evaluated:
         """Evaluate a few micro-batches on each rank, and leave no trace; collective.
@@ -321,9 +321,11 @@ class Evaluation:
         return is_excused
 
     def _new_results(self) -> EvaluationResults:
-        own = self._pass
-        own.metrics.reset()
-        return EvaluationResults(own.task, own.metrics, own.task_log, own.world, max_gathered_mb=self._max_gathered_mb)
+        task, metrics = self._pass.task, self._pass.metrics
+        metrics.reset()
+        return EvaluationResults(
+            task, metrics, self._pass.task_log, self._pass.world, max_gathered_mb=self._max_gathered_mb
+        )
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -334,7 +336,7 @@ class Evaluation:
             yield
 
     def _stoppable(self, evaluate: Callable[[Agreement], Stop | None], agreement: Agreement) -> Stop | None:
-        """Evaluate, and return the stop of the ranks, also one while all of them wait for a batch; collective."""
+        """Evaluate; return the stop on which the ranks agreed, also while all of them wait for a batch; collective."""
         self._pass_number += 1
         self._loading = agreement.loading_stop(lambda: f"evaluation/{self._pass_number}/{self._round}")
         try:
@@ -345,7 +347,7 @@ class Evaluation:
     def _try_out(self, results: EvaluationResults, num_batches: int, agreement: Agreement) -> Stop | None:
         num_rounds = self._loader.num_rounds
         with closing_unless_lost(self._loader.rounds(num_batches, self._loading)) as rounds:
-            # as many agreements on every rank, wherever it finds the end of a stream
+            # the same number of agreements on every rank, even if a rank finds the end of a stream early
             for round_index in range(num_batches if num_rounds is None else min(num_batches, num_rounds)):
                 self._take_round(results, rounds, round_index)
                 # at once, and not a round later: a single batch can take minutes
@@ -388,9 +390,9 @@ class Evaluation:
             if weights is not None and weights.vary:
                 # before the pass, since a task may move the batch in place
                 weight, _ = weights.weigh(batch, num_taken, samples_in(batch, num_taken, num_taken))
-            found = self._pass(batch, round_index)
+            returned = self._pass(batch, round_index)
             if not self._pass.is_elsewhere:
-                results.add(round_index, num_taken, found, weight=weight)
+                results.add(round_index, num_taken, returned, weight=weight)
         if batch is _OVER:
             return False
         self.num_batches += 1
@@ -406,8 +408,8 @@ class Evaluation:
             unknown_allowed: whether to ignore ranks that don't know it; otherwise they have more than the others.
         """
         gathered = enumerate(self._pass.world.gather(num_samples) or [])
-        known = {rank: number for rank, number in gathered if number is not None or not unknown_allowed}
-        if difference := self._pass.world.broadcast(_difference(known)):
+        by_rank = {rank: number for rank, number in gathered if number is not None or not unknown_allowed}
+        if difference := self._pass.world.broadcast(_difference(by_rank)):
             raise TaskError(
                 f"{type(self._pass.task).__name__}.eval_dataset: expected the same samples on every rank, found "
                 f"{difference}; return the same dataset on every rank, and don't split a stream by rank or by worker"

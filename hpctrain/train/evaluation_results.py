@@ -1,4 +1,4 @@
-"""What one evaluation finds: sums, the states of metric objects, and values per sample."""
+"""The results of one evaluation: sums, the states of metric objects, and values per sample."""
 
 from __future__ import annotations
 
@@ -88,21 +88,21 @@ class EvaluationResults:
         Raises:
             TaskError: `evaluate` broke its contract.
         """
-        found = checked_results(self._task, returned, num_samples)
+        checked = checked_results(self._task, returned, num_samples)
         self._has_batches = True
-        for name, (total, count) in found.sums.items():
+        for name, (total, count) in checked.sums.items():
             self._meter.add_sum(f"{EVAL_PREFIX}{name}", total, count)
             self._summed.add(f"{EVAL_PREFIX}{name}")
         if self._task_log.scalars:
             count = num_samples if weight is None else weight
-            self._task_log.add_to_meter(self._meter, count, (*found.sums, *found.per_sample))
+            self._task_log.add_to_meter(self._meter, count, (*checked.sums, *checked.per_sample))
         # ranks that compute layers together have the same results
         if self._world.counts_samples:
-            self._gathering.add(round_index, num_samples, found.per_sample)
+            self._gathering.add(round_index, num_samples, checked.per_sample)
             self._num_samples += num_samples
 
     def require_room(self, num_samples: int | None = None) -> None:
-        """Refuse more than rank zero may get; collective.
+        """Refuse results that are more than rank zero may get; collective.
 
         Args:
             num_samples: of the whole evaluation, if this is only its beginning; None for what was added so far.
@@ -111,9 +111,9 @@ class EvaluationResults:
             ConfigError: it is more than `trainer.max_gathered_mb`.
         """
         growing, constant = self._metrics.num_gathered_bytes
-        own = [self._num_samples, self._gathering.num_bytes + growing, constant, int(self.is_full)]
-        own = own if self._world.counts_samples else [0] * len(own)
-        gathered = self._world.gather(own)
+        sizes = [self._num_samples, self._gathering.num_bytes + growing, constant, int(self.is_full)]
+        # ranks that compute layers together have the same results
+        gathered = self._world.gather(sizes if self._world.counts_samples else [0] * len(sizes))
         totals = None if gathered is None else [sum(column) for column in zip(*gathered, strict=True)]
         seen, growing, constant, is_full = self._world.broadcast(totals)
         per_sample = growing / max(seen, 1)
@@ -123,7 +123,7 @@ class EvaluationResults:
         samples = counted(seen if num_samples is None else num_samples, "sample")
         others = f", and {constant} bytes of states that do not grow" if constant else ""
         needed = math.ceil(expected / MB)
-        # a rank that is full ends the evaluation
+        # a rank that is full ends the evaluation early
         is_beginning = is_full and num_samples is None
         found, enough = (f"at least {needed}", f"more than {needed}") if is_beginning else (needed, needed)
         raise ConfigError(
@@ -146,13 +146,13 @@ class EvaluationResults:
         Raises:
             TaskError: names, metric objects or per-sample values differ between ranks.
         """
-        # any rank, even rank zero, may have no samples, and then doesn't know the names
-        # only what `evaluate` returns is in every result: a logged mean over no samples is left out
+        # Any rank, even rank zero, may have no samples, and then doesn't know the names. Only the sums that `evaluate`
+        # returns are in every result: a logged mean over no samples is left out.
         names = self._world.union(sorted(self._summed))
         if compare_names:
             record = RankComparison(self._world)
-            own = sorted(self._summed) if self._has_batches else names
-            shown = listed(name.removeprefix(EVAL_PREFIX) for name in own) or "none"
+            summed = sorted(self._summed) if self._has_batches else names
+            shown = listed(name.removeprefix(EVAL_PREFIX) for name in summed) or "none"
             remedy = "return the same metrics for every batch, with a count of 0 where there is nothing to count"
             record.add(f"the metrics of {self._kind}.evaluate", shown, remedy)
             record.require_same()

@@ -33,12 +33,12 @@ log = logging.getLogger("hpctrain.train")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptContext:
-    """What a training needs of the attempt in which it runs.
+    """The attempt in which a training runs: its ownership of the run, its stop, its times and its outputs.
 
     Attributes:
         claim: of the attempt.
-        stopping: of the attempt.
-        times: of the attempt.
+        stopping: decides how the ranks stop, and whether they save.
+        times: counts the attempt's seconds by kind of work.
         hosts: of all ranks, in rank order, on rank zero; None on the other ranks.
         log_stream: the rank's log, if standard output doesn't go there already.
         bar: shows the progress on a terminal; None for plain lines, and on the other ranks.
@@ -77,12 +77,12 @@ class Loop:
 
     Args:
         training: what is trained.
-        attempt: in which it is.
+        attempt: in which it trains.
         start: where the attempt starts.
         profiler: runs the steps that are measured.
         log: writes the metrics.
         checkpointing: saves.
-        divergence: raises if further training would be wasted.
+        divergence: raises once training has diverged.
 
     Attributes:
         step: completed steps.
@@ -118,7 +118,7 @@ class Loop:
         self._ends = False
 
     def start(self, *, try_out: bool) -> bool:
-        """Try out the evaluation, and agree on stops that are requested before the first step; collective.
+        """Try out the evaluation, and agree whether to stop before the first step; collective.
 
         Args:
             try_out: whether to evaluate a few batches, so that a mistake shows at once.
@@ -158,13 +158,13 @@ class Loop:
         if self._ends_before_a_step():
             return self._end_early()
         if self._pauses():
-            # it is saved: a stop kept the attempt before from pausing here
+            # this step is saved already: a stop kept the previous attempt from pausing here
             return self._pause()
         self._ending.concluded = False
         try:
             return self._run_steps(micro_batches)
         except StopWhileLoading:
-            # inside the handler: the error holds the loading processes, whose end must not delay the save
+            # save inside the handler: the error keeps the loading processes alive, whose end would delay the save
             return self._leave_before_step()
 
     def _run_steps(self, micro_batches: Iterator[MicroBatch]) -> bool:
@@ -246,7 +246,7 @@ class Loop:
         self._ending.begin()
 
     def _ends_before_a_step(self) -> bool:
-        """Whether the run has ended early before, or its time is over; collective."""
+        """Whether the run ends without another step: it has ended early before, or its time is over; collective."""
         if self.step in (0, self._training.total_steps):
             return False
         if self._ending.is_timed:
@@ -254,12 +254,12 @@ class Loop:
         return self._ending.agree()
 
     def _end_early(self) -> bool:
-        """Evaluate and save what isn't yet, and return whether the run is complete; collective."""
+        """End the run: evaluate and save this step if necessary; return whether the run is complete; collective."""
         step, ending = self.step, self._ending
         ending.agree()
         log.info("step %d: the run ends here: %s", step, ending.reason)
         if not ending.concluded:
-            # a stop in the evaluation below may have come after the record: nothing is left for another one
+            # a stop in the evaluation below may have interrupted an earlier attempt after this record: don't repeat it
             if step % self._training.config.logger.every_steps and ending.recorded_step != step:
                 ending.recorded_step = step
                 self._divergence.check(step, self._log.training(step))
@@ -298,7 +298,7 @@ class Loop:
         return self._evaluation is None or self._ending.evaluated_step == self.step
 
     def _pause(self) -> bool:
-        """Pause the run, which is saved, and return that it isn't complete."""
+        """Pause the run, which is already saved; return False, since it isn't complete."""
         self._stopping.pause(self.step)
         return False
 
@@ -308,21 +308,21 @@ class Loop:
         assert stop is not None
         if self.step > self._start_step:
             return self._leave(stop)
-        # nothing is new
+        # there is nothing new to save
         self._stopping.begin(stop, self._checkpointing.save_takes_s)
         return False
 
     def _leave(self, stop: Stop) -> bool:
-        """Save if there is time, and return that the run isn't complete."""
+        """Save if there is time; return False, since the run isn't complete."""
         if self._stopping.begin(stop, self._checkpointing.save_takes_s):
             self._save(wait=True)
         return False
 
     def _save(self, *, wait: bool) -> Stop | None:
-        """Save; return the stop that came while this save waited for an earlier one. Then this one is left out."""
+        """Save; if a stop comes while this save waits for an earlier one, skip it and return the stop."""
         with self._times.during("save_s"):
             self._profiler.before_save(self.step)
-            # before the checkpoint is published: a resume from it must find every record up to its step
+            # flush before the checkpoint is published: a resume from it must find every record up to its step
             self._log.flush()
             self._divergence.check_before_save(self.step, ends_run=self._is_at_end)
             stop = self._checkpointing.save(self.step, evaluation_due=self._evaluation_due, wait=wait)
@@ -332,7 +332,7 @@ class Loop:
         return stop
 
     def _evaluate(self) -> Stop | None:
-        """Evaluate and log; return the stop for which the evaluation was abandoned, if any: then it stays due."""
+        """Evaluate and log; if a stop abandons the evaluation, it stays due: return the stop."""
         if self._evaluation is None:
             return None
         with self._times.during("eval_s"):

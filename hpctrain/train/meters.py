@@ -23,7 +23,7 @@ def meter_of(world: World, *names: str) -> Meter:
 
 
 class MeterState(Stateful):
-    """What a meter has added up since the last record: over all ranks, and on each one.
+    """The sums in a meter since the last record: over all ranks, and on each one.
 
     Args:
         meter: of this rank.
@@ -43,5 +43,5 @@ class MeterState(Stateful):
     def load_state(self, saved: Mapping[str, Any]) -> None:
         """Continue each rank's sums; on another number of ranks, rank zero has those of all."""
         by_rank = saved.get("meter_by_rank", ())
-        own = by_rank[self._world.rank] if len(by_rank) == self._world.size else None
-        self._meter.load_state(saved.get("meter", {}), rank=self._world.rank, own=own)
+        own_sums = by_rank[self._world.rank] if len(by_rank) == self._world.size else None
+        self._meter.load_state(saved.get("meter", {}), rank=self._world.rank, own=own_sums)

@@ -34,7 +34,7 @@ class State:
 
     @property
     def value(self) -> Any:
-        """A tensor, or a list of tensors."""
+        """The current value: a tensor, or a list of tensors."""
         return getattr(self.owner, self.attribute)
 
     def replace(self, value: Any) -> None:
@@ -43,7 +43,7 @@ class State:
 
     @property
     def device(self) -> torch.device | None:
-        """Where its owner keeps it; None for the rank's device."""
+        """The device where its owner keeps it; None for the rank's device."""
         # torchmetrics moves lists there after each update
         return torch.device("cpu") if getattr(self.owner, "compute_on_cpu", False) else None
 
@@ -54,7 +54,7 @@ class State:
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The name in messages."""
         return f"{type(self.owner).__name__}.{self.attribute}"
 
 
@@ -94,7 +94,7 @@ def switch_synchronisation_off(metric: Any) -> None:
 
 
 def num_updates(metric: Any) -> list[int]:
-    """How often each of `owners_of` was updated since its reset."""
+    """Return the number of updates of each of `owners_of` since its reset."""
     return [int(owner._update_count) for owner in owners_of(metric)]
 
 
@@ -105,22 +105,22 @@ def set_num_updates(metric: Any, counts: list[int]) -> None:
         owner._computed = None
 
 
-def merged(state: State, found: list[Any]) -> Any:
+def merged(state: State, values: list[Any]) -> Any:
     """Combine the values of a state that isn't elementwise.
 
     Args:
         state: of this rank.
-        found: the values of the ranks that updated the owner, in rank order; on the CPU.
+        values: the values of the ranks that updated the owner, in rank order; on the CPU.
     """
     if state.default is None:
-        return [tensor for values in found for tensor in values]
+        return [tensor for tensors in values for tensor in tensors]
     if callable(state.reduction):
-        return state.reduction(torch.stack(found))
-    if len(found) == 1:
-        return found[0]
+        return state.reduction(torch.stack(values))
+    if len(values) == 1:
+        return values[0]
     if state.reduction == "cat":
-        return torch.cat([tensor.reshape(-1) if tensor.ndim == 0 else tensor for tensor in found])
-    return torch.stack(found).mean(0) if state.reduction == "mean" else torch.stack(found)
+        return torch.cat([tensor.reshape(-1) if tensor.ndim == 0 else tensor for tensor in values])
+    return torch.stack(values).mean(0) if state.reduction == "mean" else torch.stack(values)
 
 
 def _never() -> bool:

@@ -30,9 +30,10 @@ class Modes(Stateful):
     def load_state(self, saved: Mapping[str, Any]) -> None:
         """Restore the mode of every module; names of other models are ignored."""
         if (names := saved.get("evaluation_mode")) is not None:
-            plain, found = PlainNames(self._model), set(names)
+            plain_name = PlainNames(self._model)
+            in_evaluation = set(names)
             for name, module in self._model.named_modules():
-                module.training = plain(name) not in found
+                module.training = plain_name(name) not in in_evaluation
 
 
 def begin_training(model: nn.Module) -> bool:

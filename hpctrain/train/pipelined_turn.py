@@ -32,7 +32,7 @@ class PipelinedTurn(Turn):
         gradients: checks that the parameters get gradients.
         pipeline: this rank's part in the pipeline.
         task_state: of the task.
-        every_steps: the turn takes part in every so many steps.
+        every_steps: steps from one turn to the next.
 
     Raises:
         TaskError: there is a loss scale, and an optimizer trains nothing on this rank.
@@ -51,9 +51,9 @@ class PipelinedTurn(Turn):
     ) -> None:
         super().__init__(loss, module, update, gradients, every_steps=every_steps)
         # ranks exchange overflows for each optimizer, where it has gradients
-        idle = [each for each in update.updates if all(p.is_meta for p in parameters_of(each.optimizer))]
+        idle = [member for member in update.updates if all(p.is_meta for p in parameters_of(member.optimizer))]
         if update.scaler is not None and idle:
-            names = listed([f"optimizer.named.{each.name}" for each in idle if each.name]) or "the optimizer"
+            names = listed([f"optimizer.named.{member.name}" for member in idle if member.name]) or "the optimizer"
             raise TaskError(
                 f"{names} trains no parameter of a stage, which doesn't work with the loss scale of fp16: use "
                 "precision=bf16, or cut the model elsewhere (parallel.stages)"
@@ -74,7 +74,7 @@ class PipelinedTurn(Turn):
             # GradScaler makes its scale when it first scales something, and only the last stage scales a loss
             self.update.scaler.scale(torch.zeros((), device=self.pipeline.device))
         work = _StepOfTurn(self, step_batches, timer)
-        self.pipeline.step(work, [shapes_of(each.batch) for each in step_batches], first)
+        self.pipeline.step(work, [shapes_of(micro_batch.batch) for micro_batch in step_batches], first)
         if self.gradients.is_due:
             self.gradients.check()
         updated = self.update(step_batches[-1].rescale)
@@ -93,37 +93,38 @@ class _StepOfTurn:
         self._empty: dict[int, EmptyPass] = {}
 
     def forward(self, replica: Replica, local_stage: int, micro_batch: int) -> Any:
-        turn, given = self._turn, self._micro_batches[micro_batch]
+        turn = self._turn
+        batch = self._micro_batches[micro_batch]
         has_loss = turn.pipeline.stages.ends(local_stage)
         with ExitStack() as contexts:
-            if not has_loss or given.weight == 0:
+            if not has_loss or batch.weight == 0:
                 contexts.enter_context(turn.loss.task_log.discarding())
-            if given.weight == 0:
+            if batch.weight == 0:
                 if micro_batch not in self._empty:
                     self._empty[micro_batch] = EmptyPass(shares_statistics=turn.module.shares_statistics)
                 contexts.enter_context(self._empty[micro_batch].forward(turn.module.replica))
             if local_stage + 1 < turn.pipeline.stages.num_own:
                 # the task's code runs once for each stage, and counts once
                 contexts.enter_context(turn.task_state.restored())
-            found = replica(partial(turn.compute_loss, given))
+            output = replica(partial(turn.compute_loss, batch))
         if self._timer is not None:
             self._timer.mark("forward")
-        if has_loss and given.weight != 0:
-            turn.collect(found, given)
-        return found
+        if has_loss and batch.weight != 0:
+            turn.collect(output, batch)
+        return output
 
-    def backward(self, found: Any, gradients: Sequence[Tensor] | None, micro_batch: int) -> None:
-        given = self._micro_batches[micro_batch]
-        accumulating = None if given.is_last else self._turn.module.accumulating
+    def backward(self, output: Any, gradients: Sequence[Tensor] | None, micro_batch: int) -> None:
+        batch = self._micro_batches[micro_batch]
+        accumulating = None if batch.is_last else self._turn.module.accumulating
         empty = self._empty.get(micro_batch)
         with (
             nullcontext() if accumulating is None else accumulating(),
             nullcontext() if empty is None else empty.backward(),
         ):
             if gradients is None:
-                self._turn.add_gradients(found, given)
+                self._turn.add_gradients(output, batch)
             else:
-                torch.autograd.backward(found, gradients)
+                torch.autograd.backward(output, gradients)
         if self._timer is not None:
             self._timer.mark("backward")
 

@@ -30,7 +30,7 @@ def autocast(formats: NumberFormats, device: torch.device) -> AbstractContextMan
 
 
 def autocasting(compute: Compute, formats: NumberFormats, device: torch.device) -> Compute:
-    """Return a function as it runs inside the autocast of a precision; the function itself without autocast."""
+    """Wrap a function in the autocast of a precision; return the function itself without autocast."""
     # an empty context would cost each step something
     dtype = dtype_of(formats.autocast)
     return compute if dtype is None else torch.autocast(device.type, dtype=dtype)(compute)

@@ -1,4 +1,4 @@
-"""Compare what the ranks have built, so that a difference is an error at the start, not a hang or a wrong result."""
+"""Compare what the ranks have built: a difference is then an error at the start, not a hang or a wrong result."""
 
 from __future__ import annotations
 
@@ -183,18 +183,18 @@ def _message(differences: list[list[str] | None]) -> str:
 MAX_S = 2.0
 """Seconds of reading after which a rank compares only what it has read so far."""
 NUM_NUMBERS = 128
-"""How many numbers of a sample are compared."""
+"""Numbers per sample that are compared."""
 NUM_PICKED = 30
-"""How many of them are elements of one tensor."""
+"""Most of these numbers that are elements of one tensor."""
 NUM_AVERAGED = 4096
-"""Most elements of a tensor of which the mean is compared."""
+"""Most elements of a tensor over which the compared mean is taken."""
 TOLERANCE = 0.02
 """Share of a tensor's largest number by which images and floating-point numbers may differ: different processors
 decode and compute with different last digits."""
 NUM_OF_STREAM = 3
-"""How many samples of a stream are compared."""
+"""Samples per stream that are compared."""
 REPEATS = 10
-"""How often a rank reads a differing sample again, to find out whether it is random."""
+"""Times that a rank reads a differing sample again, to find out whether it is random."""
 
 UNREAD = torch.stack([torch.full((NUM_NUMBERS,), torch.inf, dtype=torch.float64)] * 2)
 _PROCESS_DEPENDENT = re.compile(r"[^\s'\"]*/|\b0x[0-9a-fA-F]+")

@@ -73,12 +73,12 @@ def log_start(training: Training, claim: Claim, *, step: int, hosts: list[str], 
 def _model(training: Training) -> str:
     total = sum(parameter.numel() for parameter in training.module.parameters())
     # not by what requires a gradient: a parameter may be unfrozen later, or have a turn of its own
-    trained = sum(parameter.numel() for each in training.optimizers for parameter in parameters_of(each.optimizer))
+    trained = sum(parameter.numel() for built in training.optimizers for parameter in parameters_of(built.optimizer))
     return f"{_kind(training.module)}: {total:,} parameters, {trained:,} of them trained"
 
 
 def _optimizers(training: Training) -> dict[str, str]:
-    """Describe each of the named optimizers; nothing if there is only one, without a name."""
+    """Describe each of the named optimizers; empty if there is only one, without a name."""
     rows = {}
     for number, built in enumerate(training.optimizers):
         named = built.named
@@ -101,19 +101,19 @@ def _schedule(schedule: AnySchedule) -> str:
 
 def _groups(training: Training) -> dict[str, str]:
     """Describe each group of parameters; nothing if there is only one, with the optimizer's own options."""
-    groups = [(each, group) for each in training.optimizers for group in each.groups]
+    groups = [(built, group) for built in training.optimizers for group in built.groups]
     if len(groups) == 1 and groups[0][1].entry is None:
         return {}
-    options = {id(group["params"][0]): group for each in training.optimizers for group in each.optimizer.param_groups}
+    options = {id(group["params"][0]): group for built in training.optimizers for group in built.optimizer.param_groups}
     rows = {}
     for number, (built, group) in enumerate(groups):
         parameters = list(group.parameters.values())
         size = f"{sum(map(torch.numel, parameters)):,} parameters in {counted(len(parameters), 'tensor')}"
-        found = options.get(id(parameters[0]))
-        how = "frozen" if found is None else f"lr {found['initial_lr']:.4g}"
-        # an optimizer of one's own may take another kind of value
-        if found is not None and isinstance(found.get("weight_decay"), int | float):
-            how += f", weight decay {found['weight_decay']:g}"
+        group_options = options.get(id(parameters[0]))
+        how = "frozen" if group_options is None else f"lr {group_options['initial_lr']:.4g}"
+        # an optimizer of the user's may take another kind of value
+        if group_options is not None and isinstance(group_options.get("weight_decay"), int | float):
+            how += f", weight decay {group_options['weight_decay']:g}"
         if group.entry is not None and group.entry.unfreeze_at_step is not None:
             how += f", from step {group.entry.unfreeze_at_step} on"
         elif group.entry is not None and group.entry.unfreeze_at_epoch is not None:
@@ -143,27 +143,27 @@ def _mesh(world: World, hosts: list[str], stages_per_rank: int) -> dict[str, str
 
 def _memory(training: Training) -> str:
     """Describe what the model takes on a rank, before the activations are known."""
-    found = training.model_memory()
+    memory = training.model_memory()
     kinds = {
-        "weights": found.weights,
-        "gradients": found.gradients,
-        "optimizer": found.optimizer,
-        "moving average": found.average,
+        "weights": memory.weights,
+        "gradients": memory.gradients,
+        "optimizer": memory.optimizer,
+        "moving average": memory.average,
     }
     shares = [f"{name} {'?' if size is None else byte_size(size)}" for name, size in kinds.items() if size != 0]
     if (parallel := training.config.parallel).cpu_offload:
         gathered = "gathered weights, whole gradients" if parallel.keep_gradients_whole else "gathered weights"
         where = f"{gathered} and activations are on the {training.world.device.type.upper()}"
-        return f"{byte_size(found.total)} of host memory per rank: {', '.join(shares)}; {where}"
+        return f"{byte_size(memory.total)} of host memory per rank: {', '.join(shares)}; {where}"
     device, room = training.world.device, ""
     if device.type == "cuda":
         gpus = training.world.gpus
         room = f" of {byte_size(sum(torch.cuda.get_device_properties(gpu).total_memory for gpu in gpus))}"
-    return f"{byte_size(found.total)}{room} per rank: {', '.join(shares)}; activations come on top"
+    return f"{byte_size(memory.total)}{room} per rank: {', '.join(shares)}; activations come on top"
 
 
 def _nccl(training: Training) -> dict[str, str]:
-    """The user's values of torch's NCCL variables that differ from hpctrain's; error handling depends on them."""
+    """Describe the user's NCCL variables that differ from hpctrain's defaults: error handling depends on them."""
     if training.world.backend != "nccl":
         return {}
     timeout_s = training.config.health.collective_timeout_s

@@ -1,4 +1,4 @@
-"""How far the streams of the training data were read, as checkpoints keep it."""
+"""The positions in the streams of the training data, saved and restored."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class StreamState(Stateful):
     """Saves and restores the bookmarks of all ranks; each rank resumes with all of them, at any world size.
 
     Args:
-        streams: of the training data; none, perhaps.
+        streams: of the training data; may be empty.
         world: the ranks.
 
     Attributes:
@@ -80,10 +80,10 @@ class StreamState(Stateful):
 
 
 def build_stream_state(dataset: Any, world: World) -> StreamState:
-    """Build the state of the streams of a dataset, and log what is remarkable about them; not collective.
+    """Build the state of the streams of a dataset, and log warnings about them; not collective.
 
     Args:
-        dataset: the training data; no stream, perhaps.
+        dataset: the training data, with or without streams.
         world: the ranks.
 
     Raises:
@@ -91,7 +91,7 @@ def build_stream_state(dataset: Any, world: World) -> StreamState:
     """
     streams = streams_of(dataset)
     for stream in streams:
-        check_stream(stream)  # before a remark on what can't be used at all
+        check_stream(stream)  # first: there is no point in warning about a stream that is refused
     if world.is_rank_zero:
         for remark in dict.fromkeys(map(remark_on, streams)):
             if remark is not None:
@@ -100,7 +100,7 @@ def build_stream_state(dataset: Any, world: World) -> StreamState:
 
 
 def _plain(marks: Iterable[Bookmark]) -> list[dict[str, Any]]:
-    """A copy of the bookmarks that a checkpoint can store."""
+    """Copy the bookmarks into values that a checkpoint can store."""
     host = HostCopy()
     try:
         entries = [host.of(mark._asdict(), name=f"state_dict() of stream {mark.stream}: bookmark") for mark in marks]

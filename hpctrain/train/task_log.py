@@ -27,7 +27,7 @@ REMEDY = "choose another name for one of them"
 
 
 class LoggedNames:
-    """What was logged so far in this attempt.
+    """The names that were logged so far in this attempt.
 
     Attributes:
         of_callbacks: by logged name, such as `train/acc`, the callback that logs a scalar: `callbacks.NAME`.
@@ -71,7 +71,7 @@ class LoggedNames:
             self.of_callbacks[name] = source
 
     def require_one_kind(self, source: str, name: str, kind: str) -> None:
-        """Refuse a name under which another kind of thing is logged, too: sinks have one kind under a name.
+        """Refuse a name under which another kind of thing was logged: a sink has one kind per name.
 
         Args:
             source: what logs it now.
@@ -81,12 +81,12 @@ class LoggedNames:
         Raises:
             TaskError: it was logged as another kind before.
         """
-        found = self._kinds.setdefault(name, kind)
-        if found != kind:
-            raise TaskError(f"{source} logs {name!r} as {found} and as {kind}: {REMEDY}")
+        earlier = self._kinds.setdefault(name, kind)
+        if earlier != kind:
+            raise TaskError(f"{source} logs {name!r} as {earlier} and as {kind}: {REMEDY}")
 
     def require_no_medium(self, source: str, names: Iterable[str]) -> None:
-        """Refuse names of values that are those of media, too.
+        """Refuse names of values under which media were logged.
 
         Raises:
             TaskError: a medium was logged under one of them.
@@ -97,7 +97,7 @@ class LoggedNames:
 
 
 class PendingMedia:
-    """Keeps the media of one step, of which a later one replaces an earlier one with the same name.
+    """Keeps the media of one step; a medium replaces an earlier one with the same name.
 
     Attributes:
         writer: gets them on rank zero; None on other ranks, and outside of the training.
@@ -220,13 +220,13 @@ class AttachedLog(TaskLog):
         Raises:
             TaskError: the method returned a value of the same name, or a callback and another one log it.
         """
-        for name, value, given in self.scalars:
+        for name, value, count in self.scalars:
             if name in returned:
                 raise self._twice(name)
             if self.names.of_callbacks or self._source != self._kind:
                 self._require_one_source(name)
             if weight:
-                meter.add_value(f"{self._prefix}{name}", value, weight if given is None else given)
+                meter.add_value(f"{self._prefix}{name}", value, weight if count is None else count)
         self.scalars.clear()
 
     def require_one_turn(self, method: str, returned: Iterable[str]) -> None:
@@ -376,7 +376,7 @@ class AttachedLog(TaskLog):
             self.media.add(self.step, f"{self._prefix}{name}", captured)
 
     def require_no_medium(self, names: Iterable[str]) -> None:
-        """Refuse logged names of values that are those of media, too: sinks have one kind of thing under a name.
+        """Refuse logged names of values under which media were logged: a sink has one kind per name.
 
         Raises:
             TaskError: a medium was logged under one of them.

@@ -75,12 +75,12 @@ class TrainingData:
 
     @property
     def workers(self) -> Workers:
-        """Of each rank, for these samples."""
+        """The loading processes of each rank, for these samples."""
         return self.workers_for(self.dataset)
 
     @cached_property
     def transfer(self) -> BatchTransfer | None:
-        """What brings the batches to the rank's GPU; None on a CPU."""
+        """Moves batches to the rank's GPU; None on a CPU."""
         device = self.world.device
         if device.type != "cuda":
             return None
@@ -88,11 +88,11 @@ class TrainingData:
         return (MoveOnDemand if is_own else CopyInBackground)(self.task.to_device, device)
 
     def samples_seen(self, step: int) -> int:
-        """Return the number of samples trained on in the first `step` steps, which are those completed so far."""
+        """Return the number of samples in the first `step` steps; call it only with the steps completed so far."""
         return self.loss_weights.samples_seen if self.loss_weights.vary else self.plan.samples_seen(step)
 
     def loader(self, start_step: int, bookmarks: Bookmarks | None = None) -> TrainLoader:
-        """Return this rank's batches from a step on.
+        """Return the loader of this rank's batches from a step on.
 
         Args:
             start_step: counted from 0.
@@ -114,7 +114,7 @@ class TrainingData:
 
     @contextmanager
     def first_micro_batch(self, task_state: TaskState) -> Iterator[MicroBatch]:
-        """Make a context with this rank's first micro-batch, after which the task is as before.
+        """Yield this rank's first micro-batch; afterwards, the task's state is as before.
 
         Args:
             task_state: of the task.
@@ -123,7 +123,7 @@ class TrainingData:
             yield next(micro_batches)
 
     def workers_for(self, dataset: Dataset[Any]) -> Workers:
-        """Return how the samples of a dataset of the task are loaded."""
+        """Return the loading processes for a dataset of the task."""
         data, on_gpu = self.config.data, self.world.device.type == "cuda"
         num_workers = data.num_workers
         if num_workers is None:
@@ -176,18 +176,18 @@ class TrainingData:
         samples, seed = self.plan.num_samples, self.config.seed
         if is_stream(self.dataset):
             return sequential
-        chosen = self.task.order(samples, seed)
-        if chosen is not None:
-            expected = getattr(chosen, "num_samples", samples)
+        order = self.task.order(samples, seed)
+        if order is not None:
+            expected = getattr(order, "num_samples", samples)
             if expected != samples:
-                name = type(chosen).__name__
+                name = type(order).__name__
                 raise TaskError(f"order() returned a {name} for {expected} samples, but the data have {samples}")
-            return chosen
+            return order
         return ShuffledOrder(samples, seed) if self.config.data.shuffle else sequential
 
 
 def build_training_data(config: Config, task: Task, world: World) -> TrainingData:
-    """Build the training data, and compare what the ranks plan from; collective.
+    """Build the training data, and compare the facts from which the ranks plan their steps; collective.
 
     Args:
         config: of the run.

@@ -45,11 +45,11 @@ class StepWork(Protocol):
             micro_batch: of the step.
         """
 
-    def backward(self, found: Any, gradients: Sequence[Tensor] | None, micro_batch: int) -> None:
+    def backward(self, output: Any, gradients: Sequence[Tensor] | None, micro_batch: int) -> None:
         """Add the gradients of a stage.
 
         Args:
-            found: activations that got gradients from the next stage, or the loss in the last one.
+            output: activations that got gradients from the next stage, or the loss in the last one.
             gradients: of the activations; None in the last stage.
             micro_batch: of the step.
         """

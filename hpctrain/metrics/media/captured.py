@@ -91,8 +91,8 @@ def _image(image: Any) -> Captured:
         )
     if not copy.is_floating() and copy.dtype() not in ("uint8", "bool"):
         raise _WrongError(f"expected uint8, bool or floats from 0 to 1, found {copy.dtype()}: convert it")
-    # Import Pillow before the encoding thread needs it: a loading process that is forked during an import of Pillow, and
-    # imports it as well, would wait forever. Not at the top, as it takes 40 ms with its formats (`preinit`).
+    # Import Pillow before the encoding thread needs it: a loading process that is forked during its import, and imports
+    # it as well, would wait forever. Not at the top, as it takes 40 ms with its formats (`preinit`).
     from PIL import Image
 
     Image.preinit()

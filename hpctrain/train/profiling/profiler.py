@@ -44,7 +44,7 @@ class SlowestRank:
 
     def __init__(self) -> None:
         self._before: Sequence[RankReport] = ()
-        self._found: Slowest | None = None
+        self._slowest: Slowest | None = None
 
     def add(self, reports: Sequence[RankReport]) -> None:
         """Add the reports that were gathered, in rank order."""
@@ -54,14 +54,15 @@ class SlowestRank:
         if any(report.steps_timed < LEAST_STEPS for report in stretch):
             return
         self._before = reports
-        self._found = slowest_of(stretch) or self._found
+        self._slowest = slowest_of(stretch) or self._slowest
 
     def take_metrics(self) -> dict[str, float]:
         """Return the metrics of the newest stretch; each is returned once, and empty without a new one."""
-        found, self._found = self._found, None
-        if found is None:
+        slowest = self._slowest
+        self._slowest = None
+        if slowest is None:
             return {}
-        return {"throughput/slowest_rank": found.report.rank, "throughput/slowest_ratio": found.ratio}
+        return {"throughput/slowest_rank": slowest.report.rank, "throughput/slowest_ratio": slowest.ratio}
 
 
 class Profiler:
