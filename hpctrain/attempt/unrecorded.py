@@ -121,7 +121,7 @@ class UnrecordedEnds:
             return self._ask_before_requeue(entry)
         killed = _Explanation(
             Reason.INFRASTRUCTURE,
-            "its processes were killed, as where memory runs out, or crashed, or their machine stopped",
+            "its processes were killed (perhaps for lack of memory) or crashed, or their machine stopped",
         )
         if entry.job_id is None or entry.job_id == self.job_id:
             return killed

@@ -313,6 +313,8 @@ def test_workers_hand_over_their_batches_though_tmpdir_is_too_long_for_a_socket(
     folder = tmp_path / ("long" * (MAX_SOCKET_FOLDER_BYTES // 4))
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    # the fork server of other tests has made one, which workers would inherit
+    monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", None)
     fetcher, requests = BatchFetcher(Drawing(torch.arange(8)), 0), [(0, numpy.array([index])) for index in range(3)]
     assert [batch[0].item() for batch in fetch_batches(fetcher, requests, Workers(1))] == [0, 1, 2]
     monkeypatch.setattr("hpctrain.data.workers.SHORT_FOLDERS", ())
