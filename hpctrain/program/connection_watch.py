@@ -113,7 +113,7 @@ def _has_connected(processes: Iterable[Process], port: int) -> bool:
         return True
     try:
         sockets = psutil.net_connections("tcp")
-    except OSError as error:
+    except (OSError, psutil.Error) as error:
         log.debug("the program's connections can't be read: %s", error)
         return True
     of_program = [socket for socket in sockets if socket.pid in pids]
