@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hpctrain.distributed.all_gather import all_gather_with_grad
 from hpctrain.models.convnet import ConvNet
+from hpctrain.rank.all_gather import all_gather_with_grad
 from hpctrain.tasks import Sums
 from hpctrain.tasks.digits import Digits
 

@@ -39,7 +39,7 @@ NCCL_ERRORS = {
 }
 """What to report of each error of torch's NCCL backend (torch/csrc/distributed/c10d/Backend.hpp, ErrorType)."""
 
-_WAITING = ("/torch/distributed/", "/torch/nn/parallel/distributed.py", "/hpctrain/distributed/")
+_WAITING = ("/torch/distributed/", "/torch/nn/parallel/distributed.py", "/hpctrain/parallel/", "/hpctrain/rank/")
 """Parts of the paths of modules whose innermost call waits for other ranks."""
 _BACKWARD = "/torch/autograd/graph.py"
 """DDP waits for the other ranks' gradients in this module, in C++ frames that Python doesn't show."""

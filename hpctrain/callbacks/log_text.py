@@ -10,8 +10,8 @@ from torch import Tensor
 
 from hpctrain.callbacks.callback import Callback
 from hpctrain.callbacks.training import Training
-from hpctrain.distributed.local_part import whole
 from hpctrain.errors import TaskError
+from hpctrain.parallel.local_part import whole
 
 
 class LogText(Callback):

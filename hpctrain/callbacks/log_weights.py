@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hpctrain.callbacks.callback import Callback
 from hpctrain.callbacks.training import Training
-from hpctrain.distributed.local_part import whole
+from hpctrain.parallel.local_part import whole
 
 
 class LogWeights(Callback):

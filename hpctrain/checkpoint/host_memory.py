@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from hpctrain.checkpoint.page_locked import PageLockedMemory
-from hpctrain.distributed.local_part import local_part
 from hpctrain.errors import CheckpointError
+from hpctrain.parallel.local_part import local_part
 from hpctrain.run.process import memory_cgroups
 
 _HUGE_PAGE_BYTES = 2 << 20

@@ -17,8 +17,8 @@ from hpctrain.checkpoint.retention import set_aside
 from hpctrain.checkpoint.sharded.read import read_parts
 from hpctrain.checkpoint.sharded.verification import SharedVerification
 from hpctrain.checkpoint.state import Snapshot
-from hpctrain.distributed.world import World
 from hpctrain.errors import CheckpointDamagedError, CheckpointError, CheckpointUnlikeError
+from hpctrain.rank.world import World
 from hpctrain.run.checkpoint_manifest import STATE
 from hpctrain.run.checkpoints import CheckpointInfo, ShowRead, Verify, find_damage, newest_intact
 from hpctrain.run.directory import RunDirectory

@@ -16,8 +16,8 @@ from hpctrain.checkpoint.host_memory import HostMemory
 from hpctrain.checkpoint.sharded.stored_tensor import StoredTensor
 from hpctrain.checkpoint.state import CHANGED_BUFFERS, NAMED, PlainNames, parameter_names
 from hpctrain.data.micro_batch import map_tensors
-from hpctrain.distributed.local_part import is_sharded, local_part
 from hpctrain.errors import CheckpointError
+from hpctrain.parallel.local_part import is_sharded, local_part
 from hpctrain.phrases import listed
 from hpctrain.run.region import Region
 
@@ -212,7 +212,7 @@ def copy_saved(target: Tensor, saved: Tensor | StoredTensor) -> None:
         source.copy_into(target, Region.whole(tuple(target.shape)))
         return
     # only where a mesh is: it imports torch's DTensor, which takes half a second
-    from hpctrain.distributed.sharded_tensor import local_pieces
+    from hpctrain.parallel.sharded_tensor import local_pieces
 
     source = saved if isinstance(saved, StoredTensor) else StoredTensor.of(saved)
     own = local_part(target)
@@ -364,7 +364,7 @@ def _placed(saved: StoredTensor, memory: HostMemory, parameter: Tensor | None) -
         saved.copy_into(part, Region.whole(saved.shape))
         return part
     # only where a mesh is: it imports torch's DTensor, which takes half a second
-    from hpctrain.distributed.sharded_tensor import local_sizes, pieces_like, placed_like
+    from hpctrain.parallel.sharded_tensor import local_sizes, pieces_like, placed_like
 
     pieces = pieces_like(parameter, saved.shape)
     part = empty(local_sizes(pieces))

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from hpctrain.checkpoint.state import Stateful
-from hpctrain.distributed.determinism import rank_seed, seed_everything
-from hpctrain.distributed.world import World
 from hpctrain.errors import CheckpointError
+from hpctrain.rank.determinism import rank_seed, seed_everything
+from hpctrain.rank.world import World
 
 
 class RandomStreams(Stateful):

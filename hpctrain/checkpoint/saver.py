@@ -21,8 +21,8 @@ from hpctrain.checkpoint.room import shortage
 from hpctrain.checkpoint.state import LiveState, Snapshot
 from hpctrain.checkpoint.write import CheckpointWriter
 from hpctrain.config.checkpoint import Checkpoint
-from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.errors import CheckpointDamagedError, SupersededError
+from hpctrain.rank.stop_request import StopRequest
 from hpctrain.run.checkpoints import find_damage
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Claim

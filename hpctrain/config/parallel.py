@@ -1,4 +1,4 @@
-"""``conf/parallel``: how the ranks share the work. Owner: hpctrain.distributed."""
+"""``conf/parallel``: how the ranks share the work. Owner: hpctrain.parallel."""
 
 from __future__ import annotations
 

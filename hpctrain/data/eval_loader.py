@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from hpctrain.data.fetch import BatchFetcher, Collate, EpochFetcher, Request, UpToEnd
 from hpctrain.data.stream import is_stream
 from hpctrain.data.workers import IN_PROCESS, Workers, fetch_batches
-from hpctrain.distributed.agreement import LoadingStop
+from hpctrain.rank.agreement import LoadingStop
 
 
 class EvalLoader:

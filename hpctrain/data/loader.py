@@ -21,8 +21,8 @@ from hpctrain.data.order import Order
 from hpctrain.data.plan import BatchPlan
 from hpctrain.data.transfer import BatchTransfer, transfer_batches
 from hpctrain.data.workers import IN_PROCESS, Workers, fetch_batches
-from hpctrain.distributed.agreement import LoadingStop
 from hpctrain.errors import TaskError
+from hpctrain.rank.agreement import LoadingStop
 
 _CHUNK_STEPS = 256
 _CHUNK_SAMPLES = 16_384

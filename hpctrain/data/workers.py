@@ -37,8 +37,8 @@ from hpctrain.data.dataset import BatchDataset
 from hpctrain.data.fetch import BatchFetcher, Request, without_subsets
 from hpctrain.data.micro_batch import iterate_tensors, map_tensors
 from hpctrain.data.stream import is_stream
-from hpctrain.distributed.agreement import LoadingStop
 from hpctrain.errors import HpctrainError, TaskError, error_text
+from hpctrain.rank.agreement import LoadingStop
 from hpctrain.run.process import signals_blocked
 
 log = logging.getLogger("hpctrain.data")

@@ -23,13 +23,13 @@ from hpctrain.attempt.out_of_memory import oom_complaint, oom_kills, with_memory
 from hpctrain.attempt.outcome import Outcome, death_complaint, record_end, resume_advice
 from hpctrain.attempt.unrecorded import UnrecordedEnds
 from hpctrain.cluster.scrub import scrubbed
-from hpctrain.distributed.private_folder import lockable_folder
-from hpctrain.distributed.stop_request import STOP_SIGNALS
 from hpctrain.errors import ExitCode
 from hpctrain.files import TEMPORARY_PREFIX
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.launch.rank_command import code_variables, rank_command, rank_variables
 from hpctrain.launch.rank_output import copy_output
+from hpctrain.rank.private_folder import lockable_folder
+from hpctrain.rank.stop_request import STOP_SIGNALS
 from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.code import CheckedCode, current_code
 from hpctrain.run.directory import RunDirectory

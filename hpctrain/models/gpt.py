@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  # its usual name
 
-from hpctrain.distributed.local_part import is_sharded
 from hpctrain.errors import ConfigError, TaskError
+from hpctrain.parallel.local_part import is_sharded
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle

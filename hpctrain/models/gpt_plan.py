@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
 )
 
-from hpctrain.distributed.tensor_parallel import FusedColumnwise
+from hpctrain.parallel.tensor_parallel import FusedColumnwise
 
 POSITIONS = Shard(1)
 """Between the blocks, each rank has some of the positions of all sequences."""

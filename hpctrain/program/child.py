@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 
 from hpctrain.config.scripts import interpreter_of
-from hpctrain.distributed.stop_request import STOP_SIGNALS
 from hpctrain.errors import ConfigError
 from hpctrain.program.process_tree import Process
+from hpctrain.rank.stop_request import STOP_SIGNALS
 from hpctrain.run.process import end_with_parent, signals_blocked
 
 PR_SET_CHILD_SUBREAPER = 36

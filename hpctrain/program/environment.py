@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from hpctrain.cluster.cpus import cpu_cores, cpu_threads
 from hpctrain.config.program import command_of
 from hpctrain.config.resources import resources_of
-from hpctrain.distributed.interface import choose_interface
 from hpctrain.program.places import program_path, python_path
 from hpctrain.program.rank import ProgramRank
+from hpctrain.rank.interface import choose_interface
 from hpctrain.run.code import CodeSnapshot
 from hpctrain.run.handover import Handover
 

@@ -9,7 +9,6 @@ import signal
 import time
 
 from hpctrain.attempt.termination import Termination
-from hpctrain.distributed.stop_request import STOP_SIGNALS
 from hpctrain.errors import HpctrainError
 from hpctrain.files import write_json
 from hpctrain.program.child import Child
@@ -22,6 +21,7 @@ from hpctrain.program.records import Records
 from hpctrain.program.session_events import EventPipe, Progress
 from hpctrain.program.signals import Signals
 from hpctrain.program.stacks import ProgramStacks
+from hpctrain.rank.stop_request import STOP_SIGNALS
 from hpctrain.run.reason import Reason
 from hpctrain.run.stacks import StacksRequests, request_stacks
 

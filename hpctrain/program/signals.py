@@ -6,7 +6,7 @@ import os
 import signal
 from types import FrameType, TracebackType
 
-from hpctrain.distributed.stop_request import STOP_SIGNALS
+from hpctrain.rank.stop_request import STOP_SIGNALS
 
 RECEIVED = (*STOP_SIGNALS, signal.SIGCHLD)
 

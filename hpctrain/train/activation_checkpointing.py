@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from hpctrain.distributed.blocks import matches_name
 from hpctrain.errors import ConfigError
+from hpctrain.parallel.blocks import matches_name
 from hpctrain.phrases import listed
 
 KEY = "trainer.activation_checkpointing"

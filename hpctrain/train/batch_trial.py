@@ -34,14 +34,14 @@ from hpctrain.config.mesh import MeshShape
 from hpctrain.config.named_optimizers import named_optimizers
 from hpctrain.config.root import Config
 from hpctrain.config.stored import load
-from hpctrain.distributed.all_gather import gather_over
-from hpctrain.distributed.compiler import spare_compiler
-from hpctrain.distributed.determinism import set_determinism
-from hpctrain.distributed.devices import choose_devices
-from hpctrain.distributed.local_part import local_part
-from hpctrain.distributed.world import World
 from hpctrain.errors import ExitCode, HpctrainError
 from hpctrain.metrics.memory import Memory
+from hpctrain.parallel.local_part import local_part
+from hpctrain.rank.all_gather import gather_over
+from hpctrain.rank.compiler import spare_compiler
+from hpctrain.rank.determinism import set_determinism
+from hpctrain.rank.devices import choose_devices
+from hpctrain.rank.world import World
 from hpctrain.run.process import open_files_raised
 from hpctrain.search_path import with_working_directory
 from hpctrain.streams import flush_output
@@ -49,7 +49,7 @@ from hpctrain.train.training import build
 from hpctrain.train.update import JointUpdate, parameters_of
 
 if TYPE_CHECKING:
-    from hpctrain.distributed.mesh import Mesh
+    from hpctrain.rank.mesh import Mesh
 
 STEPS = 3
 """The first step allocates the optimizer's state, the second has everything in place, the third is timed."""
@@ -124,7 +124,7 @@ def _mesh(config: Config, device: torch.device) -> Mesh | None:
     ]
     if parallel.kind != "mesh" or len(degrees) < 3:
         return None
-    from hpctrain.distributed.mesh import mesh_without_others  # it imports torch's DTensor, which takes half a second
+    from hpctrain.rank.mesh import mesh_without_others  # it imports torch's DTensor, which takes half a second
 
     mesh = mesh_without_others(MeshShape(*degrees), device)
     gather_over(mesh.samples)

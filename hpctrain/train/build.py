@@ -18,11 +18,11 @@ from hpctrain.config.main_module import find_own
 from hpctrain.config.named_optimizers import losses_of, named_optimizers
 from hpctrain.config.precision import NumberFormats
 from hpctrain.config.root import Config
-from hpctrain.distributed.compiler import compile_in_place, compile_parts_in_place
-from hpctrain.distributed.replica import broadcast_tensors, inner, synchronise_batchnorm
-from hpctrain.distributed.world import World
 from hpctrain.errors import ConfigError, TaskError
+from hpctrain.parallel.replica import broadcast_tensors, inner, synchronise_batchnorm
 from hpctrain.phrases import listed
+from hpctrain.rank.compiler import compile_in_place, compile_parts_in_place
+from hpctrain.rank.world import World
 from hpctrain.tasks.task import Task
 from hpctrain.train.activation_checkpointing import checkpoint_activations
 from hpctrain.train.modes import begin_training
@@ -40,8 +40,8 @@ from hpctrain.train.task_class import check_class
 
 if TYPE_CHECKING:
     # importing it imports torch's DTensor, which takes half a second
-    from hpctrain.distributed.pipeline.pipeline import Pipeline
-    from hpctrain.distributed.sharding import ShardedLossModule
+    from hpctrain.parallel.pipeline.pipeline import Pipeline
+    from hpctrain.parallel.sharding import ShardedLossModule
 
 log = logging.getLogger("hpctrain.train")
 

@@ -10,15 +10,15 @@ from torch import nn
 from hpctrain.config.mesh import keeps_gradients_whole
 from hpctrain.config.parallel import Parallel
 from hpctrain.config.root import Config
-from hpctrain.distributed.determinism import rank_seed
-from hpctrain.distributed.pipeline.neighbours import Neighbours, groups_of_positions
-from hpctrain.distributed.pipeline.pipeline import Pipeline
-from hpctrain.distributed.pipeline.plan import find_plan, stages_of
-from hpctrain.distributed.pipeline.random_streams import RandomStreams
-from hpctrain.distributed.pipeline.stages import Stages
-from hpctrain.distributed.sharding import ShardedLossModule
-from hpctrain.distributed.world import World
+from hpctrain.parallel.pipeline.pipeline import Pipeline
+from hpctrain.parallel.pipeline.plan import find_plan, stages_of
+from hpctrain.parallel.pipeline.random_streams import RandomStreams
+from hpctrain.parallel.pipeline.stages import Stages
+from hpctrain.parallel.sharding import ShardedLossModule
 from hpctrain.phrases import listed
+from hpctrain.rank.determinism import rank_seed
+from hpctrain.rank.neighbours import Neighbours, groups_of_positions
+from hpctrain.rank.world import World
 from hpctrain.tasks.task import Task
 
 SHOWN = 6

@@ -12,14 +12,14 @@ from torch import nn
 
 from hpctrain.checkpoint.warm_start import warm_start
 from hpctrain.config.root import Config
-from hpctrain.distributed.blocks import find_blocks
-from hpctrain.distributed.compiler import compile_in_place
-from hpctrain.distributed.freed_memory import return_freed_memory
-from hpctrain.distributed.mesh import Mesh
-from hpctrain.distributed.replica import synchronise_batchnorm
-from hpctrain.distributed.sharding import shard_model
-from hpctrain.distributed.world import World
 from hpctrain.errors import ConfigError
+from hpctrain.parallel.blocks import find_blocks
+from hpctrain.parallel.freed_memory import return_freed_memory
+from hpctrain.parallel.replica import synchronise_batchnorm
+from hpctrain.parallel.sharding import shard_model
+from hpctrain.rank.compiler import compile_in_place
+from hpctrain.rank.mesh import Mesh
+from hpctrain.rank.world import World
 from hpctrain.tasks.task import Task
 from hpctrain.train.activation_checkpointing import checkpoint_activations
 from hpctrain.train.build import Network, build_model
@@ -60,7 +60,7 @@ def build_sharded_network(
     require_same_model(model, world, SAME_ON_META)
     if mesh.shape.tensor > 1:
         # importing the styles of tensor parallelism takes time
-        from hpctrain.distributed.tensor_parallel import divide, find_plan
+        from hpctrain.parallel.tensor_parallel import divide, find_plan
 
         # before anything wraps modules, since the plan has their names
         divide(model, find_plan(model, task, mesh.shape.tensor), mesh.tensor_mesh)

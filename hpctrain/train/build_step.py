@@ -14,10 +14,10 @@ from hpctrain.config.root import Config
 from hpctrain.config.schedule import schedule_of
 from hpctrain.config.task_methods import lacks
 from hpctrain.config.trainer import Trainer
-from hpctrain.distributed.replica import replicate_for_loss
-from hpctrain.distributed.world import World
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.metrics.meter import Meter
+from hpctrain.parallel.replica import replicate_for_loss
+from hpctrain.rank.world import World
 from hpctrain.tasks.task import Task
 from hpctrain.train.build import Network
 from hpctrain.train.build_learning_rate import Span, build_learning_rate

@@ -18,10 +18,10 @@ from hpctrain.checkpoint.retention import remove_leftovers, set_aside
 from hpctrain.checkpoint.saver import CheckpointSaver
 from hpctrain.checkpoint.state import Head, LiveState, states_of
 from hpctrain.config.identity import config_digest
-from hpctrain.distributed.agreement import Agreement
-from hpctrain.distributed.determinism import random_states_restored
-from hpctrain.distributed.stop_request import Stop
 from hpctrain.errors import CheckpointError, SupersededError
+from hpctrain.rank.agreement import Agreement
+from hpctrain.rank.determinism import random_states_restored
+from hpctrain.rank.stop_request import Stop
 from hpctrain.run.checkpoints import ShowRead
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import EvaluationRecord

@@ -14,8 +14,8 @@ from torch import Tensor
 from hpctrain.checkpoint.read import load
 from hpctrain.checkpoint.saver import CheckpointSaver
 from hpctrain.checkpoint.sharded.read import whole_tensors
-from hpctrain.distributed.local_part import local_part
 from hpctrain.errors import CheckpointError, DivergedError
+from hpctrain.parallel.local_part import local_part
 from hpctrain.phrases import SHOWN, listed
 from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.directory import RunDirectory

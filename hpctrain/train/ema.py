@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from hpctrain.checkpoint.restore import copy_saved
 from hpctrain.checkpoint.state import Stateful
-from hpctrain.distributed.local_part import local_parts
 from hpctrain.errors import CheckpointError
+from hpctrain.parallel.local_part import local_parts
 from hpctrain.train.precision import MasterWeights
 
 

@@ -10,8 +10,8 @@ from typing import Any
 from hpctrain.attempt.outcome import TIME_BOUND
 from hpctrain.checkpoint.state import Stateful
 from hpctrain.config.root import Config
-from hpctrain.distributed.world import World
 from hpctrain.phrases import duration
+from hpctrain.rank.world import World
 
 log = logging.getLogger("hpctrain.train")
 

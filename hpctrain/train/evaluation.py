@@ -19,16 +19,16 @@ from hpctrain.config.precision import NumberFormats
 from hpctrain.data.eval_loader import EvalLoader
 from hpctrain.data.micro_batch import MOST_MICRO_BATCHES, map_tensors, samples_in, shapes_of
 from hpctrain.data.transfer import MoveOnDemand
-from hpctrain.distributed.agreement import Agreement, LoadingStop, StopWhileLoading
-from hpctrain.distributed.compiler import uncompiled
-from hpctrain.distributed.determinism import random_states_restored
-from hpctrain.distributed.local_part import whole
-from hpctrain.distributed.replica import broadcast_tensors, buffers_and_rng_restored, inner
-from hpctrain.distributed.stop_request import Stop
-from hpctrain.distributed.world import World
 from hpctrain.errors import HpctrainError, TaskError
 from hpctrain.metrics.bar import Bar
+from hpctrain.parallel.local_part import whole
+from hpctrain.parallel.replica import broadcast_tensors, buffers_and_rng_restored, inner
 from hpctrain.phrases import counted
+from hpctrain.rank.agreement import Agreement, LoadingStop, StopWhileLoading
+from hpctrain.rank.compiler import uncompiled
+from hpctrain.rank.determinism import random_states_restored
+from hpctrain.rank.stop_request import Stop
+from hpctrain.rank.world import World
 from hpctrain.tasks.task import Task
 from hpctrain.train.build import Network
 from hpctrain.train.ema import Ema
@@ -43,8 +43,8 @@ from hpctrain.train.task_state import TaskState, remember_attributes
 
 if TYPE_CHECKING:
     # importing it imports torch's DTensor, which takes half a second
-    from hpctrain.distributed.pipeline.pipeline import Pipeline
-    from hpctrain.distributed.pipeline.stages import Stages
+    from hpctrain.parallel.pipeline.pipeline import Pipeline
+    from hpctrain.parallel.pipeline.stages import Stages
 
 _OVER = object()
 OF_VALUES = (ArithmeticError, ValueError)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from hpctrain.config.checkpoint import EVAL_PREFIX
-from hpctrain.distributed.world import World
 from hpctrain.errors import ConfigError, HpctrainError, TaskError, error_text
 from hpctrain.phrases import counted, listed
+from hpctrain.rank.world import World
 from hpctrain.tasks.evaluation_contract import checked_results, checked_scores, checked_values
 from hpctrain.tasks.task import Task
 from hpctrain.train.meters import meter_of

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hpctrain.checkpoint.restore import copy_saved
 from hpctrain.checkpoint.rng import restore_rng, rng_state
-from hpctrain.distributed.world import World
+from hpctrain.rank.world import World
 
 InitialValues: TypeAlias = dict[tuple[str, ...], Tensor]
 """The parameters, then the buffers, each by all of its names; on `meta` on all ranks but rank zero."""

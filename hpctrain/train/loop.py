@@ -10,10 +10,10 @@ from typing import TextIO
 
 from hpctrain.attempt.outcome import train_on_command
 from hpctrain.data.micro_batch import MicroBatch
-from hpctrain.distributed.agreement import Decision, StopWhileLoading
-from hpctrain.distributed.stop_request import Stop
-from hpctrain.distributed.world import World
 from hpctrain.metrics.bar import Bar
+from hpctrain.rank.agreement import Decision, StopWhileLoading
+from hpctrain.rank.stop_request import Stop
+from hpctrain.rank.world import World
 from hpctrain.run.config_change import keep_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Claim

@@ -16,9 +16,9 @@ from torch.utils.data import Dataset, default_collate
 from hpctrain.checkpoint.state import Stateful
 from hpctrain.data.dataset import BatchDataset
 from hpctrain.data.micro_batch import MicroBatch
-from hpctrain.distributed.world import World
 from hpctrain.errors import TaskError
 from hpctrain.phrases import counted
+from hpctrain.rank.world import World
 from hpctrain.tasks.task import Task
 
 log = logging.getLogger("hpctrain.train")

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from hpctrain.checkpoint.state import Stateful
-from hpctrain.distributed.world import World
 from hpctrain.metrics.meter import Meter, SilentMeter
+from hpctrain.rank.world import World
 
 
 def meter_of(world: World, *names: str) -> Meter:

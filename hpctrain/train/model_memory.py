@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hpctrain.distributed.determinism import random_states_restored
-from hpctrain.distributed.local_part import local_part
+from hpctrain.parallel.local_part import local_part
+from hpctrain.rank.determinism import random_states_restored
 from hpctrain.train.ema import Ema
 from hpctrain.train.optimizers import BuiltOptimizer
 
@@ -79,7 +79,7 @@ def _bytes(tensor: Tensor) -> int:
 
 def _whole_bytes(tensor: Tensor) -> int:
     # it imports torch's DTensor, which takes half a second
-    from hpctrain.distributed.sharded_tensor import sizes_along
+    from hpctrain.parallel.sharded_tensor import sizes_along
 
     # FSDP2 adds up gradients in half precision in the format in which it reduces them, fp32
     return math.prod(sizes_along(tensor, "tensor")) * max(tensor.element_size(), torch.float32.itemsize)

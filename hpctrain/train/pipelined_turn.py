@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from hpctrain.data.micro_batch import MOST_MICRO_BATCHES, MicroBatch, shapes_of
-from hpctrain.distributed.pipeline.pipeline import Pipeline, Replica
 from hpctrain.errors import TaskError
+from hpctrain.parallel.pipeline.pipeline import Pipeline, Replica
 from hpctrain.phrases import listed
 from hpctrain.train.part_timer import PartTimer
 from hpctrain.train.task_state import TaskState

@@ -25,12 +25,12 @@ from hpctrain.data.sharded_stream import streams_of
 from hpctrain.data.shuffled_stream import ShuffledStream
 from hpctrain.data.stream import is_stream
 from hpctrain.data.workers import Workers, fetch_batches
-from hpctrain.distributed.agreement import LoadingStop, StopWhileLoading
-from hpctrain.distributed.determinism import random_states_restored
-from hpctrain.distributed.stop_request import StopRequest
-from hpctrain.distributed.world import World
 from hpctrain.errors import TaskError
 from hpctrain.phrases import numbered
+from hpctrain.rank.agreement import LoadingStop, StopWhileLoading
+from hpctrain.rank.determinism import random_states_restored
+from hpctrain.rank.stop_request import StopRequest
+from hpctrain.rank.world import World
 from hpctrain.train.metric_states import states_of
 
 SAME_DATA = "every rank must build the same dataset: sort lists of files, and don't split samples by rank"

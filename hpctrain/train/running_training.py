@@ -15,7 +15,7 @@ from hpctrain.checkpoint.best import judged_by
 from hpctrain.checkpoint.state import PlainNames
 from hpctrain.data.eval_loader import EvalLoader
 from hpctrain.data.micro_batch import shapes_of
-from hpctrain.distributed.replica import buffers_and_rng_restored, inner
+from hpctrain.parallel.replica import buffers_and_rng_restored, inner
 from hpctrain.run.directory import RunDirectory
 from hpctrain.train.callbacks import CallbackContext
 from hpctrain.train.modes import evaluation_mode

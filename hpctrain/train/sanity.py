@@ -7,10 +7,10 @@ import logging
 import re
 
 from hpctrain.config.checkpoint import EVAL_PREFIX
-from hpctrain.distributed.agreement import Agreement
-from hpctrain.distributed.stop_request import Stop
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.phrases import listed
+from hpctrain.rank.agreement import Agreement
+from hpctrain.rank.stop_request import Stop
 from hpctrain.tasks.task import Task
 from hpctrain.train.training import Training
 

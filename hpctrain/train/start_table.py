@@ -11,10 +11,10 @@ import torch
 from hpctrain.checkpoint.room import describe_disk_space
 from hpctrain.config.batch import counted_shares
 from hpctrain.config.schedule import AnySchedule, schedule_of
-from hpctrain.distributed.nccl_variables import ALIASES, nccl_defaults, user_nccl_variables
-from hpctrain.distributed.replica import inner
-from hpctrain.distributed.world import World
+from hpctrain.parallel.replica import inner
 from hpctrain.phrases import all_of, byte_size, counted, listed
+from hpctrain.rank.nccl_variables import ALIASES, nccl_defaults, user_nccl_variables
+from hpctrain.rank.world import World
 from hpctrain.run.config_change import trained_varied
 from hpctrain.run.ledger import Claim
 from hpctrain.run.manifest import varied_text

@@ -13,10 +13,10 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hpctrain.data.micro_batch import MicroBatch
-from hpctrain.distributed.replica import settle_buckets
-from hpctrain.distributed.world import World
 from hpctrain.errors import TaskError
+from hpctrain.parallel.replica import settle_buckets
 from hpctrain.phrases import counted, listed
+from hpctrain.rank.world import World
 from hpctrain.train.ema import Ema
 from hpctrain.train.part_timer import PartTimer
 from hpctrain.train.turn import Turn

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 from hpctrain.attempt.termination import Termination, diagnose
 from hpctrain.cluster.environment import ClusterEnvironment
-from hpctrain.distributed.agreement import Agreement
-from hpctrain.distributed.stop_request import Stop, StopKind, StopRequest
-from hpctrain.distributed.world import World
 from hpctrain.errors import CheckpointError, SchedulerError
+from hpctrain.rank.agreement import Agreement
+from hpctrain.rank.stop_request import Stop, StopKind, StopRequest
+from hpctrain.rank.world import World
 from hpctrain.run.ledger import Claim
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.job import JobRecord

@@ -15,9 +15,9 @@ from hpctrain.checkpoint.restore import copy_saved, restore_weights
 from hpctrain.checkpoint.sharded.stored_tensor import StoredTensor
 from hpctrain.checkpoint.state import PlainNames
 from hpctrain.config.root import Config
-from hpctrain.distributed.determinism import seed_everything
 from hpctrain.errors import CheckpointError
 from hpctrain.phrases import listed
+from hpctrain.rank.determinism import seed_everything
 from hpctrain.run.best_checkpoint import BestCheckpoint
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.gone_checkpoints import describe_gone

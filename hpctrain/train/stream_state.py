@@ -14,10 +14,10 @@ from hpctrain.data.bookmark import Bookmark, Bookmarks
 from hpctrain.data.micro_batch import map_tensors
 from hpctrain.data.sharded_stream import streams_of
 from hpctrain.data.stream import check_stream, has_bookmarks, remark_on
-from hpctrain.distributed.packed_state import packed, unpacked
-from hpctrain.distributed.world import World
 from hpctrain.errors import CheckpointError, TaskError
 from hpctrain.phrases import counted
+from hpctrain.rank.packed_state import packed, unpacked
+from hpctrain.rank.world import World
 
 log = logging.getLogger("hpctrain.train")
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from hpctrain.data.micro_batch import map_tensors
-from hpctrain.distributed.local_part import local_part
-from hpctrain.distributed.packed_state import packed, unpacked
-from hpctrain.distributed.world import World
 from hpctrain.errors import TaskError
+from hpctrain.parallel.local_part import local_part
 from hpctrain.phrases import counted
+from hpctrain.rank.packed_state import packed, unpacked
+from hpctrain.rank.world import World
 from hpctrain.tasks.evaluation_contract import checked_computed, checked_metrics
 from hpctrain.tasks.task import Task
 from hpctrain.train.metric_states import (

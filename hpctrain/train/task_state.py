@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from hpctrain.checkpoint.host_memory import HostCopy
 from hpctrain.checkpoint.state import Stateful
 from hpctrain.data.micro_batch import iterate_tensors, map_tensors
-from hpctrain.distributed.packed_state import packed, unpacked
-from hpctrain.distributed.world import World
 from hpctrain.errors import CheckpointError, TaskError
+from hpctrain.rank.packed_state import packed, unpacked
+from hpctrain.rank.world import World
 from hpctrain.tasks.log import TaskLog
 from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task

@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpctrain.checkpoint.state import PlainNames
 from hpctrain.data.micro_batch import iterate_tensors
-from hpctrain.distributed.compiler import uncompiled
-from hpctrain.distributed.replica import LossModule, dismantle
+from hpctrain.parallel.replica import LossModule, dismantle
+from hpctrain.rank.compiler import uncompiled
 from hpctrain.train.modes import frozen_batch_norms
 
 

@@ -12,9 +12,9 @@ from hpctrain.checkpoint.saver import CheckpointSaver
 from hpctrain.config.root import Config
 from hpctrain.data.loader import TrainLoader
 from hpctrain.data.micro_batch import MicroBatch
-from hpctrain.distributed.determinism import rank_seed, seed_everything
-from hpctrain.distributed.world import World
 from hpctrain.errors import ConfigError
+from hpctrain.rank.determinism import rank_seed, seed_everything
+from hpctrain.rank.world import World
 from hpctrain.run.bottleneck import last_bottleneck
 from hpctrain.run.directory import RunDirectory
 from hpctrain.train.checkpointing import Checkpointing, Start

@@ -17,12 +17,12 @@ from hpctrain.config.mesh import keeps_gradients_whole
 from hpctrain.config.named_optimizers import named_optimizers
 from hpctrain.config.root import Config
 from hpctrain.data.eval_loader import EvalLoader
-from hpctrain.distributed.determinism import random_states_restored, seed_everything
-from hpctrain.distributed.replica import inner
-from hpctrain.distributed.stop_request import StopRequest
-from hpctrain.distributed.world import World
 from hpctrain.metrics.bar import Bar
 from hpctrain.metrics.meter import Meter
+from hpctrain.parallel.replica import inner
+from hpctrain.rank.determinism import random_states_restored, seed_everything
+from hpctrain.rank.stop_request import StopRequest
+from hpctrain.rank.world import World
 from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
 from hpctrain.train.build import Network, build_network, build_trained_task
@@ -45,8 +45,8 @@ from hpctrain.train.update import JointUpdate
 
 if TYPE_CHECKING:
     # importing them imports torch's DTensor, which takes half a second
-    from hpctrain.distributed.pipeline.pipeline import Pipeline
-    from hpctrain.distributed.sharding import ShardedLossModule
+    from hpctrain.parallel.pipeline.pipeline import Pipeline
+    from hpctrain.parallel.sharding import ShardedLossModule
 
 log = logging.getLogger("hpctrain.train")
 

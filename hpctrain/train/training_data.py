@@ -25,11 +25,11 @@ from hpctrain.data.plan import BatchPlan
 from hpctrain.data.stream import is_stream
 from hpctrain.data.transfer import BatchTransfer, CopyInBackground, MoveOnDemand
 from hpctrain.data.workers import Workers, default_num_workers
-from hpctrain.distributed.determinism import random_states_restored
-from hpctrain.distributed.stop_request import StopRequest
-from hpctrain.distributed.world import World
 from hpctrain.errors import TaskError
 from hpctrain.phrases import listed
+from hpctrain.rank.determinism import random_states_restored
+from hpctrain.rank.stop_request import StopRequest
+from hpctrain.rank.world import World
 from hpctrain.tasks.task import Task
 from hpctrain.train.loss_weights import LossWeights, build_loss_weights
 from hpctrain.train.rank_comparison import SAME_CONFIGURATION, SAME_ORDER, RankComparison, SampleCheck

@@ -14,8 +14,8 @@ from hpctrain.checkpoint.rng import RandomStreams
 from hpctrain.checkpoint.state import CHANGED_BUFFERS, Stateful, buffer_kinds, changed_buffers
 from hpctrain.config.identity import config_digest
 from hpctrain.config.named_optimizers import SHARED_KEYS
-from hpctrain.distributed.replica import inner
 from hpctrain.errors import TaskError
+from hpctrain.parallel.replica import inner
 from hpctrain.phrases import counted, listed
 from hpctrain.train.meters import MeterState
 from hpctrain.train.modes import Modes

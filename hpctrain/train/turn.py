@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from hpctrain.config.precision import NumberFormats
 from hpctrain.data.micro_batch import MicroBatch, map_tensors
-from hpctrain.distributed.local_part import whole
 from hpctrain.errors import TaskError
 from hpctrain.metrics.meter import Meter
+from hpctrain.parallel.local_part import whole
 from hpctrain.phrases import listed
 from hpctrain.tasks.loss_contract import Scalar, split_loss
 from hpctrain.tasks.task import Task

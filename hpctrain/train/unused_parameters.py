@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from torch import Tensor, nn
 
 from hpctrain.config.parallel import Parallel
-from hpctrain.distributed.world import World
 from hpctrain.errors import TaskError
 from hpctrain.phrases import either, listed
+from hpctrain.rank.world import World
 from hpctrain.train.trained_module import TrainedModule, zero_of
 from hpctrain.train.update import JointUpdate
 

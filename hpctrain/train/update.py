@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from hpctrain.config.trainer import Trainer
-from hpctrain.distributed.local_part import local_parts, whole
 from hpctrain.metrics.meter import Meter
+from hpctrain.parallel.local_part import local_parts, whole
 from hpctrain.train.learning_rate import LearningRate
 from hpctrain.train.precision import MasterWeights
 
 if TYPE_CHECKING:
     # importing it imports torch's DTensor, which takes half a second
-    from hpctrain.distributed.pipeline.pipeline import Pipeline
+    from hpctrain.parallel.pipeline.pipeline import Pipeline
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Clipping:
 
     def _clip_mixed(self) -> Tensor | None:
         # here, and not at the top: it imports torch's DTensor, which takes half a second
-        from hpctrain.distributed.gradients import clip, total_norm
+        from hpctrain.parallel.gradients import clip, total_norm
 
         by_parameter = {parameter: parameter.grad for parameter in self.parameters if parameter.grad is not None}
         gradients = list(by_parameter.values())

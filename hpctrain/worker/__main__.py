@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 
-from hpctrain.distributed.stop_request import STOP_SIGNALS
+from hpctrain.rank.stop_request import STOP_SIGNALS
 
 # before the slow imports: a signal that arrives during start-up stays pending until `StopRequest.install`
 signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)

@@ -21,16 +21,16 @@ from hpctrain.attempt.unrecorded import UnrecordedEnds
 from hpctrain.cluster.cpus import cpu_cores, cpu_threads
 from hpctrain.config.batch import check_batch
 from hpctrain.config.mesh import data_parallel_size, mesh_shape
-from hpctrain.distributed.compiler import spare_compiler
-from hpctrain.distributed.determinism import set_determinism
-from hpctrain.distributed.interface import choose_interface
-from hpctrain.distributed.refusal import read_refusal, share_refusal
-from hpctrain.distributed.rendezvous import meet, open_private_store
-from hpctrain.distributed.world import World, join
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import read_json_or_empty
 from hpctrain.metrics.bar import open_bar
 from hpctrain.phrases import DATE_TIME
+from hpctrain.rank.compiler import spare_compiler
+from hpctrain.rank.determinism import set_determinism
+from hpctrain.rank.interface import choose_interface
+from hpctrain.rank.refusal import read_refusal, share_refusal
+from hpctrain.rank.rendezvous import meet, open_private_store
+from hpctrain.rank.world import World, join
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.disk_reserve import reserve_for_rank
 from hpctrain.run.ledger import Claim, Ledger, StartFacts

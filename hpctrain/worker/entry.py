@@ -15,9 +15,9 @@ from contextlib import contextmanager, nullcontext
 from hpctrain.attempt.lost_gpu import retain_if_gpu_lost, with_cuda_message
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.root import Config
-from hpctrain.distributed.stop_request import HANDLED, StopRequest
 from hpctrain.errors import ExitCode, HpctrainError, RendezvousError, SupersededError, error_text
 from hpctrain.phrases import DATE_TIME
+from hpctrain.rank.stop_request import HANDLED, StopRequest
 from hpctrain.run.directory import RunDirectory, umask_of
 from hpctrain.run.handover import Handover
 from hpctrain.run.process import end_with_parent, handlers_restored, open_files_raised, process_age_s

@@ -17,8 +17,8 @@ from hpctrain.attempt.outcome import Outcome, record_end, resume_command
 from hpctrain.attempt.peers import NCCL_ERRORS
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.root import Config
-from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.errors import HpctrainError, error_text
+from hpctrain.rank.stop_request import StopRequest
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord, first_cause, read_exit_records
 from hpctrain.run.handover import Handover
@@ -34,7 +34,7 @@ from hpctrain.worker.host_program import HostProgram
 from hpctrain.worker.stacks import STDERR, Position
 
 if TYPE_CHECKING:
-    from hpctrain.distributed.world import World
+    from hpctrain.rank.world import World
     from hpctrain.train.trainer import RunningAttempt
 
 PEERS_S = 3.0

@@ -13,9 +13,9 @@ from torch._C._distributed_c10d import Store
 from hpctrain.config.checks import refuse_without_gpu
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.visible_gpus import VISIBLE_DEVICES, visible_gpus
-from hpctrain.distributed.devices import RankDevices, choose_devices, require_compatible_devices
 from hpctrain.errors import ConfigError, DeviceError, HpctrainError
 from hpctrain.phrases import counted
+from hpctrain.rank.devices import RankDevices, choose_devices, require_compatible_devices
 from hpctrain.worker.rank import Rank
 
 HIDDEN = re.compile(r"No CUDA GPUs are available|Found no NVIDIA driver|no CUDA-capable device is detected")

@@ -3,7 +3,7 @@
     python tests/benchmarks/agreement.py [--ranks 2] [--rounds 21] [--seconds 2] [--interval 1]
 
 A step is a forward and backward pass with DDP, so that the ranks go through it together as in training, plus the
-agreement of `hpctrain.distributed.agreement` in half of the blocks. No rank asks for anything: that is what every step
+agreement of `hpctrain.rank.agreement` in half of the blocks. No rank asks for anything: that is what every step
 of every run pays. Blocks with and without it take turns, in changing order, and have the same number of steps. Shown
 are medians over rounds, with the span in brackets, of rank zero's wall time per step and of all its threads' CPU time;
 a cost is the median of each round's ratio. In training the ranks agree as often as half a percent of the time allows,
@@ -26,10 +26,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hpctrain.cluster.environment import ClusterEnvironment
-from hpctrain.distributed.agreement import MAX_INTERVAL_S, Agreement
-from hpctrain.distributed.rendezvous import meet
-from hpctrain.distributed.stop_request import StopRequest
-from hpctrain.distributed.world import World, join
+from hpctrain.rank.agreement import MAX_INTERVAL_S, Agreement
+from hpctrain.rank.rendezvous import meet
+from hpctrain.rank.stop_request import StopRequest
+from hpctrain.rank.world import World, join
 
 
 class Loop:

@@ -12,9 +12,9 @@ import torch
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.compose import Composer
 from hpctrain.config.mesh import mesh_shape
-from hpctrain.distributed.compiler import spare_compiler
-from hpctrain.distributed.rendezvous import meet
-from hpctrain.distributed.world import World, join
+from hpctrain.rank.compiler import spare_compiler
+from hpctrain.rank.rendezvous import meet
+from hpctrain.rank.world import World, join
 from hpctrain.train.training import build
 
 Case = tuple[str, Callable[[], object]]

@@ -34,7 +34,7 @@ from hpctrain.checkpoint.saver import CheckpointSaver
 from hpctrain.checkpoint.state import Head, LiveState
 from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.data.micro_batch import iterate_tensors
-from hpctrain.distributed.stop_request import StopRequest
+from hpctrain.rank.stop_request import StopRequest
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Claim, Ledger
 

@@ -35,11 +35,11 @@ from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.compose import Composer
 from hpctrain.config.root import Config
 from hpctrain.data.tensors import TensorBatches
-from hpctrain.distributed.compiler import spare_compiler
-from hpctrain.distributed.stop_request import StopRequest
-from hpctrain.distributed.world import World
 from hpctrain.metrics.json_lines import JsonLinesSink
 from hpctrain.metrics.tensorboard import TensorBoardSink
+from hpctrain.rank.compiler import spare_compiler
+from hpctrain.rank.stop_request import StopRequest
+from hpctrain.rank.world import World
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.run.times import Times

@@ -27,8 +27,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.functional import cross_entropy
 
 from hpctrain.data.tensors import TensorBatches
-from hpctrain.distributed.pipeline.plan import stages_of
-from hpctrain.distributed.world import World
+from hpctrain.parallel.pipeline.plan import stages_of
+from hpctrain.rank.world import World
 from hpctrain.tasks.task import Task
 
 warnings.filterwarnings("ignore", category=UserWarning)

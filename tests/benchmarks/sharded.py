@@ -45,9 +45,9 @@ from hpctrain.checkpoint.sharded.write import ShardedWriter
 from hpctrain.checkpoint.state import Head
 from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.data.tensors import TensorBatches
-from hpctrain.distributed.stop_request import StopRequest
-from hpctrain.distributed.world import World
 from hpctrain.models.gpt import GPT
+from hpctrain.rank.stop_request import StopRequest
+from hpctrain.rank.world import World
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.tasks.task import Task

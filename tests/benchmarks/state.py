@@ -19,7 +19,7 @@ from hpctrain.checkpoint.saver import CheckpointSaver
 from hpctrain.checkpoint.state import Head, LiveState
 from hpctrain.checkpoint.write import CheckpointWriter
 from hpctrain.config.checkpoint import Checkpoint
-from hpctrain.distributed.stop_request import StopRequest
+from hpctrain.rank.stop_request import StopRequest
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Claim, Ledger
 

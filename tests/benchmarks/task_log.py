@@ -30,7 +30,7 @@ from torch.nn.functional import cross_entropy
 
 from hpctrain.config.compose import Composer
 from hpctrain.data.tensors import TensorBatches
-from hpctrain.distributed.compiler import spare_compiler
+from hpctrain.rank.compiler import spare_compiler
 from hpctrain.tasks.loss_contract import split_loss
 from hpctrain.tasks.task import Task
 

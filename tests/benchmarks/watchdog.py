@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from hpctrain.config.health import Health
-from hpctrain.distributed.stop_request import StopRequest
+from hpctrain.rank.stop_request import StopRequest
 from hpctrain.worker import watchdog
 
 

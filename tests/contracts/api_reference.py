@@ -36,8 +36,8 @@ OBJECTS = (
     "hpctrain.data.StatefulStream",
     "hpctrain.data.ShardedStream",
     "hpctrain.data.ShuffledStream",
-    "hpctrain.distributed.all_gather.all_gather_with_grad",
-    "hpctrain.distributed.tensor_parallel.FusedColumnwise",
+    "hpctrain.rank.all_gather.all_gather_with_grad",
+    "hpctrain.parallel.tensor_parallel.FusedColumnwise",
     "hpctrain.models.keras_module.KerasModule",
     "hpctrain.models.keras_module.import_keras",
 )

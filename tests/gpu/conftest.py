@@ -28,8 +28,8 @@ from fork_server import clean_environment
 
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.compose import Composer
-from hpctrain.distributed.world import join
 from hpctrain.files import read_json_lines
+from hpctrain.rank.world import join
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import read_exit_records
 from hpctrain.run.ledger import Ledger

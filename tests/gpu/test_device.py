@@ -15,11 +15,11 @@ from hpctrain.config.parallel import Parallel
 from hpctrain.config.precision import FORMATS
 from hpctrain.config.trainer import Trainer
 from hpctrain.data.micro_batch import MicroBatch
-from hpctrain.distributed.devices import choose_devices
-from hpctrain.distributed.replica import replicate
-from hpctrain.distributed.world import World
 from hpctrain.metrics.media.captured import capture, png_of
 from hpctrain.metrics.meter import Meter
+from hpctrain.parallel.replica import replicate
+from hpctrain.rank.devices import choose_devices
+from hpctrain.rank.world import World
 from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
 from hpctrain.train.evaluation_results import Gathering

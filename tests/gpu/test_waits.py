@@ -10,8 +10,8 @@ import torch
 from gpu_tasks import ON_CPU, is_page_locked
 
 from hpctrain.data.transfer import CopyInBackground, MoveOnDemand
-from hpctrain.distributed.world import World
 from hpctrain.metrics.meter import Meter
+from hpctrain.rank.world import World
 from hpctrain.train.profiling.device_syncs import MESSAGE
 from hpctrain.train.training import build
 

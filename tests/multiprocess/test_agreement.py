@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpctrain.distributed.stop_request import StopKind
+from hpctrain.rank.stop_request import StopKind
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from hpctrain.distributed.stop_request import StopKind
+from hpctrain.rank.stop_request import StopKind
 
 
 @pytest.fixture

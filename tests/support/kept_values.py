@@ -10,9 +10,9 @@ from torch import nn
 from hpctrain.callbacks.average_weights import AverageWeights
 from hpctrain.checkpoint.host_memory import HostCopy
 from hpctrain.data.micro_batch import iterate_tensors, map_tensors
-from hpctrain.distributed.world import World
 from hpctrain.metrics.media.host_array import HostArray
 from hpctrain.metrics.meter import Meter
+from hpctrain.rank.world import World
 from hpctrain.tasks import Metric, Task
 from hpctrain.tasks.position import Position
 from hpctrain.train.callbacks import Callbacks

@@ -17,10 +17,10 @@ from hpctrain.checkpoint.page_locked import PageLockedMemory
 from hpctrain.checkpoint.sharded.chunk import Chunk
 from hpctrain.checkpoint.sharded.stored_marker import marker
 from hpctrain.checkpoint.state import NAMED, LiveState, PlainNames, Snapshot, names_by_id, parameter_names, tensors_in
-from hpctrain.distributed.local_part import is_sharded, local_part
-from hpctrain.distributed.sharded_tensor import layout, local_pieces, replicas
-from hpctrain.distributed.world import World
 from hpctrain.errors import CheckpointError
+from hpctrain.parallel.local_part import is_sharded, local_part
+from hpctrain.parallel.sharded_tensor import layout, local_pieces, replicas
+from hpctrain.rank.world import World
 from hpctrain.run.region import Region
 
 Path = tuple[str, ...]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpctrain.distributed.world import World
+from hpctrain.rank.world import World
 from hpctrain.run.checkpoints import Problem, ShowRead, wrong_files
 
 _WRITER = re.compile(r"__(?P<rank>\d+)_\d+\.distcp")

@@ -17,9 +17,9 @@ from hpctrain.checkpoint.sharded.metadata import encode_metadata
 from hpctrain.checkpoint.sharded.read import MODEL_PREFIX
 from hpctrain.checkpoint.state import NAMED
 from hpctrain.checkpoint.write import without_crc32, write_part
-from hpctrain.distributed.packed_state import packed, unpacked
-from hpctrain.distributed.world import World
 from hpctrain.errors import CheckpointError
+from hpctrain.rank.packed_state import packed, unpacked
+from hpctrain.rank.world import World
 from hpctrain.run.checkpoint_manifest import METADATA, SHARDED_VERSION, STATE
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Claim

@@ -17,10 +17,6 @@ from hpctrain.cluster.cpus import cpu_cores, cpu_threads
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.root import Config
 from hpctrain.config.stored import load
-from hpctrain.distributed.devices import RankDevices, choose_devices, require_compatible_devices
-from hpctrain.distributed.interface import choose_interface, own_address
-from hpctrain.distributed.rendezvous import meet
-from hpctrain.distributed.world import World, join
 from hpctrain.doctor.folder import DoctorFolder
 from hpctrain.doctor.pairs import Pair
 from hpctrain.doctor.ranks.checkpoint_size import checkpoint_bytes
@@ -31,6 +27,10 @@ from hpctrain.doctor.ranks.network import interfaces, measure_pairs, measure_red
 from hpctrain.doctor.ranks.record import RankRecord
 from hpctrain.errors import ExitCode, HpctrainError, error_text
 from hpctrain.files import write_json
+from hpctrain.rank.devices import RankDevices, choose_devices, require_compatible_devices
+from hpctrain.rank.interface import choose_interface, own_address
+from hpctrain.rank.rendezvous import meet
+from hpctrain.rank.world import World, join
 from hpctrain.run.directory import umask_of
 from hpctrain.run.secret import read_secret
 from hpctrain.streams import LogHandler

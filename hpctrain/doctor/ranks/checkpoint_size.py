@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpctrain.config.root import Config
-from hpctrain.distributed.determinism import random_states_restored
+from hpctrain.rank.determinism import random_states_restored
 from hpctrain.train.build import build_model, build_trained_task
 from hpctrain.train.initial_values import build_without_values
 

@@ -13,9 +13,9 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from hpctrain.distributed.interface import interface_addresses
-from hpctrain.distributed.world import World
 from hpctrain.doctor.pairs import Pair, pair_rounds, suspicious
+from hpctrain.rank.interface import interface_addresses
+from hpctrain.rank.world import World
 
 PINGS = 100
 SIZES = (1 << 16, 1 << 19, 1 << 22, 1 << 24)

@@ -12,12 +12,12 @@ from torch import nn
 
 from hpctrain.data.micro_batch import MicroBatch, map_tensors
 from hpctrain.data.plan import BatchPlan
-from hpctrain.distributed.compiler import is_any_compiled, uncompiled
-from hpctrain.distributed.data_parallel import AutocastDataParallel
-from hpctrain.distributed.operator_mode import OperatorMode
-from hpctrain.distributed.replica import LossModule, inner, training_pass_undone
-from hpctrain.distributed.world import World
+from hpctrain.parallel.data_parallel import AutocastDataParallel
+from hpctrain.parallel.operator_mode import OperatorMode
+from hpctrain.parallel.replica import LossModule, inner, training_pass_undone
 from hpctrain.phrases import scaled
+from hpctrain.rank.compiler import is_any_compiled, uncompiled
+from hpctrain.rank.world import World
 from hpctrain.train.step import TrainStep
 from hpctrain.train.turn import Turn
 

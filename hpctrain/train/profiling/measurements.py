@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from hpctrain.config.root import Config
-from hpctrain.distributed.world import World
+from hpctrain.rank.world import World
 from hpctrain.run.bottleneck import STEP_PARTS
 
 OWN_PARTS = ("data", "forward", "backward")

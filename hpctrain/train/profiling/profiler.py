@@ -13,7 +13,7 @@ from hpctrain.config.precision import FORMATS
 from hpctrain.data.loader import TrainLoader
 from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.data.workers import workers_can_help
-from hpctrain.distributed.agreement import Agreement
+from hpctrain.rank.agreement import Agreement
 from hpctrain.run.bottleneck import Bottleneck
 from hpctrain.run.times import Times
 from hpctrain.train.precision import poor_fit

@@ -10,8 +10,8 @@ from contextlib import nullcontext
 
 from hpctrain.data.loader import TrainLoader
 from hpctrain.data.micro_batch import MicroBatch
-from hpctrain.distributed.world import World
 from hpctrain.metrics.memory import Memory
+from hpctrain.rank.world import World
 from hpctrain.train.part_timer import PartTimer
 from hpctrain.train.profiling.device_syncs import counted_syncs
 from hpctrain.train.profiling.measurements import RankReport

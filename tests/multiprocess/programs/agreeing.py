@@ -6,8 +6,8 @@ import time
 
 from gloo_world import joined
 
-from hpctrain.distributed.agreement import Agreement
-from hpctrain.distributed.stop_request import Stop, StopKind, StopRequest
+from hpctrain.rank.agreement import Agreement
+from hpctrain.rank.stop_request import Stop, StopKind, StopRequest
 
 
 class Request(StopRequest):

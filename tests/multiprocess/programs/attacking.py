@@ -14,7 +14,7 @@ from pathlib import Path
 from other_user import become
 from torch._C._distributed_c10d import TCPStore
 
-from hpctrain.distributed.private_folder import FILE_NAME
+from hpctrain.rank.private_folder import FILE_NAME
 
 NOBODY = 65_534
 

@@ -10,9 +10,9 @@ from torch import nn
 from trial import Trial, network
 
 from hpctrain.config.stored import load
-from hpctrain.distributed.determinism import seed_everything
-from hpctrain.distributed.local_part import local_part
-from hpctrain.distributed.sharded_tensor import local_pieces
+from hpctrain.parallel.local_part import local_part
+from hpctrain.parallel.sharded_tensor import local_pieces
+from hpctrain.rank.determinism import seed_everything
 from hpctrain.run.directory import RunDirectory
 from hpctrain.train.build import build_model, build_trained_task
 from hpctrain.train.training import build

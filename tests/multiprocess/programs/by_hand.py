@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trial import network, table
 
 from hpctrain.data.order import ShuffledOrder
-from hpctrain.distributed.determinism import rank_seed
+from hpctrain.rank.determinism import rank_seed
 
 
 def train(path, rank, size, *, samples, steps, batch, micro, drop_last=False, seed=0, clip=None, **options):

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trial import network, table
 
 from hpctrain.data.order import ShuffledOrder
-from hpctrain.distributed.determinism import rank_seed
+from hpctrain.rank.determinism import rank_seed
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 WEIGHTS = {"bf16_pure": torch.bfloat16, "fp16_master": torch.float16}

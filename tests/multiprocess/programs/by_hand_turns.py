@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trial import network, table
 
 from hpctrain.data.order import ShuffledOrder
-from hpctrain.distributed.determinism import rank_seed
+from hpctrain.rank.determinism import rank_seed
 
 
 def rank_batches(rank, size, *, samples, steps, batch, micro):

@@ -6,7 +6,7 @@ import torch
 from doubled import Doubled
 from torch.utils.data import IterableDataset
 
-from hpctrain.distributed.local_part import whole
+from hpctrain.parallel.local_part import whole
 from hpctrain.tasks import Metric, PerSample
 
 

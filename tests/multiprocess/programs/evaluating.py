@@ -16,10 +16,10 @@ from hpctrain.config.parallel import Parallel
 from hpctrain.config.precision import FORMATS
 from hpctrain.data.eval_loader import EvalLoader
 from hpctrain.data.workers import Workers
-from hpctrain.distributed.agreement import Agreement
-from hpctrain.distributed.replica import replicate
-from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.errors import TaskError
+from hpctrain.parallel.replica import replicate
+from hpctrain.rank.agreement import Agreement
+from hpctrain.rank.stop_request import StopRequest
 from hpctrain.tasks import Task
 from hpctrain.tasks.position import Position
 from hpctrain.train.build import Network

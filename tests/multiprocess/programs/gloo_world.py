@@ -7,8 +7,8 @@ import os
 import torch
 
 from hpctrain.cluster.environment import ClusterEnvironment
-from hpctrain.distributed.rendezvous import meet
-from hpctrain.distributed.world import World, join
+from hpctrain.rank.rendezvous import meet
+from hpctrain.rank.world import World, join
 
 
 def joined(*, backend: str = "gloo", init_method: str = "env://") -> World:

@@ -11,10 +11,10 @@ from pathlib import Path
 from torch._C._distributed_c10d import FileStore, TCPStore
 
 from hpctrain.cluster.environment import ClusterEnvironment
-from hpctrain.distributed.private_folder import private_folder
-from hpctrain.distributed.rendezvous import meet
-from hpctrain.distributed.sealed_store import Handshake
 from hpctrain.errors import RendezvousError
+from hpctrain.rank.private_folder import private_folder
+from hpctrain.rank.rendezvous import meet
+from hpctrain.rank.sealed_store import Handshake
 from hpctrain.run.temporary_folder import first_part
 
 WAITS_FOR_REPLACEMENT = {"read_after_s": 2.0}

@@ -10,8 +10,8 @@ import torch
 from gloo_world import joined
 
 from hpctrain.checkpoint.rng import rng_state
-from hpctrain.distributed import world as world_module
 from hpctrain.errors import RendezvousError
+from hpctrain.rank import world as world_module
 
 
 def be_rank():

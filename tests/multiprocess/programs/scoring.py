@@ -12,9 +12,9 @@ from torch import nn
 from hpctrain.config.parallel import Parallel
 from hpctrain.config.precision import FORMATS
 from hpctrain.data.workers import Workers
-from hpctrain.distributed.agreement import Agreement
-from hpctrain.distributed.replica import replicate
-from hpctrain.distributed.stop_request import StopRequest
+from hpctrain.parallel.replica import replicate
+from hpctrain.rank.agreement import Agreement
+from hpctrain.rank.stop_request import StopRequest
 from hpctrain.tasks import Metric, PerSample, Task
 from hpctrain.train.evaluation import Evaluation
 

@@ -20,11 +20,11 @@ from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.config.mesh import mesh_shape
 from hpctrain.config.parallel import Parallel
-from hpctrain.distributed.local_part import whole
-from hpctrain.distributed.rendezvous import meet
-from hpctrain.distributed.sharding import shard_model
-from hpctrain.distributed.stop_request import StopRequest
-from hpctrain.distributed.world import join
+from hpctrain.parallel.local_part import whole
+from hpctrain.parallel.sharding import shard_model
+from hpctrain.rank.rendezvous import meet
+from hpctrain.rank.stop_request import StopRequest
+from hpctrain.rank.world import join
 from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Claim, Ledger

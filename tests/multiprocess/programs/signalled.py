@@ -20,15 +20,15 @@ SENT = "sent.jsonl"
 PHASES = {
     "before the handlers": [
         ("hpctrain.worker.entry:run_rank", 1),
-        ("hpctrain.distributed.stop_request:StopRequest.install", 1),
+        ("hpctrain.rank.stop_request:StopRequest.install", 1),
     ],
     "import": [("hpctrain.run.handover:Handover.read", 1), ("hpctrain.worker.watchdog:Watchdog.__enter__", 1)],
     "rendezvous": [
         ("hpctrain.worker.attempt:run_attempt", 1),
         ("hpctrain.worker.attempt:_meet", 1),
         ("hpctrain.worker.attempt:_agree_on_attempt", 1),
-        ("hpctrain.distributed.world:join", 1),
-        ("hpctrain.distributed.world:World.gather", 1),
+        ("hpctrain.rank.world:join", 1),
+        ("hpctrain.rank.world:World.gather", 1),
     ],
     "build": [
         ("hpctrain.train.training:build", 1),
@@ -38,14 +38,14 @@ PHASES = {
     ],
     "first step": [
         ("hpctrain.train.loop:Loop.run", 1),
-        ("hpctrain.distributed.agreement:Agreement.start", 1),
+        ("hpctrain.rank.agreement:Agreement.start", 1),
         ("hpctrain.train.step:TrainStep.__call__", 1),
         ("hpctrain.run.times:Times.first_step_done", 1),
     ],
     "training": [
         ("hpctrain.train.step:TrainStep.__call__", 60),
         ("hpctrain.train.update:Update.__call__", 40),
-        ("hpctrain.distributed.agreement:Agreement.decide", 60),
+        ("hpctrain.rank.agreement:Agreement.decide", 60),
         ("hpctrain.train.training_log:TrainingLog.training", 5),
     ],
     "evaluation": [
@@ -63,7 +63,7 @@ PHASES = {
     "last step": [("hpctrain.train.step:TrainStep.__call__", 0), ("hpctrain.train.update:Update.__call__", 0)],
     "after it": [
         ("hpctrain.checkpoint.saver:CheckpointSaver.finish", 1),
-        ("hpctrain.distributed.world:World.close", 1),
+        ("hpctrain.rank.world:World.close", 1),
         ("hpctrain.worker.rank:Rank.write_exit_record", 1),
         ("hpctrain.worker.entry:close_log_files", 1),
     ],

@@ -15,8 +15,8 @@ from hpctrain.checkpoint.rng import restore_rng, rng_state
 from hpctrain.checkpoint.state import Head, LiveState, weights_digest
 from hpctrain.checkpoint.warm_start import read_weights
 from hpctrain.checkpoint.write import CheckpointWriter
-from hpctrain.distributed.world import World
 from hpctrain.errors import CheckpointDamagedError, CheckpointError, CheckpointUnlikeError
+from hpctrain.rank.world import World
 from hpctrain.run.checkpoint_manifest import MANIFEST, read_manifest
 from hpctrain.run.checkpoints import find_damage
 

@@ -21,8 +21,8 @@ from hpctrain.checkpoint.retention import (
     steps_to_remove,
 )
 from hpctrain.config.checkpoint import Checkpoint
-from hpctrain.distributed.world import World
 from hpctrain.errors import SupersededError
+from hpctrain.rank.world import World
 from hpctrain.run.checkpoint_manifest import MANIFEST
 from hpctrain.run.checkpoints import CheckpointInfo, find_damage, list_checkpoints, saved_step
 from hpctrain.run.score import Score

@@ -12,8 +12,8 @@ from hpctrain.checkpoint.page_locked import PageLockedMemory
 from hpctrain.checkpoint.saver import WRITER_NICENESS, CheckpointSaver
 from hpctrain.checkpoint.state import Head, LiveState
 from hpctrain.config.checkpoint import Checkpoint
-from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.errors import CheckpointDamagedError, CheckpointError, SupersededError
+from hpctrain.rank.stop_request import StopRequest
 from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.directory import RunDirectory
 

@@ -21,7 +21,7 @@ import sys, time
 from hpctrain.config.health import Health
 from hpctrain.worker import watchdog
 from types import SimpleNamespace
-from hpctrain.distributed.stop_request import StopRequest
+from hpctrain.rank.stop_request import StopRequest
 from hpctrain.run.directory import RunDirectory
 
 def train():

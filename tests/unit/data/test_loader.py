@@ -23,9 +23,9 @@ from hpctrain.data.order import ShuffledOrder
 from hpctrain.data.plan import BatchPlan
 from hpctrain.data.tensors import TensorBatches
 from hpctrain.data.workers import Workers
-from hpctrain.distributed.agreement import LoadingStop, StopWhileLoading
-from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.errors import TaskError
+from hpctrain.rank.agreement import LoadingStop, StopWhileLoading
+from hpctrain.rank.stop_request import StopRequest
 
 SEED = 3
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 from hpctrain.config.compose import Composer
-from hpctrain.distributed.interface import own_address
 from hpctrain.doctor.folder import DoctorFolder
 from hpctrain.doctor.ranks.checkpoint_size import COPIES, checkpoint_bytes
 from hpctrain.doctor.ranks.compute import flops_per_s
@@ -17,6 +16,7 @@ from hpctrain.doctor.ranks.gpus import parse_smi, without_peer_access
 from hpctrain.doctor.ranks.network import interfaces, segments
 from hpctrain.doctor.ranks.record import RankRecord
 from hpctrain.files import read_json
+from hpctrain.rank.interface import own_address
 
 # as drivers from 525 to 560 print it for a healthy H100 and for one that was slowed down, and without ECC
 SMI = """\

@@ -15,11 +15,11 @@ from hpctrain.config.compose import Composer
 from hpctrain.config.parallel import Parallel
 from hpctrain.config.precision import FORMATS
 from hpctrain.data.micro_batch import MicroBatch
-from hpctrain.distributed.agreement import Agreement
-from hpctrain.distributed.stop_request import STOP_SIGNALS, StopRequest
-from hpctrain.distributed.world import World
 from hpctrain.metrics.bar import open_bar
 from hpctrain.metrics.meter import Meter
+from hpctrain.rank.agreement import Agreement
+from hpctrain.rank.stop_request import STOP_SIGNALS, StopRequest
+from hpctrain.rank.world import World
 from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.run.times import Times
 from hpctrain.tasks.position import Position

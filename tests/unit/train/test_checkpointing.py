@@ -12,9 +12,9 @@ from small_task import Small
 from hpctrain.checkpoint.page_locked import PageLockedMemory
 from hpctrain.checkpoint.read import load
 from hpctrain.checkpoint.saver import CheckpointSaver
-from hpctrain.distributed.agreement import Agreement
-from hpctrain.distributed.stop_request import Stop, StopKind, StopRequest
 from hpctrain.errors import CheckpointError, ConfigError
+from hpctrain.rank.agreement import Agreement
+from hpctrain.rank.stop_request import Stop, StopKind, StopRequest
 from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.train.checkpointing import FIRST_AUTO_SAVE_S, Checkpointing, Start

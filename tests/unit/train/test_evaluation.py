@@ -11,10 +11,10 @@ from small_task import Small
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from hpctrain.distributed.agreement import Agreement
-from hpctrain.distributed.stop_request import Stop, StopKind, StopRequest
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.metrics.meter import Meter
+from hpctrain.rank.agreement import Agreement
+from hpctrain.rank.stop_request import Stop, StopKind, StopRequest
 from hpctrain.tasks import Metric, PerSample, Task
 from hpctrain.train.metric_states import State, exact_bytes
 from hpctrain.train.training import build

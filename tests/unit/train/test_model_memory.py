@@ -8,9 +8,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from hpctrain.config.mesh import MeshShape
 from hpctrain.config.named_optimizers import NamedOptimizer
-from hpctrain.distributed.local_part import local_part
-from hpctrain.distributed.mesh import mesh_without_others
-from hpctrain.distributed.tensor_parallel import divide
+from hpctrain.parallel.local_part import local_part
+from hpctrain.parallel.tensor_parallel import divide
+from hpctrain.rank.mesh import mesh_without_others
 from hpctrain.train.ema import Ema
 from hpctrain.train.model_memory import model_memory
 from hpctrain.train.optimizers import BuiltOptimizer

@@ -13,9 +13,9 @@ from small_task import Small
 from torch import nn
 
 from hpctrain.checkpoint.rng import rng_state
-from hpctrain.distributed.agreement import Agreement
-from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.errors import ConfigError, TaskError
+from hpctrain.rank.agreement import Agreement
+from hpctrain.rank.stop_request import StopRequest
 from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.train.modes import names_in_evaluation_mode
 from hpctrain.train.sanity import check_evaluation

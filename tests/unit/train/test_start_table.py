@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hpctrain.config.mesh import MeshShape
-from hpctrain.distributed.mesh import Mesh
+from hpctrain.rank.mesh import Mesh
 from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.train import start_table
 from hpctrain.train.start_table import log_start

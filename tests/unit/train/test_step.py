@@ -12,10 +12,10 @@ from hpctrain.config.parallel import Parallel
 from hpctrain.config.precision import FORMATS, Precision
 from hpctrain.config.trainer import Trainer
 from hpctrain.data.micro_batch import MicroBatch
-from hpctrain.distributed.replica import LossModule
-from hpctrain.distributed.world import World
 from hpctrain.errors import TaskError
 from hpctrain.metrics.meter import Meter
+from hpctrain.parallel.replica import LossModule
+from hpctrain.rank.world import World
 from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
 from hpctrain.train.ema import Ema

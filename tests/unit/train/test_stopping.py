@@ -5,8 +5,8 @@ import signal
 import pytest
 
 from hpctrain.cluster.environment import ClusterEnvironment
-from hpctrain.distributed.stop_request import Stop, StopKind, StopRequest
 from hpctrain.errors import CheckpointError
+from hpctrain.rank.stop_request import Stop, StopKind, StopRequest
 from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.job import JobRecord, JobState

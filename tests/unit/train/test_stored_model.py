@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from hpctrain.config.precision import FORMATS
-from hpctrain.distributed.determinism import set_determinism
 from hpctrain.errors import CheckpointDamagedError, CheckpointError
+from hpctrain.rank.determinism import set_determinism
 from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.train.precision import set_fp32_precision
 from hpctrain.train.process_state import process_state_restored

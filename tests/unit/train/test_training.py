@@ -9,9 +9,9 @@ from small_task import Small
 from torch import nn
 
 from hpctrain.data.bucket_order import BucketOrder
-from hpctrain.distributed.agreement import Agreement
-from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.errors import TaskError
+from hpctrain.rank.agreement import Agreement
+from hpctrain.rank.stop_request import StopRequest
 from hpctrain.train.training import build
 
 

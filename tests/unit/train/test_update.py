@@ -5,8 +5,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpctrain.config.trainer import Trainer
-from hpctrain.distributed.compiler import spare_compiler
 from hpctrain.metrics.meter import Meter
+from hpctrain.rank.compiler import spare_compiler
 from hpctrain.train.learning_rate import LearningRate
 from hpctrain.train.update import Clipping, JointUpdate, Update
 

@@ -14,9 +14,9 @@ import pytest
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.compose import Composer
 from hpctrain.config.root import Config
-from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.errors import ClusterEnvironmentError, ConfigError, ExitCode, TaskError
 from hpctrain.launch.rank_command import rank_variables
+from hpctrain.rank.stop_request import StopRequest
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.handover import Handover
 from hpctrain.run.ledger import Ledger

@@ -9,8 +9,8 @@ import pytest
 from hpctrain.attempt.peers import NCCL_ERRORS
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.root import Config
-from hpctrain.distributed.stop_request import StopRequest
 from hpctrain.errors import TaskError
+from hpctrain.rank.stop_request import StopRequest
 from hpctrain.run.collectives import Collectives
 from hpctrain.run.config_change import change_config, keep_config
 from hpctrain.run.directory import RunDirectory

@@ -44,7 +44,7 @@ def position(thread, name):
     ("name", "path", "waits"),
     [
         ("all_reduce", "/site-packages/torch/distributed/distributed_c10d.py", True),
-        ("decide", "/site-packages/hpctrain/distributed/agreement.py", True),
+        ("decide", "/site-packages/hpctrain/rank/agreement.py", True),
         ("_engine_run_backward", "/site-packages/torch/autograd/graph.py", True),
         ("forward", "/site-packages/torch/nn/parallel/distributed.py", True),
         ("loss", "/home/me/task.py", False),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hpctrain.checkpoint.sharded.chunk import Chunk
 from hpctrain.checkpoint.sharded.chunk_file import ALIGNMENT, WrittenFile, write_chunks
-from hpctrain.distributed.message import decode, encode
+from hpctrain.rank.message import decode, encode
 from hpctrain.run.checkpoints import file_checksum
 from hpctrain.run.region import Region
 

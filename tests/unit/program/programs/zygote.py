@@ -12,9 +12,9 @@ import signal
 import sys
 from pathlib import Path
 
-from hpctrain.distributed.stop_request import STOP_SIGNALS
 from hpctrain.program import loop
 from hpctrain.program.entry import run_program
+from hpctrain.rank.stop_request import STOP_SIGNALS
 from hpctrain.run.directory import RunDirectory
 from hpctrain.streams import ignore_write_errors, open_streams
 

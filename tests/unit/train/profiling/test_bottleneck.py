@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hpctrain.config.compose import Composer
-from hpctrain.distributed.world import World
+from hpctrain.rank.world import World
 from hpctrain.train.profiling.bottleneck import find_bottleneck
 from hpctrain.train.profiling.measurements import Measurements, RankReport
 

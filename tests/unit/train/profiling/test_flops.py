@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.flop_counter import flop_registry
 
 from hpctrain.data.plan import BatchPlan
-from hpctrain.distributed.data_parallel import AutocastDataParallel
-from hpctrain.distributed.replica import LossModule
+from hpctrain.parallel.data_parallel import AutocastDataParallel
+from hpctrain.parallel.replica import LossModule
 from hpctrain.tasks.task import Task
 from hpctrain.train.profiling.flops import FlopCount, FlopCounter, flops_by_trial, hides_operators, peak_flops
 

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from hpctrain.config.compose import Composer
-from hpctrain.distributed.agreement import Agreement
-from hpctrain.distributed.stop_request import StopRequest
+from hpctrain.rank.agreement import Agreement
+from hpctrain.rank.stop_request import StopRequest
 from hpctrain.run.bottleneck import read_bottleneck
 from hpctrain.run.times import Times
 from hpctrain.train.profiling.measurements import RankReport

@@ -10,7 +10,7 @@ import time
 from types import SimpleNamespace
 
 from hpctrain.config.health import Health
-from hpctrain.distributed.stop_request import StopRequest
+from hpctrain.rank.stop_request import StopRequest
 from hpctrain.worker.watchdog import Watchdog
 
 FORKS = 300

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from hpctrain.config.health import Health
-from hpctrain.distributed.stop_request import StopRequest
+from hpctrain.rank.stop_request import StopRequest
 from hpctrain.run.stacks import answer, request_stacks
 from hpctrain.run.times import STARTING, Times
 from hpctrain.worker import watchdog

@@ -1,1 +1,0 @@
-"""Cooperation of the ranks of one attempt: rendezvous, process group, agreement, replicas."""

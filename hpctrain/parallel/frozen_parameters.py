@@ -1,0 +1,107 @@
+"""Restore the frozen parameters that a pass changes, as that of a momentum teacher does."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
+
+from hpctrain.parallel.operator_mode import OperatorMode
+
+
+@contextmanager
+def frozen_parameters_restored(model: nn.Module, *, compiled: bool) -> Iterator[None]:
+    """Restore the parameters that require no gradient when the context begins, after the passes in the context.
+
+    Args:
+        model: any module.
+        compiled: whether the passes run compiled code, which doesn't show what it writes to: all of these parameters
+            are then copied to the host's memory when the context begins. Otherwise, only those are that an operator of
+            torch writes to, right before it does; what a kernel called without torch writes isn't restored.
+    """
+    frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+    # Copies on write: copies of all of them would be as large as the whole model where only an adapter is trained, once
+    # per rank and on all ranks of a node at the same time. Hardly any loss writes to a frozen parameter.
+    mode = _CopyOnWrite(frozen, at_once=compiled)
+    try:
+        with mode:
+            yield
+    finally:
+        mode.restore()
+
+
+class _CopyOnWrite(OperatorMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Copies parameters before an operator writes to their memory."""
+
+    def __init__(self, parameters: Iterable[Tensor], *, at_once: bool) -> None:
+        super().__init__()
+        # they keep the memory of a parameter whose `data` the pass replaces
+        self._parameters = [(parameter, parameter.detach()) for parameter in parameters]
+        self._copies: dict[int, Tensor] = {}
+        self._by_storage: dict[int, list[int]] = defaultdict(list)
+        self._written: dict[Any, tuple[tuple[int, str], ...]] = {}
+        for index, (_, values) in enumerate(self._parameters):
+            # the memory of such tensors isn't a single storage
+            opaque = values.layout is not torch.strided or is_traceable_wrapper_subclass(values)
+            if at_once or opaque:
+                self._copy(index)
+            else:
+                self._by_storage[_storage(values)].append(index)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Copy what an operator is about to write to, and run it."""
+        kwargs = kwargs or {}
+        if self._by_storage:
+            for tensor in self._outputs(func, args, kwargs):
+                for index in self._by_storage.pop(_storage(tensor), ()):
+                    self._copy(index)
+        return func(*args, **kwargs)
+
+    def restore(self) -> None:
+        """Give the parameters their memory and values of the beginning."""
+        with torch.no_grad():
+            for parameter, values in self._parameters:
+                if parameter.dtype != values.dtype or not values.is_set_to(parameter):
+                    parameter.data = values
+            for index, copy in self._copies.items():
+                self._parameters[index][1].copy_(copy)
+
+    def _copy(self, index: int) -> None:
+        # copies on the device could exceed its memory; the host had room for the whole model when it was built
+        self._copies[index] = self._parameters[index][1].to("cpu", copy=True)
+
+    def _outputs(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+        """The tensors with memory that an operator writes to."""
+        if func not in self._written:
+            self._written[func] = _written_arguments(func)
+        values = [args[place] if place < len(args) else kwargs.get(name) for place, name in self._written[func]]
+        tensors = (leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)) if values else ()
+        return [tensor for tensor in tensors if tensor.layout is torch.strided]
+
+
+def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
+    """Position and name of each argument that an operator writes to."""
+    schema = getattr(func, "_schema", None)
+    if schema is None:  # an operator over functions, as torch.cond
+        return ()
+    # the schemas of collectives don't say what they write to
+    collective = func.namespace == "c10d"
+    return tuple(
+        (place, argument.name)
+        for place, argument in enumerate(schema.arguments)
+        if collective or (argument.alias_info is not None and argument.alias_info.is_write)
+    )
+
+
+def _storage(tensor: Tensor) -> int:
+    # of the storage object: that of its memory is 0 for every empty tensor
+    address: int = tensor.untyped_storage()._cdata
+    return address

@@ -1,0 +1,293 @@
+"""The stages of a model that this rank has, and a forward pass through one of them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+from torch import Tensor, nn
+
+from hpctrain.errors import ConfigError, TaskError
+from hpctrain.parallel.local_part import is_sharded
+from hpctrain.parallel.pipeline.placeholder import Chain, Placeholder
+from hpctrain.parallel.pipeline.plan import is_inside
+from hpctrain.parallel.pipeline.random_streams import RandomStreams
+from hpctrain.phrases import listed
+
+NOT_CALLED = (
+    "in a pipeline, loss and evaluate must call model(...) exactly once, and this task hasn't called it, or only its "
+    "parts"
+)
+
+Activations: TypeAlias = Tensor | tuple[Tensor, ...]
+"""What a stage returns, and the next one gets in the place of the model's first argument."""
+
+
+class _StageDone(BaseException):
+    """Leaves the task's code with what a stage has computed; not an Exception, which that code might catch."""
+
+    def __init__(self, output: Activations) -> None:
+        self.output = output
+        super().__init__()
+
+
+class Stages:
+    """The stages of this rank.
+
+    The model keeps all of its modules, so that names, parameter groups and checkpoints are those of the whole model.
+    Parameters and buffers that only other ranks have stay on the `meta` device, without memory. During the pass of a
+    stage, placeholders take the places of the modules that this stage doesn't have.
+
+    Args:
+        model: whole, on any device.
+        names: modules and parameters of each stage of the pipeline (`plan.stages_of`).
+        position: of this rank in the pipeline, from 0 for the model's first layers.
+        degree: number of positions; position p has the stages p, p + degree, p + 2 * degree and so on.
+
+    Attributes:
+        model: as given.
+        num_own: number of stages of this rank.
+        is_last: whether this rank has the last stage, which computes the loss.
+        shared: positions that have a parameter together, by the first one of its names.
+        copies: names of parameters that this rank has, but for whose contents in checkpoints another position counts.
+    """
+
+    def __init__(self, model: nn.Module, names: Sequence[Sequence[str]], position: int, degree: int) -> None:
+        self.model = model
+        self._own = range(position, len(names), degree)
+        self._num_stages = len(names)
+        self._names = list(dict.fromkeys(name for stage in names for name in stage))
+        self.num_own = len(self._own)
+        self.is_last = position == degree - 1
+        parameters = inspect.signature(model.forward).parameters
+        self._first_argument = next(iter(parameters), "")
+        self._chains = [Chain(index) for index in self._own]
+        self._swapped = [
+            _placeholders(model, names, index, chain) for index, chain in zip(self._own, self._chains, strict=True)
+        ]
+        holders = _holders(model, names, degree)
+        self._absent = {name for name, positions in holders.items() if position not in positions}
+        together = {name: positions for name, positions in holders.items() if len(positions) > 1}
+        self.copies = frozenset(name for name, positions in together.items() if positions[0] < position in positions)
+        first_names = {name for name, _ in model.named_parameters()}
+        self.shared = {name: positions for name, positions in together.items() if name in first_names}
+
+    def index(self, local_stage: int) -> int:
+        """Return the number in the pipeline of one of this rank's stages."""
+        return self._own[local_stage]
+
+    def begins(self, local_stage: int) -> bool:
+        """Whether one of this rank's stages is the first of the pipeline."""
+        return self.index(local_stage) == 0
+
+    def ends(self, local_stage: int) -> bool:
+        """Whether one of this rank's stages is the last of the pipeline."""
+        return self.index(local_stage) == self._num_stages - 1
+
+    def absent_parameters(self) -> set[nn.Parameter]:
+        """Return the parameters that only other ranks have."""
+        named = self.model.named_parameters(remove_duplicate=False)
+        return {parameter for name, parameter in named if name in self._absent}
+
+    @contextmanager
+    def absent_set_aside(self) -> Iterator[None]:
+        """Inside the context, the model lacks the parameters and buffers that only other ranks have."""
+        aside = []
+        for path, module in self.model.named_modules(remove_duplicate=False):
+            prefix = f"{path}." if path else ""
+            for held in (module._parameters, module._buffers):
+                for name, tensor in held.items():
+                    if tensor is not None and f"{prefix}{name}" in self._absent:
+                        aside.append((held, name, tensor))
+                        held[name] = None
+        try:
+            yield
+        finally:
+            for held, name, tensor in aside:
+                held[name] = tensor
+
+    def require_whole(self, names: Iterable[str]) -> None:
+        """Refuse modules that the pipeline cuts, where they have to be whole.
+
+        Args:
+            names: of modules whose activations are recomputed.
+
+        Raises:
+            ConfigError: a module contains others that stages have.
+        """
+        for name in names:
+            inside = [one for one in self._names if one.startswith(f"{name}.")]
+            if inside:
+                problem = f"is cut by the pipeline, between {listed(inside, shown=4)}"
+                raise ConfigError("trainer.activation_checkpointing", name, problem, f"write {name}.*")
+
+    def compute(
+        self,
+        local_stage: int,
+        compute: Callable[[nn.Module], Any],
+        receive: Callable[[], Activations],
+        streams: RandomStreams,
+        model: nn.Module,
+    ) -> Any:
+        """Compute one of this rank's stages in the task's code, inside of `RandomStreams.of_task`.
+
+        Args:
+            local_stage: which of this rank's stages.
+            compute: calls the model exactly once.
+            receive: returns the activations of the stage before; not called in the first one.
+            streams: of this rank.
+            model: with which `compute` is called.
+
+        Returns:
+            What `compute` returns, in the last stage; in others the activations, and `compute` ends at its call of the
+            model.
+
+        Raises:
+            TaskError: `compute` doesn't call the model, or does so twice, or a stage returns something else than
+                tensors.
+        """
+        calls: list[None] = []
+        forward = model.forward
+
+        def forward_of_stage(*arguments: Any, **options: Any) -> Any:
+            if calls:
+                raise TaskError(
+                    "in a pipeline, loss and evaluate must call model(...) exactly once, and this task calls it twice: "
+                    "join the two batches, or use parallel=fsdp"
+                )
+            calls.append(None)
+            with streams.of_layers():
+                output = self.forward(local_stage, forward, receive, arguments, options)
+            if self.ends(local_stage):
+                return output
+            raise _StageDone(output)
+
+        with forward_replaced(model, forward_of_stage):
+            try:
+                found = compute(model)
+            except _StageDone as done:
+                return done.output
+            except RuntimeError as error:
+                # torch's, of weights that other ranks have
+                if calls or "meta" not in str(error):
+                    raise
+                raise TaskError(f"{NOT_CALLED}: {error}") from error
+        if not calls:
+            raise TaskError(NOT_CALLED)
+        return found
+
+    def forward(
+        self,
+        local_stage: int,
+        forward: Callable[..., Any],
+        receive: Callable[[], Activations],
+        arguments: tuple[Any, ...],
+        options: dict[str, Any],
+    ) -> Any:
+        """Call the model's forward for one of this rank's stages.
+
+        Args:
+            local_stage: which of this rank's stages.
+            forward: of the whole model.
+            receive: returns the activations of the stage before; not called in the first one.
+            arguments: of the call.
+            options: of the call, by name.
+
+        Raises:
+            TaskError: a stage before the last one returns something else than tensors.
+        """
+        given: Activations | None = None
+        if not self.begins(local_stage):
+            given = receive()
+            arguments, options = self._replaced(given, arguments, options)
+        chain = self._chains[local_stage]
+        chain.begin(given)
+        with self._without_others(local_stage):
+            output = forward(*arguments, **options)
+        if self.ends(local_stage):
+            return output
+        checked = _checked(output)
+        chain.end(output)
+        return checked
+
+    def _replaced(
+        self, given: Activations, arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Put activations in the place of the first argument."""
+        if arguments:
+            return (given, *arguments[1:]), options
+        return (), {**options, self._first_argument: given}
+
+    @contextmanager
+    def _without_others(self, local_stage: int) -> Iterator[None]:
+        swapped = self._swapped[local_stage]
+        before = [parent._modules[name] for parent, name, _ in swapped]
+        for parent, name, placeholder in swapped:
+            parent._modules[name] = placeholder
+        try:
+            yield
+        finally:
+            for (parent, name, _), module in zip(swapped, before, strict=True):
+                parent._modules[name] = module
+
+
+@contextmanager
+def forward_replaced(model: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Inside the context, calls of a module call another function in the place of its forward."""
+    override = vars(model).get("forward")
+    model.forward = forward
+    try:
+        yield
+    finally:
+        if override is None:
+            del model.forward
+        else:
+            model.forward = override
+
+
+def _placeholders(
+    model: nn.Module, names: Sequence[Sequence[str]], index: int, chain: Chain
+) -> list[tuple[nn.Module, str, Placeholder]]:
+    """Return placeholders for the modules that a stage doesn't have, and where they are: in which module, as what."""
+    own = names[index]
+    modules = dict(model.named_modules(remove_duplicate=False))
+    others = {name for stage in names for name in stage if name in modules}.difference(own)
+    found = []
+    for name in sorted(others):
+        if any(is_inside(each, name) or is_inside(name, each) for each in own):
+            continue
+        path, _, attribute = name.rpartition(".")
+        is_earlier = min(number for number, stage in enumerate(names) if name in stage) < index
+        found.append((modules[path], attribute, Placeholder(name, chain, is_earlier=is_earlier)))
+    return found
+
+
+def _holders(model: nn.Module, names: Sequence[Sequence[str]], degree: int) -> dict[str, tuple[int, ...]]:
+    """Return the positions that have each parameter and buffer, by all of its names, in ascending order.
+
+    What no stage names belongs to the model itself, and is at all positions.
+    """
+    positions: dict[int, set[int]] = {}
+    found: dict[str, int] = {}
+    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    for name, tensor in tensors:
+        found[name] = id(tensor)
+        own = positions.setdefault(id(tensor), set())
+        named = [index for index, stage in enumerate(names) if any(is_inside(name, one) for one in stage)]
+        own.update(index % degree for index in named or (() if "." in name else range(degree)))
+    return {name: tuple(sorted(positions[key])) for name, key in found.items()}
+
+
+def _checked(output: Any) -> Activations:
+    tensors = output if isinstance(output, tuple) else (output,)
+    if not all(isinstance(each, Tensor) and not is_sharded(each) for each in tensors):
+        kinds = ", ".join(type(each).__name__ for each in tensors)
+        raise TaskError(
+            f"a stage of the pipeline returned {kinds}: the model must return a tensor or a tuple of tensors to the "
+            "next stage, and only in its last stage what the task expects"
+        )
+    # of a view, FSDP2 warns that changes in place would harm it
+    kept = tuple(each.clone() if each._is_view() else each for each in tensors)
+    return kept if len(kept) > 1 else kept[0]

@@ -1,0 +1,288 @@
+"""Shard a model over a mesh: each rank holds a part of every parameter, gradient and optimizer state."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import Shard
+
+from hpctrain.config.mesh import keeps_gradients_whole
+from hpctrain.config.parallel import Parallel
+from hpctrain.errors import ConfigError, TaskError
+from hpctrain.parallel.blocks import find_blocks
+from hpctrain.parallel.replica import LossModule
+from hpctrain.phrases import counted, listed
+from hpctrain.rank.mesh import Mesh
+
+BROADCAST_BYTES = 250 << 20
+"""The size in bytes of the pieces in which buffers are sent; DDP's own."""
+MIXED = "mixed torch.Tensor and DTensor"
+"""What torch says of an operation on a shard and a whole tensor."""
+LARGE_BYTES = 100 << 20
+"""Weights of one rank that are worth a warning if they are gathered at once."""
+
+log = logging.getLogger("hpctrain.train")
+
+
+class ShardedLossModule(LossModule):
+    """The root of a sharded model: gathers what belongs to no block while a whole loss or evaluation is computed.
+
+    Calling it is collective: each block gathers its weights from the ranks that share a replica. As DDP does, a call
+    that computes gradients begins with rank zero's buffers on every rank.
+
+    Args:
+        module: whose blocks are sharded already.
+        gathered_once: the modules in it that belong to no block.
+        group: ranks that have the same parts of the model; None if these are all ranks.
+
+    Attributes:
+        accumulating: makes a context for the micro-batches before the last one of a step, in which less is reduced;
+            None if each of them reduces its gradients.
+        copies_from_host: whether a GPU copies weights from host memory while the host continues.
+    """
+
+    is_sharded = True
+
+    def __init__(
+        self, module: nn.Module, gathered_once: Sequence[nn.Module] = (), group: dist.ProcessGroup | None = None
+    ) -> None:
+        super().__init__(module)
+        self._group = group
+        self.sends_buffers = True
+        self.accumulating: Callable[[], Any] | None = None
+        self.copies_from_host = False
+        self._places = [
+            (f"{_name_of(part, module)}{name}", part._parameters, name)
+            for part in gathered_once
+            for name in part._parameters
+        ]
+
+    def forward(self, compute: Callable[[nn.Module], Any]) -> Any:
+        """Call ``compute`` with the module.
+
+        Raises:
+            TaskError: it has changed weights that are gathered copies, or used some before they were gathered.
+        """
+        before = self._versions()
+        try:
+            found = compute(cast(nn.Module, self._modules["module"]))
+        except RuntimeError as error:
+            if MIXED not in str(error):
+                raise
+            raise TaskError(
+                "the task or the model uses weights of a module outside of its forward pass, where each rank has only "
+                f"a shard of them ({error}): leave that module out of parallel.blocks, or if parallel.tensor_degree is "
+                "above 1, name each module that computes with the divided ones in tensor_parallel_plan"
+            ) from error
+        if before != (after := self._versions()):
+            changed = [name for (name, _, _), old, new in zip(self._places, before, after, strict=True) if old != new]
+            raise TaskError(
+                f"the task changed weights in place ({listed(changed)}); with parallel=mesh they are copies, and the "
+                "change would be lost: train them by an optimizer, use trainer.ema_decay, or parallel=ddp"
+            )
+        return found
+
+    def __call__(self, compute: Callable[[nn.Module], Any]) -> Any:
+        """Call ``compute`` with the module, whose weights are gathered as they are needed; collective."""
+        if torch.is_grad_enabled():
+            if self.sends_buffers:
+                self.send_buffers()
+            return nn.Module.__call__(self, compute)
+        with self.gathered():
+            return nn.Module.__call__(self, compute)
+
+    def _versions(self) -> list[int | None]:
+        """How often torch has changed each weight that is gathered as long as the model is called."""
+        weights = (parameters[name] for _, parameters, name in self._places)
+        return [None if weight is None else weight._version for weight in weights]
+
+    def send_buffers(self) -> None:
+        """Give all ranks with the same parts of the model the buffers of the first one; collective."""
+        send_buffers(cast(nn.Module, self._modules["module"]), self._group)
+
+    def settle(self) -> None:
+        """Fix which module is the root, and where the shards are, once the parameters have values.
+
+        Otherwise torch does so in the first call, and takes a block for the root if that is called first.
+        """
+        cast(FSDPModule, self)._get_fsdp_state()._lazy_init()
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Inside the context, without gradients, the model itself may be called; collective, as are these calls."""
+        root = cast(FSDPModule, self)
+        root.unshard()
+        try:
+            yield
+        finally:
+            # without a backward pass they would stay as they are, and later updates would go unnoticed
+            for module in self.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+            if self.copies_from_host:
+                # the caller may change the weights next, and without a backward pass nothing has waited for the copies
+                torch.accelerator.synchronize()
+
+
+def shard_model(
+    model: nn.Module,
+    mesh: Mesh,
+    parallel: Parallel,
+    *,
+    blocks: Sequence[str] = (),
+    ignored: Collection[nn.Parameter] = (),
+    compute_dtype: torch.dtype | None = None,
+    reduce_dtype: torch.dtype | None = None,
+    is_logged: bool = False,
+) -> ShardedLossModule:
+    """Replace the parameters of a model by their shards, in place; collective if they have values.
+
+    Args:
+        model: on any device, or on `meta`; then its shards have no values yet.
+        mesh: over which it is sharded.
+        parallel: of the configuration.
+        blocks: the task's own names of blocks, where the configuration has none.
+        ignored: parameters that stay as they are, because other ranks compute with them.
+        compute_dtype: in which gathered weights compute; None for their own. Batch norms keep their own, and with them
+            the block that they are in.
+        reduce_dtype: in which gradients are added up over the ranks; None for their own.
+        is_logged: whether this rank logs how the model is cut.
+
+    Returns:
+        What is called in training and in evaluations.
+
+    Raises:
+        ConfigError: a name of `parallel.blocks` matches nothing.
+        TaskError: a parameter can't be sharded.
+    """
+    _require_dimensions(model)
+    cut_at = where_cut(model, mesh) if mesh.shape.tensor > 1 else None
+    where: Any = {"mesh": mesh.data_mesh, "shard_placement_fn": cut_at, "offload_policy": _offload(mesh, parallel)}
+    left = set(ignored)
+    found = {
+        name: block
+        for name, block in find_blocks(model, parallel.blocks or blocks).items()
+        if left.isdisjoint(block.parameters())
+    }
+    inside = {id(part) for block in found.values() for part in block.modules()}
+    outside = [part for part in model.modules() if id(part) not in inside]
+    for block in found.values():
+        policy = _policy(block.modules(), compute_dtype, reduce_dtype)
+        fully_shard(block, mp_policy=policy, reshard_after_forward=parallel.reshard_after_forward, **where)
+    _prefetch([cast(FSDPModule, block) for block in found.values()], parallel.prefetch_blocks)
+    root = ShardedLossModule(model, outside, mesh.same_stages)
+    policy = _policy(outside, compute_dtype, reduce_dtype)
+    # what belongs to no block is needed at the beginning and at the end of a pass, and stays gathered in between
+    fully_shard(root, mp_policy=policy, reshard_after_forward=False, ignored_params=left, **where)
+    root.copies_from_host = parallel.cpu_offload and mesh.device_mesh.device_type != "cpu"
+    root.accumulating = _accumulating(root, mesh, parallel)
+    if is_logged:
+        _log_blocks(model, list(found))
+    return root
+
+
+def _name_of(part: nn.Module, model: nn.Module) -> str:
+    return next((f"{name}." for name, module in model.named_modules() if module is part and name), "")
+
+
+def send_buffers(model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
+    """Copy the buffers of the first rank to all ranks; collective.
+
+    Args:
+        model: whose buffers that have values are sent.
+        group: of ranks that have the same buffers; None for all ranks.
+    """
+    if buffers := [buffer for buffer in model.buffers() if not buffer.is_meta]:
+        group = group or dist.group.WORLD
+        assert group is not None
+        with torch.no_grad():
+            dist._broadcast_coalesced(group, buffers, BROADCAST_BYTES, 0)  # type: ignore[attr-defined]  # DDP uses it
+
+
+def _prefetch(blocks: Sequence[FSDPModule], count: int) -> None:
+    """Have each block gather those that follow it, in the order of the pass."""
+    if not count:
+        return
+    for number, block in enumerate(blocks):
+        block.set_modules_to_forward_prefetch([*blocks[number + 1 : number + 1 + count]])
+        block.set_modules_to_backward_prefetch([*reversed(blocks[max(0, number - count) : number])])
+
+
+def _policy(
+    modules: Iterable[nn.Module], compute_dtype: torch.dtype | None, reduce_dtype: torch.dtype | None
+) -> MixedPrecisionPolicy:
+    """Return the formats of modules that are gathered together."""
+    # torch's batch norm takes half inputs with fp32 weights and statistics, but no half weights
+    has_batch_norm = any(isinstance(module, nn.modules.batchnorm._NormBase) for module in modules)
+    # inputs keep their format: autocast converts them where an operation wants that
+    return MixedPrecisionPolicy(None if has_batch_norm else compute_dtype, reduce_dtype, cast_forward_inputs=False)
+
+
+def _offload(mesh: Mesh, parallel: Parallel) -> OffloadPolicy:
+    if not parallel.cpu_offload:
+        return OffloadPolicy()
+    # from page-locked memory, copies to a GPU overlap with its work
+    return CPUOffloadPolicy(pin_memory=mesh.device_mesh.device_type != "cpu")
+
+
+def where_cut(model: nn.Module, mesh: Mesh) -> Callable[[nn.Parameter], Shard | None]:
+    """Return what decides the dimension in which FSDP2 cuts a parameter that several ranks have divided already.
+
+    Raises:
+        ConfigError: the shards can't divide such a parameter evenly in its second dimension, as FSDP2 asks.
+    """
+    # it imports the styles of tensor parallelism, which takes time
+    from hpctrain.parallel.tensor_parallel import second_dimension_is_cut
+
+    for name, parameter in model.named_parameters():
+        if second_dimension_is_cut(parameter) and parameter.shape[1] % mesh.shape.shard:
+            problem = f"doesn't divide the {parameter.shape[1]} columns of {name}, whose rows several ranks divide"
+            fitting = [str(n) for n in range(1, mesh.shape.shard + 1) if parameter.shape[1] % n == 0]
+            raise ConfigError("parallel.shard_degree", mesh.shape.shard, problem, f"use one of {', '.join(fitting)}")
+    return lambda parameter: Shard(1) if second_dimension_is_cut(parameter) else None
+
+
+def _accumulating(root: nn.Module, mesh: Mesh, parallel: Parallel) -> Callable[[], Any] | None:
+    """Return a context for the micro-batches before the last one of a step; None if they aren't different."""
+    whole = keeps_gradients_whole(parallel, mesh.shape)
+    if not whole and mesh.shape.replicate == 1:
+        return None
+    sharded = cast(FSDPModule, root)
+    # reducing over the ranks of a replica keeps gradients in shards; reducing over the replicas can wait
+    change = sharded.set_requires_gradient_sync if whole else sharded.set_requires_all_reduce
+
+    @contextmanager
+    def accumulating() -> Iterator[None]:
+        change(False)
+        try:
+            yield
+        finally:
+            change(True)
+
+    return accumulating
+
+
+def _require_dimensions(model: nn.Module) -> None:
+    scalars = [name for name, parameter in model.named_parameters() if not parameter.dim()]
+    if scalars:
+        raise TaskError(
+            f"parallel=mesh can't shard parameters without a dimension: {listed(scalars)}. Give them the shape [1], "
+            "or use parallel=ddp"
+        )
+
+
+def _log_blocks(model: nn.Module, names: Sequence[str]) -> None:
+    if names:
+        log.info("sharded in %s, gathered one at a time: %s", counted(len(names), "block"), listed(names))
+    elif sum(parameter.nbytes for parameter in model.parameters()) >= LARGE_BYTES:
+        log.warning(
+            "%s repeats no module, so all its weights are gathered at once; name its largest parts in parallel.blocks",
+            type(model).__name__,
+        )

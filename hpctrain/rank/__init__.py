@@ -1,0 +1,1 @@
+"""A rank's process: its devices, rendezvous, process group, stop requests and agreement."""

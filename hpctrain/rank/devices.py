@@ -1,0 +1,227 @@
+"""The devices of the ranks: which ones a rank takes, and whether those of all ranks are compatible."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+import torch
+from torch._C._distributed_c10d import Store
+
+from hpctrain.cluster.environment import ClusterEnvironment
+from hpctrain.config.gpu_checks import SHARING
+from hpctrain.errors import DeviceError, RendezvousError
+from hpctrain.phrases import listed, numbered
+from hpctrain.rank.refusal import read_refusal, share_refusal
+from hpctrain.run.process import boot_id
+
+TOPIC = "devices"
+
+
+def choose_devices(
+    environment: ClusterEnvironment, gpus_per_process: int | None, *, use_gpu: bool
+) -> tuple[torch.device, ...]:
+    """Choose this rank's devices: its share of the visible GPUs, or the CPU, repeated as often as it would have GPUs.
+
+    Args:
+        environment: this rank's place.
+        gpus_per_process: number of GPUs; None takes every visible one.
+        use_gpu: whether to use the GPUs that torch finds.
+    """
+    # device_count queries the driver without initialising it, and returns 0 if torch is built without CUDA
+    visible = torch.cuda.device_count() if use_gpu else 0
+    if not visible or not torch.cuda.is_available():
+        return (torch.device("cpu"),) * (gpus_per_process or 1)
+    share = gpus_per_process or visible
+    first = environment.local_rank * share
+    # modulo: some schedulers show a process all GPUs of the node, others only its own, as index 0
+    return tuple(torch.device("cuda", (first + number) % visible) for number in range(share))
+
+
+def resolve_backend(backend: str, devices: Sequence[torch.device]) -> str:
+    """Return the backend for tensors on these devices.
+
+    Args:
+        backend: `nccl`, `gloo`, or `auto`: nccl on GPUs, gloo on the CPU.
+        devices: of a rank.
+    """
+    if backend != "auto":
+        return backend
+    return "nccl" if devices[0].type == "cuda" else "gloo"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankDevices:
+    """The devices of one rank, as it reports them to the others.
+
+    Attributes:
+        rank: that has them.
+        host: the name of its machine.
+        machine: tells machines with the same name apart.
+        gpus: their addresses on the PCI bus, such as ``0000:17:00.0``; empty on the CPU. The slices of a GPU that
+            NVIDIA's MIG makes have the same address, and NCCL takes them for the same GPU.
+        name: of the first GPU.
+        visible: the variables that hide GPUs from this rank, such as CUDA_VISIBLE_DEVICES.
+        problem: why the rank can't use the devices that the run asks for; empty if it can.
+        machine_at_fault: whether the machine is the cause of the problem, and not the configuration.
+    """
+
+    rank: int
+    host: str
+    machine: str = ""
+    gpus: Sequence[str] = ()
+    name: str = ""
+    visible: Mapping[str, str] = field(default_factory=dict)
+    problem: str = ""
+    machine_at_fault: bool = True
+
+    @classmethod
+    def of(cls, rank: int, devices: Sequence[torch.device], visible: Mapping[str, str]) -> RankDevices:
+        """Describe the devices of this process.
+
+        Args:
+            rank: of this process.
+            devices: that it takes.
+            visible: as the attribute.
+
+        Raises:
+            DeviceError: a GPU doesn't answer.
+        """
+        host = socket.gethostname()
+        gpus = [device for device in devices if device.type == "cuda"]
+        try:
+            properties = [torch.cuda.get_device_properties(device) for device in gpus]
+        except RuntimeError as error:
+            which = " ".join(map(str, gpus))
+            problem = f"can't query {which} on {host}: {_first_line(error)}; run nvidia-smi or rocm-smi there"
+            raise DeviceError(problem) from error
+        return cls(
+            rank=rank,
+            host=host,
+            machine=boot_id() or host,  # containers may have the same host name
+            gpus=[_address(found) for found in properties],
+            name=properties[0].name if properties else "",
+            visible=visible,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceConflict:
+    """Why the devices of the ranks aren't compatible.
+
+    Attributes:
+        ranks: that report it, and to which the others point.
+        message: what was expected, what was found, and what to do.
+        machine_at_fault: whether a machine is at fault, and not the configuration.
+    """
+
+    ranks: Sequence[int]
+    message: str
+    machine_at_fault: bool
+
+
+def find_conflict(found: Sequence[RankDevices], backend: str) -> DeviceConflict | None:
+    """Compare the devices of all ranks; return the first conflict, or None.
+
+    Args:
+        found: of all ranks, in rank order.
+        backend: `nccl`, `gloo` or `auto`.
+    """
+    broken = [one for one in found if one.problem]
+    if broken:
+        return DeviceConflict([one.rank for one in broken], broken[0].problem, broken[0].machine_at_fault)
+    with_gpu = next((one for one in found if one.gpus), None)
+    without = [one for one in found if not one.gpus]
+    if with_gpu is not None and without:
+        hosts = listed(dict.fromkeys(one.host for one in without), separator=" ")
+        return DeviceConflict(
+            [one.rank for one in without],
+            f"{numbered('rank', [one.rank for one in without])} on {hosts} found no GPU, but rank {with_gpu.rank} on "
+            f"{with_gpu.host} found one ({with_gpu.name}), and all ranks must train on the same type of device: run "
+            f"nvidia-smi or rocm-smi on {hosts}, or set cluster.gpus_per_node=0 to train on CPUs",
+            machine_at_fault=True,
+        )
+    # RCCL itself decides about the partitions of an AMD GPU, which have the same address
+    if with_gpu is not None and backend != "gloo" and not torch.version.hip and not os.environ.get(SHARING):
+        return next(_duplicate_gpus(found), None)
+    return None
+
+
+def _duplicate_gpus(found: Sequence[RankDevices]) -> Iterator[DeviceConflict]:
+    """Two ranks with the same GPU, which NCCL refuses ("Duplicate GPU detected")."""
+    owners: dict[tuple[str, str], RankDevices] = {}
+    for one in found:
+        for gpu in one.gpus:
+            other = owners.setdefault((one.machine, gpu), one)
+            if other is not one:
+                yield DeviceConflict(
+                    [0],  # of a configuration that can't work, it alone reports it
+                    f"{numbered('rank', [other.rank, one.rank])} on {one.host} have the same GPU ({gpu}, {one.name}; "
+                    f"{_visibility(other)}, {_visibility(one)}), but with NCCL every rank needs its own, and MIG "
+                    "slices of one GPU count as the same: start at most one process per GPU "
+                    "(cluster.processes_per_node), remove options that bind GPUs from cluster.srun_args, or use "
+                    "parallel.backend=gloo",
+                    machine_at_fault=False,
+                )
+
+
+def require_compatible_devices(store: Store, own: RankDevices, world_size: int, backend: str) -> None:
+    """Compare the devices of all ranks through the store, before they make a process group; collective.
+
+    Args:
+        store: that the ranks share.
+        own: of this rank.
+        world_size: number of ranks.
+        backend: `nccl`, `gloo` or `auto`.
+
+    Raises:
+        DeviceError: they aren't compatible. On ranks that aren't at fault, it points at the others.
+        RendezvousError: on rank zero, if a rank reported none before the store's timeout; names it.
+    """
+    conflict = _exchange(store, own, world_size, backend)
+    if conflict is None:
+        return
+    raise DeviceError(
+        conflict.message, machine_at_fault=conflict.machine_at_fault, elsewhere=own.rank not in conflict.ranks
+    )
+
+
+def _exchange(store: Store, own: RankDevices, world_size: int, backend: str) -> DeviceConflict | None:
+    store.set(_key(own.rank), json.dumps(asdict(own)))
+    if own.rank:
+        text = read_refusal(store, TOPIC)
+        return DeviceConflict(**json.loads(text)) if text else None
+    try:
+        found = [RankDevices(**json.loads(store.get(_key(rank)))) for rank in range(world_size)]
+    except RuntimeError as error:  # which a store raises after its timeout
+        missing = [rank for rank in range(world_size) if not store.check([_key(rank)])]
+        problem = f"{numbered('rank', missing)} did not report any devices in time; check their logs"
+        raise RendezvousError(problem, waited=True) from error
+    conflict = find_conflict(found, backend)
+    share_refusal(store, TOPIC, "" if conflict is None else json.dumps(asdict(conflict)), world_size - 1)
+    return conflict
+
+
+def _key(rank: int) -> str:
+    return f"hpctrain/devices/{rank}"
+
+
+def _address(properties: object) -> str:
+    """The address on the PCI bus; the GPU's UUID, if this version of torch doesn't report the address."""
+    try:
+        domain, bus, device = (getattr(properties, f"pci_{part}_id") for part in ("domain", "bus", "device"))
+    except AttributeError:
+        return str(getattr(properties, "uuid", ""))
+    return f"{domain:04x}:{bus:02x}:{device:02x}.0"
+
+
+def _visibility(one: RankDevices) -> str:
+    visible = [f"{name}={value}" for name, value in one.visible.items()]
+    return f"rank {one.rank} sees {listed(visible) or 'all GPUs'}"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]

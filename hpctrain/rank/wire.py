@@ -1,0 +1,147 @@
+"""Tensors from one rank of a pipeline to its neighbour."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hpctrain.errors import TaskError
+from hpctrain.rank.message import decode, encode
+
+TAG = 27
+"""Of the messages on the control group that describe tensors."""
+
+
+class Form(NamedTuple):
+    """Shape, type and gradient of a tensor, by which its receiver allocates it.
+
+    Attributes:
+        shape: its sizes.
+        dtype: of its elements, without `torch.`.
+        requires_grad: whether the sender expects its gradient.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    requires_grad: bool
+
+    def __str__(self) -> str:
+        """Such as ``float32[2, 3]``."""
+        return f"{self.dtype}{list(self.shape)}{'' if self.requires_grad else ' without a gradient'}"
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Form:
+        """The form of a tensor."""
+        return cls(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.requires_grad)
+
+    def empty(self, device: torch.device) -> Tensor:
+        """Return a tensor of this form, without a gradient."""
+        return torch.empty(self.shape, dtype=getattr(torch, self.dtype), device=device)
+
+
+class Arrival:
+    """Tensors on their way to this rank.
+
+    Args:
+        tensors: that are being received.
+        works: of their transfers.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], works: Sequence[dist.Work]) -> None:
+        self._tensors = tensors
+        self._works = works
+
+    def wait(self) -> list[Tensor]:
+        """Wait for the tensors, on a GPU in its stream, and return them."""
+        for work in self._works:
+            work.wait()
+        return list(self._tensors)
+
+
+class Wire:
+    """Carries tensors one way between two neighbours, in the order in which they are sent.
+
+    Sends don't wait for the receiver. A group for each direction keeps NCCL from waiting for a transfer of the other
+    one.
+
+    Args:
+        group: of the two ranks, for this direction alone.
+        control: of all ranks, on the CPU.
+        peer: number of the other rank among all.
+        device: of this rank.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, control: dist.ProcessGroup, peer: int, device: torch.device) -> None:
+        self._group = group
+        self._control = control
+        self._peer = peer
+        self._device = device
+        self._forms: dict[Hashable, list[Form]] = {}
+        self._sent: list[tuple[dist.Work, Tensor]] = []
+
+    def send(self, tensors: Sequence[Tensor]) -> None:
+        """Send tensors whose forms the receiver knows."""
+        # kept until they have arrived
+        self._sent = [each for each in self._sent if not each[0].is_completed()]
+        for tensor in tensors:
+            self._send(tensor.detach().contiguous(), self._group)
+
+    def send_described(self, key: Hashable, tensors: Sequence[Tensor]) -> None:
+        """Send tensors, preceded by their forms the first time a key is used.
+
+        Args:
+            key: of the kind; receiver and sender use the same keys in the same order.
+            tensors: whose forms follow from the key.
+
+        Raises:
+            TaskError: they don't.
+        """
+        forms = [Form.of(tensor) for tensor in tensors]
+        known = self._forms.setdefault(key, forms)
+        if known is forms:
+            message = encode([[list(form.shape), form.dtype, form.requires_grad] for form in forms])
+            self._send(torch.tensor([message.numel()]), self._control)
+            self._send(message, self._control)
+        elif known != forms:
+            before, now = (", ".join(map(str, each)) for each in (known, forms))
+            raise TaskError(
+                f"a stage of the pipeline returned {before}, and now {now}, for batches of the same shapes: shapes, "
+                "types and whether a gradient is required may depend on the shapes of a batch alone"
+            )
+        self.send(tensors)
+
+    def forms(self, key: Hashable) -> list[Form]:
+        """Return what the tensors of a kind are like; waits for the sender if they are the first ones."""
+        if key not in self._forms:
+            size = torch.zeros(1, dtype=torch.int64)
+            dist.recv(size, self._peer, group=self._control, tag=TAG)
+            message = torch.empty(int(size), dtype=torch.uint8)
+            dist.recv(message, self._peer, group=self._control, tag=TAG)
+            self._forms[key] = [Form(tuple(shape), dtype, grad) for shape, dtype, grad in decode(message)]
+        return self._forms[key]
+
+    def knows(self, key: Hashable) -> bool:
+        """Whether the forms of a kind are known, so that `forms` doesn't wait."""
+        return key in self._forms
+
+    def expect(self, forms: Sequence[Form]) -> Arrival:
+        """Begin to receive tensors of these forms, in the order in which they are sent."""
+        tensors = [form.empty(self._device) for form in forms]
+        works = [dist.irecv(tensor, self._peer, group=self._group) for tensor in tensors]
+        return Arrival(tensors, [work for work in works if work is not None])
+
+    def finish(self) -> None:
+        """Wait until everything that was sent has left."""
+        for work, _ in self._sent:
+            work.wait()
+        self._sent = []
+
+    def _send(self, tensor: Tensor, group: dist.ProcessGroup) -> None:
+        tag = TAG if group is self._control else 0
+        work = dist.isend(tensor, self._peer, group=group, tag=tag)
+        assert work is not None
+        self._sent.append((work, tensor))

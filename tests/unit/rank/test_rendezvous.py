@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import re
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpctrain.cluster.environment import ClusterEnvironment
+from hpctrain.errors import RendezvousError
+from hpctrain.rank.rendezvous import meet, open_private_store, probe
+from hpctrain.run.reason import Reason
+from hpctrain.worker.classification import Classification, classify
+
+ADDRESS = "127.0.11.7"
+"""An address of this machine that nothing else listens on or connects from."""
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.socket() as listener:
+        listener.bind((ADDRESS, 0))
+        yield listener
+
+
+def test_a_listener_is_reached(listener: socket.socket) -> None:
+    listener.listen()
+    probe(ADDRESS, listener.getsockname()[1])
+
+
+def test_a_port_where_nothing_listens_is_refused(listener: socket.socket) -> None:
+    with pytest.raises(ConnectionRefusedError):
+        probe(ADDRESS, listener.getsockname()[1])
+
+
+def test_a_connection_to_itself_is_refused(listener: socket.socket) -> None:
+    """The kernel chooses from the ports that a probe may go to, and so may choose the one that it goes to."""
+    port = listener.getsockname()[1]
+    listener.close()
+    with pytest.raises(ConnectionRefusedError, match="Connection refused"):
+        probe(ADDRESS, port, own_port=port)
+
+
+PLACE = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+
+
+def test_a_file_that_cant_be_opened_in_time(tmp_path: Path) -> None:
+    """torch's FileStore would retry for 300 s, without letting another thread of the process run."""
+    began = time.monotonic()
+    with pytest.raises(RendezvousError) as raised:
+        meet(
+            ClusterEnvironment.from_environment(PLACE),
+            init_method=f"file://{tmp_path}/a/b",
+            secret=b"s",
+            token="t",
+            timeout_s=0.3,
+        )
+    assert 0.3 <= time.monotonic() - began < 20
+    assert re.fullmatch(
+        rf"parallel\.init_method: the store's file {tmp_path}/a/b\.[0-9a-f]{{16}} can't be opened on \S+ "
+        r"\(No such file or directory\); name a file in a folder that every node can write to",
+        str(raised.value),
+    )
+
+
+def test_a_file_of_the_launcher_that_cant_be_opened(tmp_path: Path) -> None:
+    with pytest.raises(RendezvousError) as raised:
+        open_private_store(tmp_path / "a" / "store", 2, 60.0)
+    assert str(raised.value) == (
+        f"the file {tmp_path}/a/store, where the ranks meet, can't be opened in the launcher's folder (No such file or "
+        "directory); set TMPDIR to a folder of this machine that isn't cleaned up during the run"
+    )
+
+
+def test_a_file_in_which_no_other_rank_writes(tmp_path: Path) -> None:
+    environment = ClusterEnvironment.from_environment(PLACE)
+    began = time.monotonic()
+    with pytest.raises(RendezvousError, match=r"rank zero did not open the store's file .* in 0 s") as raised:
+        meet(environment, init_method=f"file://{tmp_path}/store", secret=b"s", token="t", timeout_s=0.3)
+    assert time.monotonic() - began < 20
+    assert classify(raised.value, 2) == Classification(Reason.INFRASTRUCTURE, peer=True)
