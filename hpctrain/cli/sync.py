@@ -16,7 +16,7 @@ from hpctrain.config.plain_yaml import read_plain_config
 from hpctrain.errors import ERROR_PREFIX, ExitCode, HpctrainError, RunDirectoryError
 from hpctrain.files import describe_os_error, open_below
 from hpctrain.run.directory import RunDirectory
-from hpctrain.sync.parent import Parent
+from hpctrain.sync.sender_processes import Parent
 from hpctrain.sync.service import SERVICES
 from hpctrain.sync.transfer import Transfer, follow, send_during_training, send_once
 

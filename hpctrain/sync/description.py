@@ -1,19 +1,22 @@
-"""What a service is told about a run, besides its rows."""
+"""A run as its directory describes it to a service: the identity, the configuration, and how far it has come."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import os
 import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hpctrain.config.identity import flat_values
 from hpctrain.config.plain_yaml import parse_plain_config
 from hpctrain.config.secret_keys import MAY_BE_SECRET
-from hpctrain.files import LARGEST_BYTES, is_private, open_below, read_json_or_empty
+from hpctrain.files import LARGEST_BYTES, is_private, open_below, read_json_or_empty, write_json
 from hpctrain.run.config_change import trained_varied
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import last_evaluation
@@ -167,3 +170,50 @@ def _blanked(word: str) -> str:
     inside = any(kept in word for kept in NOT_SENT)
     group = any(word.lstrip("+").startswith(f"{kept.partition('.')[0]}={{") for kept in NOT_SENT)
     return "***" if inside or group else word
+
+
+DIGEST_CHARS = 16
+
+
+def identify(directory: RunDirectory) -> str:
+    """Return the run's digest, in hexadecimal, and record it in ``sync/identity.json``.
+
+    When a run is first sent, its digest is made from the manifest and the folder's name. A run directory is a copy if
+    its record names another directory, and that one still holds a run with the same digest.
+
+    Raises:
+        OSError: the file system's error.
+    """
+    path = identity_path(directory)
+    record = read_json_or_empty(path)
+    here = str(directory.path)
+    digest = record.get("digest")
+    if not isinstance(digest, str) or not digest:
+        # a run that started over is a new one to the services, which already have later steps
+        before = sorted(path.parent.name for path in directory.earlier.glob(f"*/{directory.sync.name}"))
+        digest = _digest([read_json_or_empty(directory.manifest), directory.path.name, *before])
+    elif _is_copy(directory, record.get("directory"), digest):
+        digest = _digest([digest, here])
+    if record != {"digest": digest, "directory": here}:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, {"digest": digest, "directory": here})
+    return digest
+
+
+def identity_path(directory: RunDirectory) -> Path:
+    """The file with the digest of a run, and with the directory in which it was sent last."""
+    return directory.sync / "identity.json"
+
+
+def _is_copy(directory: RunDirectory, recorded: object, digest: str) -> bool:
+    if not isinstance(recorded, str) or recorded == str(directory.path):
+        return False
+    original = RunDirectory.at(recorded)
+    if read_json_or_empty(identity_path(original)).get("digest") != digest:
+        return False
+    # one directory has one inode number under all its paths: links, and mounts whose device numbers differ
+    return original.path.stat().st_ino != directory.path.stat().st_ino
+
+
+def _digest(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:DIGEST_CHARS]

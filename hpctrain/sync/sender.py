@@ -1,16 +1,230 @@
-"""The sender: it hands the rows of a run to a service, in order, and keeps the cursor."""
+"""The sender: it claims a run, hands the rows to a service in order, and keeps the cursor."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
+import shutil
+import socket
+import threading
 import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
+from hpctrain.errors import HpctrainError
+from hpctrain.files import TEMPORARY_PREFIX, open_folder_below, read_json_or_empty, temporary_name, write_json
 from hpctrain.run.directory import RunDirectory
-from hpctrain.sync.claim import SenderClaim
-from hpctrain.sync.cursor import NOTHING, Cursor
-from hpctrain.sync.description import describe, describe_state
-from hpctrain.sync.identity import identify
+from hpctrain.run.owner import FILE_NAME, Owner
+from hpctrain.run.record_fields import COUNT, FLAG, TEXT, TIME, describe_wrong_field
+from hpctrain.sync.description import describe, describe_state, identify
 from hpctrain.sync.rows import Rows
-from hpctrain.sync.service import Service
+from hpctrain.sync.service import NOTHING, Service
+
+TOUCH_EVERY_S = 10.0
+STALE_S = 90.0
+"""Seconds without a touch after which a claim of another machine is void: nine touches, and an NFS client's cache."""
+RELEASED = "released"
+JUST_BEGUN = "another process has just begun to send it"
+
+
+class BusyError(HpctrainError):
+    """Another process sends this run to this service."""
+
+
+class SenderClaim:
+    """The right to send a run to a service, from `acquire` to `release`.
+
+    A claim is a folder with its owner's name, which is renamed to its number: that fails if the number is taken, on a
+    shared file system too, since a folder that isn't empty is never replaced (POSIX, rename). The number exceeds all
+    earlier ones: a process that was taken for dead finds a higher one, and stops.
+
+    Args:
+        directory: of the run.
+        service: its name.
+        stale_s: seconds without a touch after which the claim of another machine is void.
+    """
+
+    def __init__(self, directory: RunDirectory, service: str, *, stale_s: float = STALE_S) -> None:
+        self._directory = directory
+        self._service = service
+        self._stale_s = stale_s
+        self._number = 0
+        self._descriptor = -1
+        self._ended = threading.Event()
+
+    def acquire(self) -> None:
+        """Claim the run.
+
+        Raises:
+            BusyError: another process sends it.
+            OSError: the file system's error, or a folder is a link.
+        """
+        name = f"{self._directory.sync.name}/{self._service}_claims"
+        # earlier claims are removed: a link in the place of a folder must not lead to other folders of this user
+        with open_folder_below(self._directory.path, name, create=True) as (folder, _):
+            self._descriptor = os.dup(folder)
+        try:
+            path = self._make_claim()
+        except OSError as error:
+            # a process that has just claimed the run removes the unfinished claims of others, here this one
+            if error.errno not in (errno.ENOENT, errno.ESTALE) or not self._folder.exists():
+                raise
+            raise BusyError(JUST_BEGUN) from None
+        threading.Thread(target=self._touch, args=(path / FILE_NAME,), name="claim", daemon=True).start()
+
+    def require(self) -> None:
+        """Check that no later claim exists.
+
+        Raises:
+            BusyError: one does.
+        """
+        if self._newest() != self._number:
+            raise BusyError("another process took over")
+
+    def release(self) -> None:
+        """Give the claim back; its folder stays, so that numbers only increase."""
+        self._ended.set()
+        if self._number:
+            with contextlib.suppress(OSError):
+                (self._folder / f"{self._number:06d}" / RELEASED).touch()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    @property
+    def _folder(self) -> Path:
+        return Path(f"/proc/self/fd/{self._descriptor}")
+
+    def _make_claim(self) -> Path:
+        newest = self._newest()
+        if newest:
+            self._require_void(self._folder / f"{newest:06d}")
+        path = self._folder / f"{newest + 1:06d}"
+        made = temporary_name(path)
+        made.mkdir()
+        Owner.write(made)
+        try:
+            made.rename(path)
+        except OSError:
+            shutil.rmtree(made, ignore_errors=True)
+            # NFS repeats a request whose answer was lost, and then reports that there is nothing to rename
+            owner = Owner.read(path)
+            if owner is None or (owner.host, owner.pid) != (socket.gethostname(), os.getpid()):
+                raise BusyError(JUST_BEGUN) from None
+        self._number = newest + 1
+        self.require()  # others may have come and gone since the folder was listed
+        for earlier in self._folder.iterdir():
+            if earlier.name < path.name or earlier.name.startswith(TEMPORARY_PREFIX):
+                shutil.rmtree(earlier, ignore_errors=True)
+        return path
+
+    def _newest(self) -> int:
+        return max((int(path.name) for path in self._folder.iterdir() if path.name.isdecimal()), default=0)
+
+    def _require_void(self, claim: Path) -> None:
+        if (claim / RELEASED).exists():
+            return
+        owner = Owner.read(claim)
+        if owner is not None and owner.is_here:
+            if owner.alive:
+                raise BusyError(f"process {owner.pid} on this machine is already sending it")
+            return
+        age_s = self._age_s(claim)
+        if age_s < self._stale_s:
+            who = "another process" if owner is None else f"process {owner.pid} on {owner.host}"
+            raise BusyError(f"{who} is already sending it, as of {max(0.0, age_s):.0f} s ago")
+
+    def _age_s(self, claim: Path) -> float:
+        # both times are the file server's: clocks of machines may differ by more than the bound
+        probe = temporary_name(self._folder / "now")
+        probe.touch()
+        now = probe.stat().st_mtime
+        probe.unlink(missing_ok=True)
+        try:
+            return now - (claim / FILE_NAME).stat().st_mtime
+        except FileNotFoundError:
+            return self._stale_s  # a later claim has removed the folder, and there will be nothing to rename to
+
+    def _touch(self, path: Path) -> None:
+        while not self._ended.wait(TOUCH_EVERY_S):
+            with contextlib.suppress(OSError):
+                os.utime(path)
+
+
+_FIELD_TYPES = {
+    "run_id": TEXT,
+    "address": TEXT,
+    "digest": TEXT,
+    "destination": TEXT,
+    "confirmed_step": COUNT,
+    "handed_over_step": COUNT,
+    "state": TEXT,
+    "complete": FLAG,
+    "problem": TEXT,
+    "time": TIME,
+}
+UNKNOWN = 2**62
+"""Stands for any step: rows up to it may be there."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Cursor:
+    """What is known of a run at a service.
+
+    It saves work and decides nothing: if the file is lost or can't be parsed, a sender asks the service.
+
+    Attributes:
+        run_id: the service's id of the run; empty before it was made.
+        address: of the run's page; empty if unknown.
+        digest: of the run to which the file belongs: a copy of its directory has another one.
+        destination: where the run was sent, as `Service.destination` names it.
+        confirmed_step: the service has all rows up to this step; None for none.
+        handed_over_step: rows up to this step may be there, since a sender handed them over; None for none.
+        state: of the run, as it was last reported.
+        complete: whether the service has all rows of a run that has ended.
+        problem: why the last sending failed, in one line; empty if it didn't.
+        time: when it was written, in epoch seconds.
+    """
+
+    run_id: str = ""
+    address: str = ""
+    digest: str = ""
+    destination: str = ""
+    confirmed_step: int | None = None
+    handed_over_step: int | None = None
+    state: str = ""
+    complete: bool = False
+    problem: str = ""
+    time: float = 0.0
+
+    @property
+    def after(self) -> int:
+        """The last step whose row need not be sent."""
+        return NOTHING if self.confirmed_step is None else self.confirmed_step
+
+    @classmethod
+    def read(cls, directory: RunDirectory, service: str) -> Cursor:
+        """Read a service's cursor; with one that can't be parsed, everything is in doubt."""
+        path = cursor_path(directory, service)
+        record = {name: value for name, value in read_json_or_empty(path).items() if value is not None}
+        if not record or describe_wrong_field(record, _FIELD_TYPES):
+            return cls(handed_over_step=UNKNOWN) if path.exists() else cls()
+        return cls(**{name: value for name, value in record.items() if name in _FIELD_TYPES})
+
+    def write(self, directory: RunDirectory, service: str) -> None:
+        """Replace the service's cursor, durably.
+
+        Raises:
+            OSError: the file system's error.
+        """
+        write_json(cursor_path(directory, service), asdict(self))
+
+
+def cursor_path(directory: RunDirectory, service: str) -> Path:
+    """The file of a service's cursor."""
+    return directory.sync / f"{service}.json"
+
 
 BATCH_ROWS = 200
 """Rows between two writes of the cursor."""
@@ -65,10 +279,8 @@ class Sender:
         """
         self._rows.read()
         cursor = self._cursor
-        if cursor.destination != self.destination:
-            return False
-        waiting = any(row.step > cursor.after for row in self._rows.before(limit))
-        return not waiting and cursor.state == state and cursor.handed_over_step is None
+        is_reported = cursor.destination == self.destination and cursor.state == state
+        return is_reported and cursor.handed_over_step is None and not self._rows.before(limit)
 
     def open(self) -> str:
         """Find or make the run at the service; return the address of its page, or an empty text.
@@ -95,14 +307,11 @@ class Sender:
         self._write()
         return opened.address
 
-    def send(self, limit: int | None) -> int:
+    def send(self, limit: int | None) -> None:
         """Send the rows before a step, or all of them.
 
         Args:
             limit: the step; None for all.
-
-        Returns:
-            How many rows were sent.
 
         Raises:
             BusyError: another process took over.
@@ -124,7 +333,6 @@ class Sender:
             self.num_sent += len(batch)
             if not self._service.confirms_at_close:
                 self._confirm(last)
-        return len(rows)
 
     def close(self, state: str) -> None:
         """Report the run's state, and wait until the service has everything.
@@ -146,19 +354,16 @@ class Sender:
         cursor.complete = reported.final and self._rows.last_step is None
         self._confirm(self._handed_over)
 
-    def fail(self, problem: str) -> None:
-        """Leave the service, and record why.
+    def leave(self, problem: str | None) -> None:
+        """Leave the service without waiting.
 
         Args:
-            problem: in one line.
+            problem: to be recorded, in one line; None if another process owns the cursor.
         """
         self._service.abandon()
-        self._cursor.problem = problem
-        self._write()
-
-    def abandon(self) -> None:
-        """Leave the service, without a record: another process owns the cursor."""
-        self._service.abandon()
+        if problem is not None:
+            self._cursor.problem = problem
+            self._write()
 
     @property
     def sent_step(self) -> int | None:

@@ -1,10 +1,11 @@
-"""The processes that rank zero starts to send its run to services. It never waits for them while it trains."""
+"""The processes that rank zero starts to send its run to services, and the pipe by which they watch it."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -16,9 +17,8 @@ from hpctrain.cluster.scrub import scrubbed
 from hpctrain.config.logger import Logger
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.handover import PREFIX
-from hpctrain.sync.cursor import Cursor
-from hpctrain.sync.parent import Parent
-from hpctrain.sync.service import SERVICES, SHOWN_AS
+from hpctrain.sync.sender import Cursor
+from hpctrain.sync.service import SERVICES
 
 POLL_S = 0.05
 
@@ -51,25 +51,17 @@ class SenderProcesses:
             try:
                 self.processes[name] = self._start(name)
             except OSError as error:
-                log.warning("nothing is sent to %s: its process can't be started (%s)", SHOWN_AS[name], error)
+                log.warning("nothing is sent to %s: its process can't be started (%s)", SERVICES[name], error)
 
     def _start(self, name: str) -> subprocess.Popen[bytes]:
-        command = [
-            sys.executable,
-            "-m",
-            "hpctrain",
-            "sync",
-            str(self.directory.path),
-            "--service",
-            name,
-            "--sender-process",
-        ]
+        command = [sys.executable, "-m", "hpctrain", "sync", str(self.directory.path), "--service", name]
+        command.append("--sender-process")
         if self._is_offline(name):
             command.append("--offline")
         if name == "mlflow" and self.logger.mlflow.tracking_uri is not None:
             # the one with which the attempt began, whoever changes config.yaml meanwhile
             command += ["--server", self.logger.mlflow.tracking_uri]
-        kept = {key: value for key, value in scrubbed(os.environ).items() if not key.startswith(PREFIX)}
+        environment = {key: value for key, value in scrubbed(os.environ).items() if not key.startswith(PREFIX)}
         self.directory.sync.mkdir(exist_ok=True)
         with (self.directory.sync / f"{name}.log").open("ab") as output:
             return subprocess.Popen(
@@ -77,7 +69,7 @@ class SenderProcesses:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=kept,
+                env=environment,
                 start_new_session=True,  # neither Ctrl-C nor the end of the ranks' session reaches it
             )
 
@@ -129,4 +121,50 @@ class SenderProcesses:
                 reasons = "; ".join(filter(None, (cursor.problem, late)))
                 why = f" ({reasons})" if reasons else ""
                 command = f"python -m hpctrain sync {self.directory.as_typed} --service {name}"
-                log.warning("%s doesn't have the whole run yet%s; send the rest with: %s", SHOWN_AS[name], why, command)
+                log.warning("%s doesn't have the whole run yet%s; send the rest with: %s", SERVICES[name], why, command)
+
+
+LOOK_EVERY_S = 1.0
+"""Seconds between two looks whether the parent lives: processes that it forked may hold its end of the pipe open."""
+
+
+class Parent:
+    """The process that started this one, watched by a thread: a call of a service's client may take minutes.
+
+    Args:
+        descriptor: of a pipe: the parent writes `COMPLETED` into it, and its end means that it left.
+        on_left: called in the thread once the parent has left without completing the run.
+
+    Attributes:
+        end: `COMPLETED` or `LEFT`, once the training has ended; None before.
+    """
+
+    COMPLETED = "completed"
+    LEFT = "left"
+
+    def __init__(self, descriptor: int, on_left: Callable[[], object] = lambda: None) -> None:
+        self.end: str | None = None
+        self._descriptor = descriptor
+        self._on_left = on_left
+        self._pid = os.getppid()
+        self._ended = threading.Event()
+        threading.Thread(target=self._watch, name="parent", daemon=True).start()
+
+    def wait(self, seconds: float) -> None:
+        """Wait, but no longer than until the parent's training ends."""
+        self._ended.wait(seconds)
+
+    def _watch(self) -> None:
+        received = b""
+        while True:
+            ready, _, _ = select.select([self._descriptor], [], [], LOOK_EVERY_S)
+            data = os.read(self._descriptor, 64) if ready else b""
+            received += data
+            if received.startswith(self.COMPLETED.encode()):
+                self.end = self.COMPLETED
+                break
+            if (ready and not data) or os.getppid() != self._pid:
+                self.end = self.LEFT
+                self._on_left()
+                break
+        self._ended.set()

@@ -14,14 +14,11 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.sync.description import Description, ReportedState
 from hpctrain.sync.rows import Row
 
-SERVICES = ("wandb", "mlflow")
-"""Their names: keys of the group `logger`, extras of the package, and what `sync --service` takes."""
-SHOWN_AS = {"wandb": "W&B", "mlflow": "MLflow"}
-_CLASSES = {
-    "wandb": ("hpctrain.sync.wandb_online", "WandbOnline"),
-    "wandb_offline": ("hpctrain.sync.wandb_offline", "WandbOffline"),
-    "mlflow": ("hpctrain.sync.mlflow_server", "MLflowServer"),
-}
+SERVICES = {"wandb": "W&B", "mlflow": "MLflow"}
+"""How messages call them, by name: a key of the group `logger`, an extra of the package, what `sync --service` takes,
+and the module beside this one that has `connect`."""
+NOTHING = -1
+"""The step before the first one."""
 
 
 class ServiceError(HpctrainError):
@@ -57,6 +54,9 @@ class OpenedRun:
 class Service(Protocol):
     """A run at a service, in one process. No method is called again after one of them has raised an error.
 
+    `open`, `send` and `close` raise a ServiceError if the service can't be reached, or refuses; `destination` and
+    `open` raise a ServiceSetupError if no server is known.
+
     Attributes:
         confirms_at_close: whether only `close` waits until the service has what it was sent.
     """
@@ -64,11 +64,7 @@ class Service(Protocol):
     confirms_at_close: bool
 
     def destination(self, run: Description) -> str:
-        """Return where `open` finds or makes the run, such as a server and a project; without any password.
-
-        Raises:
-            ServiceSetupError: no server is known.
-        """
+        """Return where `open` finds or makes the run, such as a server and a project; without any password."""
         ...
 
     def open(self, run: Description, known_id: str) -> OpenedRun:
@@ -78,10 +74,6 @@ class Service(Protocol):
             run: the run.
             known_id: the service's id of it at this destination, where the run may have been deleted; empty if no
                 sender knows one.
-
-        Raises:
-            ServiceError: the service can't be reached, or refuses.
-            ServiceSetupError: no server is known.
         """
         ...
 
@@ -91,18 +83,11 @@ class Service(Protocol):
         Args:
             rows: none of which were confirmed.
             in_doubt: whether some of them may have arrived: those must not be doubled.
-
-        Raises:
-            ServiceError: the service can't be reached, or refuses.
         """
         ...
 
     def close(self, reported: ReportedState) -> None:
-        """Report the run's state, and return when the service has everything.
-
-        Raises:
-            ServiceError: the service can't be reached, or refuses, or didn't take everything in time.
-        """
+        """Report the run's state, and return when the service has everything."""
         ...
 
     def abandon(self) -> None:
@@ -110,16 +95,11 @@ class Service(Protocol):
         ...
 
 
-def without_user(text: str) -> str:
-    """Remove user names and passwords from the addresses in a text."""
-    return re.sub(r"://[^/?#\s]*@", "://", text)
-
-
 def make_service(name: str, directory: RunDirectory, *, offline: bool = False, server: str | None = None) -> Service:
     """Make the client of a service.
 
     Args:
-        name: one of `SERVICES`.
+        name: a key of `SERVICES`.
         directory: of the run.
         offline: write the service's offline files; for W&B alone.
         server: its address, in place of the one that the run names; for MLflow alone.
@@ -128,8 +108,18 @@ def make_service(name: str, directory: RunDirectory, *, offline: bool = False, s
         ServiceSetupError: its package isn't installed.
     """
     if importlib.util.find_spec(name) is None:
-        raise ServiceSetupError(f'{SHOWN_AS[name]} needs the package {name}: pip install "hpctrain[{name}]"')
-    module, class_name = _CLASSES[f"{name}_offline" if offline else name]
-    arguments: list[object] = [directory] if offline else [server] if name == "mlflow" else []
-    made: Service = getattr(importlib.import_module(module), class_name)(*arguments)
-    return made
+        raise ServiceSetupError(f'{SERVICES[name]} needs the package {name}: pip install "hpctrain[{name}]"')
+    module = importlib.import_module(f"hpctrain.sync.{name}")
+    service: Service = module.connect(directory, offline=offline, server=server)
+    return service
+
+
+def without_user(text: str) -> str:
+    """Remove user names and passwords from the addresses in a text."""
+    return re.sub(r"://[^/?#\s]*@", "://", text)
+
+
+def one_line(error: BaseException) -> str:
+    """An error of a client in one line, without what a terminal needs to colour it, and without passwords."""
+    text = without_user(" ".join(str(error).split())) or type(error).__name__
+    return "".join(char for char in text if char.isprintable())[:500]

@@ -15,13 +15,11 @@ from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.directory import RunDirectory
 from hpctrain.status.report import read_statuses
 from hpctrain.status.state import RunState
-from hpctrain.sync.claim import BusyError, SenderClaim
-from hpctrain.sync.cursor import NOTHING
 from hpctrain.sync.description import describe
-from hpctrain.sync.parent import Parent
 from hpctrain.sync.rows import Rows
-from hpctrain.sync.sender import Sender
-from hpctrain.sync.service import SHOWN_AS, Service, ServiceError, ServiceSetupError, make_service
+from hpctrain.sync.sender import BusyError, Sender, SenderClaim
+from hpctrain.sync.sender_processes import Parent
+from hpctrain.sync.service import NOTHING, SERVICES, Service, ServiceError, ServiceSetupError, make_service
 
 LOOK_EVERY_S = 5.0
 """Seconds between two looks for a new checkpoint."""
@@ -44,6 +42,7 @@ class Transfer:
         offline: write the service's offline files.
         everything: also send what lies after the newest checkpoint of a run that has stopped.
         server: its address, in place of the one that the run names; for MLflow alone.
+        make_client: of the service.
     """
 
     directory: RunDirectory
@@ -51,20 +50,12 @@ class Transfer:
     offline: bool = False
     everything: bool = False
     server: str | None = None
+    make_client: Callable[..., Service] = make_service
 
     @property
     def shown(self) -> str:
         """The run and the service, as they begin a line."""
-        return f"{os.path.relpath(self.directory.path)}: {SHOWN_AS[self.service]}"
-
-    def require_trusted(self) -> None:
-        """Check, before anything is written, that a server is known, and that other users alone couldn't have named it.
-
-        Raises:
-            UntrustedServerError: other users could have named the server.
-            ServiceSetupError: the service's package isn't installed, or no server is known.
-        """
-        self.make().destination(describe(self.directory, ""))
+        return f"{os.path.relpath(self.directory.path)}: {SERVICES[self.service]}"
 
     @property
     def cursor(self) -> str:
@@ -77,7 +68,16 @@ class Transfer:
         Raises:
             ServiceSetupError: its package isn't installed.
         """
-        return make_service(self.service, self.directory, offline=self.offline, server=self.server)
+        return self.make_client(self.service, self.directory, offline=self.offline, server=self.server)
+
+    def require_trusted(self) -> None:
+        """Check, before anything is written, that a server is known, and that other users alone couldn't have named it.
+
+        Raises:
+            UntrustedServerError: other users could have named the server.
+            ServiceSetupError: the service's package isn't installed, or no server is known.
+        """
+        self.make().destination(describe(self.directory, ""))
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[SenderClaim]:
@@ -94,14 +94,11 @@ class Transfer:
             claim.release()
 
 
-def send_once(
-    transfer: Transfer, make: Callable[[], Service] | None = None, *, quiet: bool = False, rows: Rows | None = None
-) -> ExitCode:
+def send_once(transfer: Transfer, *, quiet: bool = False, rows: Rows | None = None) -> ExitCode:
     """Send what may be sent now, and print what was sent.
 
     Args:
         transfer: what to send.
-        make: makes the client; None for `Transfer.make`.
         quiet: print only if something was sent.
         rows: those that an earlier call left, so that it doesn't read everything again.
 
@@ -117,7 +114,7 @@ def send_once(
         raise RunDirectoryError(f"{transfer.directory.path} is {status.state}: --all is for runs that have stopped")
     limit = None if transfer.everything or status.state is RunState.COMPLETED else saved_step(transfer.directory)
     with transfer.claimed() as claim:
-        sender = Sender(transfer.directory, transfer.cursor, (make or transfer.make)(), claim, rows)
+        sender = Sender(transfer.directory, transfer.cursor, transfer.make(), claim, rows)
         if sender.is_up_to_date(limit, status.state.value):
             if not quiet:
                 print(f"{transfer.shown}: nothing to send{_upto(sender)}; the run is {status.state}")
@@ -137,14 +134,11 @@ def send_once(
     return ExitCode.FINISHED
 
 
-def follow(
-    transfer: Transfer, make: Callable[[], Service] | None = None, sleep: Callable[[float], None] = time.sleep
-) -> ExitCode:
+def follow(transfer: Transfer, sleep: Callable[[float], None] = time.sleep) -> ExitCode:
     """Send again and again until the run has stopped; the service may fail for a while.
 
     Args:
         transfer: what to send.
-        make: makes the client; None for `Transfer.make`.
         sleep: waits for some seconds.
 
     Raises:
@@ -157,7 +151,7 @@ def follow(
         (status,) = read_statuses([transfer.directory])
         code = ExitCode.FINISHED
         try:
-            send_once(transfer, make, quiet=True, rows=rows)
+            send_once(transfer, quiet=True, rows=rows)
             pause_s = FIRST_PAUSE_S
         except (BusyError, ServiceError, OSError) as error:
             code = ExitCode.FAILED
@@ -175,7 +169,7 @@ def follow(
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
-def send_during_training(transfer: Transfer, parent: Parent, make: Callable[[], Service] | None = None) -> ExitCode:
+def send_during_training(transfer: Transfer, parent: Parent) -> ExitCode:
     """Send what lies before each new checkpoint while the parent trains, and the rest if it completes the run.
 
     Nothing is raised: each problem is a line of the log, and is tried again unless its user has to mend it.
@@ -183,45 +177,45 @@ def send_during_training(transfer: Transfer, parent: Parent, make: Callable[[], 
     Args:
         transfer: what to send.
         parent: rank zero.
-        make: makes the client; None for `Transfer.make`.
     """
     pause_s, waits = FIRST_PAUSE_S, False
     while True:
         knew = parent.end
         try:
             with transfer.claimed() as claim:
-                _session(transfer, parent, claim, make or transfer.make)
+                _session(transfer, parent, claim)
                 return ExitCode.FINISHED
         except BusyError as error:
             # usually that of the attempt before, which is about to end; rank zero bounds the wait at the end
             if parent.end == Parent.LEFT:
                 return ExitCode.FAILED
             if not waits:
-                print(f"{SHOWN_AS[transfer.service]}: {error}; waiting", flush=True)
+                print(f"{SERVICES[transfer.service]}: {error}; waiting", flush=True)
             waits = True
             time.sleep(BUSY_PAUSE_S)
         except ServiceSetupError as error:
-            print(f"{SHOWN_AS[transfer.service]}: {error}", flush=True)
+            print(f"{SERVICES[transfer.service]}: {error}", flush=True)
             return ExitCode.FAILED
         except (HpctrainError, OSError) as error:
             # a run that was completed meanwhile gets one more try, at once
             ends = knew is not None or parent.end == Parent.LEFT
             then = "" if ends else f"; trying again in {pause_s:.0f} s"
-            print(f"{SHOWN_AS[transfer.service]}: {_text(error)}{then}", flush=True)
+            print(f"{SERVICES[transfer.service]}: {_text(error)}{then}", flush=True)
             if ends:
                 return ExitCode.FAILED
             parent.wait(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
-def _session(transfer: Transfer, parent: Parent, claim: SenderClaim, make: Callable[[], Service]) -> None:
+def _session(transfer: Transfer, parent: Parent, claim: SenderClaim) -> None:
     """Send until the parent ends."""
-    sender = Sender(transfer.directory, transfer.cursor, make(), claim)
+    service = SERVICES[transfer.service]
+    sender = Sender(transfer.directory, transfer.cursor, transfer.make(), claim)
     try:
         # before the service is asked: its client may hang, and rank zero then kills this process
-        print(f"{SHOWN_AS[transfer.service]}: opening {sender.destination}", flush=True)
+        print(f"{service}: opening {sender.destination}", flush=True)
         address = sender.open()
-        print(f"{SHOWN_AS[transfer.service]}: {address or 'writing'}", flush=True)
+        print(f"{service}: {address or 'writing'}", flush=True)
         while True:
             end = parent.end
             sender.send(None if end == Parent.COMPLETED else saved_step(transfer.directory))
@@ -229,7 +223,7 @@ def _session(transfer: Transfer, parent: Parent, claim: SenderClaim, make: Calla
                 break
             parent.wait(LOOK_EVERY_S)
         sender.close("completed" if end == Parent.COMPLETED else "interrupted")
-        print(f"{SHOWN_AS[transfer.service]}: {_described(sender)}", flush=True)
+        print(f"{service}: {_described(sender)}", flush=True)
     except BaseException as error:
         _leave(sender, error)
         raise
@@ -237,7 +231,7 @@ def _session(transfer: Transfer, parent: Parent, claim: SenderClaim, make: Calla
 
 def _leave(sender: Sender, error: BaseException) -> None:
     with contextlib.suppress(OSError):
-        sender.abandon() if isinstance(error, BusyError) else sender.fail(_text(error))
+        sender.leave(None if isinstance(error, BusyError) else _text(error))
 
 
 def _described(sender: Sender) -> str:

@@ -7,8 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from hpctrain.sync.cursor import NOTHING
-from hpctrain.sync.service import OpenedRun, ServiceError
+from hpctrain.sync.service import NOTHING, OpenedRun, ServiceError
 
 
 class FakeService:

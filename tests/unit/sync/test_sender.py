@@ -18,10 +18,9 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.owner import Owner
 from hpctrain.run.reason import Reason
 from hpctrain.sync import transfer as transfers
-from hpctrain.sync.claim import BusyError, SenderClaim
-from hpctrain.sync.cursor import Cursor, cursor_path
-from hpctrain.sync.identity import identify
+from hpctrain.sync.description import identify
 from hpctrain.sync.rows import GrowingFile
+from hpctrain.sync.sender import BusyError, Cursor, SenderClaim, cursor_path
 from hpctrain.sync.service import ServiceError, ServiceSetupError
 from hpctrain.sync.transfer import Transfer, send_once
 
@@ -40,7 +39,7 @@ def service(tmp_path, request):
 
 
 def send(run, made, **options):
-    return send_once(Transfer(directory=run.directory, service="wandb", **options), lambda: made)
+    return send_once(Transfer(directory=run.directory, service="wandb", make_client=lambda *_, **__: made, **options))
 
 
 def steps(made):
@@ -267,8 +266,8 @@ def test_a_run_is_followed_to_its_end_while_the_service_fails_now_and_then(run, 
         else:
             run.end(Reason.COMPLETED, last)
 
-    transfer = Transfer(directory=run.directory, service="wandb")
-    assert transfers.follow(transfer, lambda: next(attempts), elapse) == ExitCode.FINISHED
+    transfer = Transfer(directory=run.directory, service="wandb", make_client=lambda *_, **__: next(attempts))
+    assert transfers.follow(transfer, elapse) == ExitCode.FINISHED
     assert made[0].arrived() == run.logged()
     out = capsys.readouterr().out
     assert "503: come back later; trying again in 10 s" in out
@@ -289,7 +288,8 @@ def test_following_reads_each_record_once(run, service, monkeypatch):
         if len(pauses) == 3:
             run.end(Reason.COMPLETED, 10)
 
-    transfers.follow(Transfer(directory=run.directory, service="wandb"), service, elapse)
+    transfer = Transfer(directory=run.directory, service="wandb", make_client=lambda *_, **__: service())
+    transfers.follow(transfer, elapse)
     assert sum(num_read) == len(run.directory.metrics.read_text().splitlines())
     assert service().arrived() == run.logged()
 

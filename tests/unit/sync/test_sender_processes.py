@@ -16,9 +16,8 @@ from hpctrain.config.logger import Logger, MLflow, Wandb
 from hpctrain.errors import ExitCode
 from hpctrain.run.process import process_start
 from hpctrain.sync import transfer as transfers
-from hpctrain.sync.cursor import Cursor
-from hpctrain.sync.parent import Parent
-from hpctrain.sync.sender_processes import SenderProcesses, enabled_services
+from hpctrain.sync.sender import Cursor
+from hpctrain.sync.sender_processes import Parent, SenderProcesses, enabled_services
 from hpctrain.sync.transfer import Transfer, send_during_training
 
 STUB = Path(__file__).parent / "programs"
@@ -43,11 +42,9 @@ def sent_during_training(run, pipe):
 
     def start(*services):
         made, codes = iter(services), []
-        transfer = Transfer(directory=run.directory, service="wandb")
+        transfer = Transfer(directory=run.directory, service="wandb", make_client=lambda *_, **__: next(made))
         parent = Parent(pipe[0])
-        thread = threading.Thread(
-            target=lambda: codes.append(send_during_training(transfer, parent, lambda: next(made)))
-        )
+        thread = threading.Thread(target=lambda: codes.append(send_during_training(transfer, parent)))
         thread.start()
         return thread, codes
 

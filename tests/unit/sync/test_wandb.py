@@ -9,7 +9,7 @@ import pytest
 
 from hpctrain.sync.description import describe
 from hpctrain.sync.rows import Row
-from hpctrain.sync.wandb_online import WandbOnline
+from hpctrain.sync.wandb import WandbOnline
 
 
 class ResumedRun:

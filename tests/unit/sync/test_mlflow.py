@@ -16,11 +16,10 @@ from logged_run import LoggedRun
 from hpctrain.cli import main
 from hpctrain.errors import ExitCode
 from hpctrain.run.directory import RunDirectory
-from hpctrain.sync.cursor import NOTHING
 from hpctrain.sync.description import describe
-from hpctrain.sync.mlflow_server import MAX_KEY_CHARS, MLflowServer
+from hpctrain.sync.mlflow import MAX_KEY_CHARS, MLflowServer
 from hpctrain.sync.rows import Row, Rows
-from hpctrain.sync.service import ServiceError, ServiceSetupError, UntrustedServerError
+from hpctrain.sync.service import NOTHING, ServiceError, ServiceSetupError, UntrustedServerError
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
 SECRET_ADDRESS = "https://bob:s3cret@host:5000/"
@@ -87,7 +86,7 @@ def client(monkeypatch):
         setattr(entities, name, lambda *given, fields=fields: SimpleNamespace(**dict(zip(fields, given, strict=False))))
     monkeypatch.setitem(sys.modules, "mlflow", package)
     monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
-    monkeypatch.setattr("hpctrain.sync.mlflow_server.VARIABLES", {})
+    monkeypatch.setattr("hpctrain.sync.mlflow.VARIABLES", {})
     monkeypatch.setenv("MLFLOW_TRACKING_URI", SECRET_ADDRESS)
     return package.MlflowClient
 

@@ -12,10 +12,19 @@ from contextlib import ExitStack
 from typing import Any
 
 from hpctrain.files import describe_os_error
-from hpctrain.sync.cursor import NOTHING
+from hpctrain.run.directory import RunDirectory
 from hpctrain.sync.description import Description, ReportedState
 from hpctrain.sync.rows import Row
-from hpctrain.sync.service import OpenedRun, ServiceError, ServiceSetupError, UntrustedServerError, without_user
+from hpctrain.sync.service import (
+    NOTHING,
+    OpenedRun,
+    Service,
+    ServiceError,
+    ServiceSetupError,
+    UntrustedServerError,
+    one_line,
+    without_user,
+)
 
 MAX_METRICS = 1000
 """The server's bound on the metrics of a request."""
@@ -38,6 +47,11 @@ VARIABLES = {
 }
 """Environment variables of MLflow's client, which otherwise waits for many minutes; those that are set stay."""
 STATUS = {"completed": "FINISHED", "failed": "FAILED", "cancelled": "KILLED"}
+
+
+def connect(directory: RunDirectory, *, offline: bool, server: str | None) -> Service:  # noqa: ARG001 - for W&B alone
+    """Make the client of a run; see `service.make_service`."""
+    return MLflowServer(server)
 
 
 class MLflowServer:
@@ -69,7 +83,7 @@ class MLflowServer:
         except ServiceSetupError:
             raise
         except Exception as error:  # of many classes: MLflow's own, and those of the libraries that it uses
-            raise _explained(error) from error
+            raise ServiceError(one_line(error)) from error
 
     def send(self, rows: Sequence[Row], *, in_doubt: bool) -> None:
         """Send metrics in requests of up to a thousand, and media as artifacts; see `Service`."""
@@ -89,7 +103,7 @@ class MLflowServer:
             for row in rows:
                 self._send_media(row)
         except Exception as error:
-            raise _explained(error) from error
+            raise ServiceError(one_line(error)) from error
 
     def close(self, reported: ReportedState) -> None:
         """Report the run's state; see `Service`."""
@@ -99,7 +113,7 @@ class MLflowServer:
             if reported.final:
                 self._client.set_terminated(self._run_id, STATUS[reported.state])
         except Exception as error:
-            raise _explained(error) from error
+            raise ServiceError(one_line(error)) from error
 
     def abandon(self) -> None:
         """Do nothing: each request is complete, or not made."""
@@ -189,7 +203,7 @@ class MLflowServer:
             names = sorted({metric.key for metric in kept})
             if len(names) == 1:
                 self._left_out.add(names[0])
-                print(f"MLflow: {names[0]} is left out: {_explained(error)}", flush=True)
+                print(f"MLflow: {names[0]} is left out: {one_line(error)}", flush=True)
                 return
             half = set(names[: len(names) // 2])
             self._log([metric for metric in kept if metric.key in half])
@@ -241,8 +255,3 @@ def _key(name: str) -> str:
 def _text(value: object) -> str:
     text = str(value)
     return text if len(text) <= MAX_VALUE_CHARS else f"{text[: MAX_VALUE_CHARS - 3]}..."
-
-
-def _explained(error: Exception) -> ServiceError:
-    text = without_user(" ".join(str(error).split())) or type(error).__name__
-    return ServiceError(text[:500])
