@@ -22,7 +22,7 @@ from wandb_server import KEY, WandbServer
 from hpctrain.files import append_json_line
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.reason import Reason
-from hpctrain.sync.cursor import Cursor, cursor_path
+from hpctrain.sync.sender import Cursor, cursor_path
 
 WORDS = (
     "task=custom",
@@ -300,8 +300,8 @@ def test_another_wandb_server_and_a_copy_get_the_whole_run_and_none_gets_a_row_t
         import sys
         from hpctrain.run.directory import RunDirectory
         from hpctrain.sync.description import describe
-        from hpctrain.sync.identity import identify
-        from hpctrain.sync.wandb_online import WandbOnline
+        from hpctrain.sync.description import identify
+        from hpctrain.sync.wandb import WandbOnline
         directory = RunDirectory.at(sys.argv[1])
         service = WandbOnline()
         print(service.open(describe(directory, identify(directory)), "").last_step)
