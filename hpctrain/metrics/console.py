@@ -1,15 +1,42 @@
-"""Progress in plain lines."""
+"""Progress in plain lines, on a stream for as long as it can be written."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import TextIO
 
-from hpctrain.metrics.display import Display
+from hpctrain.errors import error_text
 from hpctrain.phrases import local_time
 from hpctrain.run.evaluation import is_evaluation
-from hpctrain.terminal import visible
+from hpctrain.terminal import encodable, visible
+
+logger = logging.getLogger(__name__)
+
+
+class Display:
+    """Writes to a stream until that fails (a closed pipe, a full disk): the display ends then, training continues.
+
+    Args:
+        stream: where to write; characters that its encoding lacks are escaped.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._failed = False
+
+    def put(self, text: str) -> None:
+        """Write a text at once."""
+        if self._failed:
+            return
+        try:
+            self._stream.write(encodable(text, self._stream))
+            self._stream.flush()
+        except Exception as error:  # standard output may be an object of the user's program, and raise anything
+            self._failed = True
+            logger.warning("can no longer show progress (%s); training continues", error_text(error))
+
 
 MOST_METRICS = 12
 """Metrics of the task in a line; metrics.jsonl has all."""

@@ -13,8 +13,7 @@ from itertools import chain
 from pathlib import Path
 
 from hpctrain.files import open_file, write_atomic
-from hpctrain.metrics.json_lines import WRITE_EVERY_S
-from hpctrain.metrics.sink import RecordFile
+from hpctrain.metrics.sink import WRITE_EVERY_S, RecordFile
 from hpctrain.phrases import spreadsheet_text
 from hpctrain.run.evaluation import is_evaluation
 from hpctrain.run.file_system import explain

@@ -17,8 +17,7 @@ from pathlib import Path
 import pytest
 from fakes import Clock
 
-from hpctrain.metrics.bar import Bar, BarSink, open_bar
-from hpctrain.metrics.shared_terminal import SharedStream
+from hpctrain.metrics.bar import Bar, BarSink, SharedStream, open_bar
 
 CLEAR = "\r\x1b[K"
 

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from hpctrain.metrics.display import Display
+from hpctrain.metrics.console import Display
 
 
 class OnlyWrites:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hpctrain.metrics.hyperparameters import hyperparameters, parsed
+from hpctrain.metrics.tensorboard import hyperparameters, parsed
 from hpctrain.run.directory import RunDirectory
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from hpctrain.files import read_json_lines
 from hpctrain.metrics.csv_file import CsvSink
-from hpctrain.metrics.json_lines import JsonLinesSink
+from hpctrain.metrics.sink import JsonLinesSink
 from hpctrain.status.metrics import read_metrics
 
 

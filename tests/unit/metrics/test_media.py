@@ -14,9 +14,8 @@ from PIL import Image
 
 from hpctrain.errors import TaskError
 from hpctrain.files import read_json_lines
-from hpctrain.metrics.media.captured import capture
-from hpctrain.metrics.media.files import MediaFiles, Medium, file_name
-from hpctrain.metrics.media.writer import MediaWriter
+from hpctrain.metrics.media import capture
+from hpctrain.metrics.media_files import MediaFiles, MediaWriter, Medium, file_name
 
 
 def encoded(kind, content, **options):
@@ -73,7 +72,7 @@ def test_pillow_is_there_before_the_thread_that_encodes_needs_it():
     program = """
 import sys
 import torch
-from hpctrain.metrics.media.captured import capture
+from hpctrain.metrics.media import capture
 
 assert "PIL" not in sys.modules
 image = capture("T.log", "image", torch.zeros(2, 2), {})
@@ -287,7 +286,7 @@ def test_media_wait_for_a_disk_that_fails_and_keep_their_order(files_at, tmp_pat
 
 
 def test_memory_stays_bounded_while_the_disk_fails(files_at, tmp_path, monkeypatch):
-    monkeypatch.setattr("hpctrain.metrics.media.files.MAX_WAITING_BYTES", 6)
+    monkeypatch.setattr("hpctrain.metrics.media_files.MAX_WAITING_BYTES", 6)
     files = files_at()
     (tmp_path / "media").touch()
     for step in (1, 2):
@@ -298,7 +297,7 @@ def test_memory_stays_bounded_while_the_disk_fails(files_at, tmp_path, monkeypat
 
 
 def test_a_medium_beyond_the_bound_is_written_if_none_waits(files_at, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("hpctrain.metrics.media.files.MAX_WAITING_BYTES", 6)
+    monkeypatch.setattr("hpctrain.metrics.media_files.MAX_WAITING_BYTES", 6)
     files = files_at()
     files.write(medium(1, data=b"longer than the bound"))
     (tmp_path / "media").rename(tmp_path / "away")
@@ -344,7 +343,7 @@ def test_a_flush_waits_for_all_media_and_a_call_for_none(files_at, tmp_path):
 
 @pytest.mark.parametrize(("bound", "value"), [("MAX_QUEUED_BYTES", 15), ("MAX_QUEUED", 1)])
 def test_the_queue_is_bounded(files_at, monkeypatch, bound, value):
-    monkeypatch.setattr(f"hpctrain.metrics.media.writer.{bound}", value)
+    monkeypatch.setattr(f"hpctrain.metrics.media_files.{bound}", value)
     writer, slow = MediaWriter(files_at()), Slow()
     writer.put(1, "train/a", slow)
     waits = threading.Thread(target=writer.put, args=(2, "train/a", capture("T.log", "text", "longer", {})))

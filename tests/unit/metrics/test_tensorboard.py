@@ -10,8 +10,8 @@ import sys
 import pytest
 import torch
 
-from hpctrain.metrics.media.captured import capture, png_of
-from hpctrain.metrics.media.files import Medium
+from hpctrain.metrics.media import capture, png_of
+from hpctrain.metrics.media_files import Medium
 from hpctrain.metrics.tensorboard import TensorBoardSink, event_files, frame, make_event_file
 
 

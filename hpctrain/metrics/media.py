@@ -1,4 +1,4 @@
-"""Check and copy a medium when it is logged, to encode it later in another thread."""
+"""Media that a task logs: check and copy one when it is logged, to encode it later in another thread."""
 
 from __future__ import annotations
 
@@ -13,11 +13,73 @@ from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from hpctrain.attempt.lost_gpu import retain_if_gpu_lost
 from hpctrain.errors import TaskError
-from hpctrain.metrics.media.host_array import Array, HostArray
 from hpctrain.tasks.log import Kind
+
+Array = NDArray[Any]
+
+
+class HostArray:
+    """A copy of a tensor or array, which nothing that happens to the original changes.
+
+    A copy from a GPU goes to page-locked memory, and only `values` waits for it.
+
+    Args:
+        content: a tensor on any device, or what `np.asarray` takes.
+
+    Attributes:
+        shape: of the values.
+        num_bytes: that the copy takes.
+        dtype: its name, such as ``uint8``.
+        sort: of the values, as NumPy's `dtype.kind` names it: `f` for floating-point numbers.
+    """
+
+    def __init__(self, content: Any) -> None:
+        self._event: torch.cuda.Event | None = None
+        if isinstance(content, Tensor):
+            self._held: Tensor | Array = self._copied(content.detach())
+            self.sort = "f" if self._held.is_floating_point() else "c" if self._held.is_complex() else "i"
+        else:
+            self._held = np.array(content)
+            self.sort = self._held.dtype.kind
+        self.shape = tuple(self._held.shape)
+        self.num_bytes = self._held.nbytes
+        self.dtype = str(self._held.dtype).removeprefix("torch.")
+
+    def values(self) -> Array:
+        """Wait for the copy, and return it.
+
+        Raises:
+            RuntimeError: the GPU reports an error.
+        """
+        if self._event is not None and isinstance(self._held, Tensor):
+            try:
+                self._event.synchronize()
+            except RuntimeError as error:
+                retain_if_gpu_lost(error, self)
+                raise
+            self._event = None
+            # free the page-locked memory at once: encoding takes long enough for the GPU to be lost meanwhile
+            self._held = self._held.clone()
+        return self._held.numpy() if isinstance(self._held, Tensor) else self._held
+
+    def _copied(self, tensor: Tensor) -> Tensor:
+        if tensor.dtype in (torch.bfloat16, torch.float16):
+            # NumPy has no bfloat16
+            tensor = tensor.float()
+        if tensor.device.type != "cuda":
+            return tensor.cpu().clone(memory_format=torch.contiguous_format)
+        held = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        held.copy_(tensor, non_blocking=True)
+        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._event.record(torch.cuda.current_stream(tensor.device))
+        return held
+
 
 SUFFIXES: Mapping[Kind, str] = {
     "image": "png",
@@ -89,8 +151,8 @@ def _image(image: Any) -> Captured:
             "expected the shape [H, W], [C, H, W] or [H, W, C] with 1, 3 or 4 channels, or a batch of such images, "
             f"found {list(copy.shape)}"
         )
-    if not copy.is_floating() and copy.dtype() not in ("uint8", "bool"):
-        raise _WrongError(f"expected uint8, bool or floats from 0 to 1, found {copy.dtype()}: convert it")
+    if copy.sort != "f" and copy.dtype not in ("uint8", "bool"):
+        raise _WrongError(f"expected uint8, bool or floats from 0 to 1, found {copy.dtype}: convert it")
     # Import Pillow before the encoding thread needs it: a loading process that is forked during its import, and imports
     # it as well, would wait forever. Not at the top, as it takes 40 ms with its formats (`preinit`).
     from PIL import Image
@@ -138,9 +200,6 @@ def _grid(pixels: Array) -> Array:
     if pixels.ndim == 3:
         return pixels
     number, height, width, channels = pixels.shape
-    if number == 1:
-        first: Array = pixels[0]
-        return first
     columns = math.ceil(math.sqrt(number))
     rows = math.ceil(number / columns)
     grid = np.zeros((rows * (height + _GAP) - _GAP, columns * (width + _GAP) - _GAP, channels), np.uint8)
@@ -168,8 +227,8 @@ def _text(text: Any) -> Captured:
 
 def _histogram(values: Any, *, bins: int) -> Captured:
     copy = _copied(values)
-    if not copy.is_real():
-        raise _WrongError(f"expected real numbers, found {copy.dtype()}")
+    if copy.sort not in "biuf":
+        raise _WrongError(f"expected real numbers, found {copy.dtype}")
     if not isinstance(bins, int) or bins < 1:
         raise _WrongError(f"expected a positive number of bins, found {bins!r}")
     return Captured("histogram", copy.num_bytes, lambda: _counted(copy.values(), bins))
@@ -206,8 +265,8 @@ def _audio(audio: Any, *, sample_rate: int) -> Captured:
     copy = _copied(audio)
     if len(copy.shape) not in (1, 2) or 0 in copy.shape or (len(copy.shape) == 2 and copy.shape[0] > MOST_CHANNELS):
         raise _WrongError(f"expected the shape [samples] or [channels, samples], found {list(copy.shape)}")
-    if not copy.is_floating() and copy.dtype() != "int16":
-        raise _WrongError(f"expected int16 or floats from -1 to 1, found {copy.dtype()}: convert it")
+    if copy.sort != "f" and copy.dtype != "int16":
+        raise _WrongError(f"expected int16 or floats from -1 to 1, found {copy.dtype}: convert it")
     if not isinstance(sample_rate, int) or sample_rate < 1:
         raise _WrongError(f"expected a sample_rate in Hz, a positive integer, found {sample_rate!r}")
     return Captured("audio", copy.num_bytes, lambda: _wav(copy.values(), sample_rate))

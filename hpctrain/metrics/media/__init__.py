@@ -1,1 +1,0 @@
-"""Images, texts, histograms, figures, sounds and tables that a task logs."""
