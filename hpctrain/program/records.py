@@ -8,7 +8,7 @@ import socket
 import time
 from pathlib import Path
 
-from hpctrain.metrics.json_lines import OWN_FIELDS, JsonLinesSink
+from hpctrain.metrics.sink import OWN_FIELDS, JsonLinesSink
 from hpctrain.program.process_tree import Process
 from hpctrain.program.rank import ProgramRank
 from hpctrain.program.session_events import Event, EventPipe, Progress

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from hpctrain.config.checkpoint import EVAL_PREFIX
 from hpctrain.errors import TaskError
-from hpctrain.metrics.media.captured import Captured, capture
-from hpctrain.metrics.media.writer import MediaWriter
+from hpctrain.metrics.media import Captured, capture
+from hpctrain.metrics.media_files import MediaWriter
 from hpctrain.metrics.meter import Meter
 from hpctrain.tasks.log import Kind, TaskLog
 from hpctrain.tasks.loss_contract import OWN_NAMES, Scalar, check_name, checked_scalar, is_scalar

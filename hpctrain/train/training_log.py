@@ -16,13 +16,10 @@ from hpctrain.files import write_atomic
 from hpctrain.metrics.bar import Bar, BarSink
 from hpctrain.metrics.console import ConsoleSink
 from hpctrain.metrics.csv_file import CsvSink
-from hpctrain.metrics.hyperparameters import hyperparameters
-from hpctrain.metrics.json_lines import JsonLinesSink, kept_lines
-from hpctrain.metrics.media.files import MediaFiles
-from hpctrain.metrics.media.writer import MediaWriter
+from hpctrain.metrics.media_files import MediaFiles, MediaWriter
 from hpctrain.metrics.meter import Throughput
-from hpctrain.metrics.sink import RecordFile, Sink
-from hpctrain.metrics.tensorboard import TensorBoardSink
+from hpctrain.metrics.sink import JsonLinesSink, RecordFile, Sink, kept_lines
+from hpctrain.metrics.tensorboard import TensorBoardSink, hyperparameters
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.times import Times
 from hpctrain.status.metrics import read_metrics

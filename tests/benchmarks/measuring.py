@@ -35,7 +35,7 @@ from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.compose import Composer
 from hpctrain.config.root import Config
 from hpctrain.data.tensors import TensorBatches
-from hpctrain.metrics.json_lines import JsonLinesSink
+from hpctrain.metrics.sink import JsonLinesSink
 from hpctrain.metrics.tensorboard import TensorBoardSink
 from hpctrain.rank.compiler import spare_compiler
 from hpctrain.rank.stop_request import StopRequest

@@ -26,9 +26,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpctrain.metrics.media.captured import capture
-from hpctrain.metrics.media.files import MediaFiles, Medium, file_name
-from hpctrain.metrics.media.writer import MediaWriter
+from hpctrain.metrics.media import capture
+from hpctrain.metrics.media_files import MediaFiles, MediaWriter, Medium, file_name
 from hpctrain.metrics.tensorboard import TensorBoardSink
 from hpctrain.tasks.position import Position
 from hpctrain.train.task_log import AttachedLog

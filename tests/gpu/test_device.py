@@ -15,7 +15,7 @@ from hpctrain.config.parallel import Parallel
 from hpctrain.config.precision import FORMATS
 from hpctrain.config.trainer import Trainer
 from hpctrain.data.micro_batch import MicroBatch
-from hpctrain.metrics.media.captured import capture, png_of
+from hpctrain.metrics.media import capture, png_of
 from hpctrain.metrics.meter import Meter
 from hpctrain.parallel.replica import replicate
 from hpctrain.rank.devices import choose_devices

@@ -10,7 +10,7 @@ from torch import nn
 from hpctrain.callbacks.average_weights import AverageWeights
 from hpctrain.checkpoint.host_memory import HostCopy
 from hpctrain.data.micro_batch import iterate_tensors, map_tensors
-from hpctrain.metrics.media.host_array import HostArray
+from hpctrain.metrics.media import HostArray
 from hpctrain.metrics.meter import Meter
 from hpctrain.rank.world import World
 from hpctrain.tasks import Metric, Task

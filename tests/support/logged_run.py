@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from hpctrain.files import append_json_line
-from hpctrain.metrics.json_lines import JsonLinesSink
+from hpctrain.metrics.sink import JsonLinesSink
 from hpctrain.run.checkpoint_manifest import ALGORITHM, FORMAT_VERSION, MANIFEST, encode_manifest
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger

@@ -15,7 +15,7 @@ from fakes import manifest
 from hpctrain.cli.status import main
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import write_json
-from hpctrain.metrics.json_lines import JsonLinesSink
+from hpctrain.metrics.sink import JsonLinesSink
 from hpctrain.run.checkpoint_manifest import MANIFEST
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import EvaluationRecord

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.drill.comparison import TrainingResult, compare, read_result
-from hpctrain.metrics.json_lines import JsonLinesSink
+from hpctrain.metrics.sink import JsonLinesSink
 from hpctrain.run.checkpoints import CheckpointInfo
 from hpctrain.run.directory import RunDirectory
 

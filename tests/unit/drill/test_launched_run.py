@@ -8,7 +8,7 @@ import pytest
 from hpctrain.drill.launched_run import LaunchedRun
 from hpctrain.errors import RunFailedError
 from hpctrain.files import write_json
-from hpctrain.metrics.json_lines import JsonLinesSink
+from hpctrain.metrics.sink import JsonLinesSink
 from hpctrain.run.ledger import EndFacts, Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.run.times import FILE_NAME

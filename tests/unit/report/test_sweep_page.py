@@ -5,7 +5,7 @@ import yaml
 
 from hpctrain.cli import best
 from hpctrain.files import write_json
-from hpctrain.metrics.json_lines import JsonLinesSink
+from hpctrain.metrics.sink import JsonLinesSink
 from hpctrain.report import key_charts, result_table
 from hpctrain.report.run_page import run_page
 from hpctrain.report.sweep_page import sweep_page

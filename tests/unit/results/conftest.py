@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from hpctrain.files import write_json
-from hpctrain.metrics.json_lines import JsonLinesSink
+from hpctrain.metrics.sink import JsonLinesSink
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import EvaluationRecord
 from hpctrain.run.ledger import Ledger, StartFacts

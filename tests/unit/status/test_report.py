@@ -12,7 +12,7 @@ from fakes import manifest
 from runs_before import end_attempt, run_before
 
 from hpctrain.attempt.outcome import Outcome, record_end
-from hpctrain.metrics.json_lines import JsonLinesSink
+from hpctrain.metrics.sink import JsonLinesSink
 from hpctrain.run.checkpoint_manifest import MANIFEST
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord

@@ -15,7 +15,7 @@ import time
 import pytest
 from textual.widgets import Input, Static
 
-from hpctrain.metrics.json_lines import JsonLinesSink
+from hpctrain.metrics.sink import JsonLinesSink
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Ledger

@@ -8,7 +8,7 @@ import shutil
 import pytest
 from fakes import FakeSlurm
 
-from hpctrain.metrics.json_lines import JsonLinesSink
+from hpctrain.metrics.sink import JsonLinesSink
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Ledger

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from hpctrain.metrics.media.files import MediaFiles
-from hpctrain.metrics.media.writer import MediaWriter
+from hpctrain.metrics.media_files import MediaFiles, MediaWriter
 from hpctrain.tasks.position import Position
 from hpctrain.train.task_log import AttachedLog
 

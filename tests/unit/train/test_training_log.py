@@ -13,7 +13,7 @@ from hpctrain.data.order import sequential
 from hpctrain.data.plan import BatchPlan
 from hpctrain.data.tensors import TensorBatches
 from hpctrain.data.workers import Workers
-from hpctrain.metrics.json_lines import JsonLinesSink
+from hpctrain.metrics.sink import JsonLinesSink
 from hpctrain.train.checkpointing import Start
 from hpctrain.train.training import build
 from hpctrain.train.training_log import TrainingLog, cut_sample_logs, log_samples
