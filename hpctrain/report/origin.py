@@ -10,8 +10,7 @@ from typing import Any
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import read_json_or_empty
 from hpctrain.phrases import byte_size, counted, local_time
-from hpctrain.report.markup import Markup, element, joined
-from hpctrain.report.page import descriptions, folded
+from hpctrain.report.page import Markup, descriptions, element, folded, joined
 from hpctrain.run.code import code_records
 from hpctrain.run.config_change import changed_values
 from hpctrain.run.directory import RunDirectory

@@ -1,20 +1,23 @@
-"""The page of a run."""
+"""The page of a run: its curves, and its attempts as a Gantt chart."""
 
 from __future__ import annotations
 
-from hpctrain.phrases import duration
-from hpctrain.report.attempt_chart import attempt_chart
-from hpctrain.report.curve_charts import curve_charts
-from hpctrain.report.markup import Markup, element, joined
+from collections.abc import Sequence
+
+from hpctrain.phrases import counted, duration, listed, local_time, page
+from hpctrain.report.bar_rows import BarRow, Stretch, bar_legend, bar_rows, time_chart
+from hpctrain.report.line_chart import Line, LineChart
 from hpctrain.report.origin import code, configuration, environment
-from hpctrain.report.page import Section, descriptions, facts, html_page
-from hpctrain.report.run_record import RunRecord
+from hpctrain.report.page import Markup, Section, descriptions, element, facts, folded, html_page, joined
+from hpctrain.report.run_record import AttemptSpan, RunRecord
 from hpctrain.report.scale import number_text
 from hpctrain.report.speed_charts import speed_charts
 from hpctrain.report.sweep_results import without_secrets
-from hpctrain.report.time_chart import time_chart
+from hpctrain.results.curves import Curve
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.ledger import Attempt
 from hpctrain.run.manifest import varied_text
+from hpctrain.status.accounting import WallTime
 from hpctrain.status.run_status import RunStatus
 
 
@@ -77,3 +80,169 @@ def _head(status: RunStatus, title: str) -> Markup:
         ]
     )
     return joined([heading, note, about, facts(pairs)])
+
+
+POINTS = 220
+"""Points of a curve: more can't be told apart in a chart of this size."""
+SHOWN_CHARTS = 12
+"""Charts that are open."""
+MOST_CHARTS = 40
+"""Charts in all: a task may log a value for each of its layers."""
+LEFT_OUT = ("train/epoch", "throughput/", "memory/")
+"""Names that other charts show, or that are lines by definition."""
+PREFIXES = {"train/": ("training", "s0"), "eval/": ("evaluation", "s1")}
+
+
+def curve_charts(record: RunRecord) -> Markup:
+    """Draw the charts, or say why there are none."""
+    curves = [curve for name, curve in record.curves.items() if not name.startswith(LEFT_OUT)]
+    if not curves:
+        return element("p", _why_none(record), class_="faint")
+    best = record.status.best
+    groups = _grouped(curves, judged="" if best is None else best.name)
+    charts = [_chart(name, group, record) for name, group in groups[:MOST_CHARTS]]
+    shown = element("div", *charts[:SHOWN_CHARTS], class_="charts")
+    parts = [_explained(record), shown]
+    if more := charts[SHOWN_CHARTS:]:
+        parts.append(folded(f"{counted(len(more), 'more chart')}", element("div", *more, class_="charts")))
+    if len(groups) > MOST_CHARTS:
+        names = ", ".join(name for name, _ in groups[MOST_CHARTS:][:50])
+        text = f"{counted(len(groups) - MOST_CHARTS, 'metric')} not drawn, see metrics.jsonl: {names}"
+        parts.append(element("p", text, class_="faint"))
+    return joined(parts)
+
+
+def _why_none(record: RunRecord) -> str:
+    if record.status.command:
+        return (
+            "This program reported no metrics. One that calls session.step(..., metrics={...}) has curves here; see "
+            f"{page('reference/session.md')}."
+        )
+    return "The run has logged no metrics yet."
+
+
+def _explained(record: RunRecord) -> Markup:
+    texts = []
+    if any(mark.text.startswith("\u25b8") for mark in record.marks):
+        texts.append("\u25b8 and a number: where this attempt resumed.")
+    if any(mark.text == "\u25a0" for mark in record.marks):
+        texts.append("\u25a0: where the last attempt ended without completing the run.")
+    if record.repeated:
+        texts.append("Shaded: steps that were repeated after a resume.")
+    return element("p", " ".join(texts), class_="faint") if texts else Markup("")
+
+
+def _grouped(curves: Sequence[Curve], judged: str) -> list[tuple[str, list[Curve]]]:
+    """Curves by the name without `train/` and `eval/`: the judged metric first, then losses, then evaluations."""
+    groups: dict[str, list[Curve]] = {}
+    for curve in sorted(curves, key=lambda curve: curve.name.startswith("eval/")):
+        prefix = next((one for one in PREFIXES if curve.name.startswith(one)), "")
+        groups.setdefault(curve.name.removeprefix(prefix), []).append(curve)
+
+    def order(item: tuple[str, list[Curve]]) -> tuple[bool, bool, bool]:
+        name, group = item
+        evaluated = any(curve.name.startswith("eval/") for curve in group)
+        return name != judged, name != "loss", not evaluated
+
+    return sorted(groups.items(), key=order)
+
+
+def _chart(name: str, group: Sequence[Curve], record: RunRecord) -> Markup:
+    lines = []
+    for curve in group:
+        prefix = next((one for one in PREFIXES if curve.name.startswith(one)), "")
+        label, style = PREFIXES.get(prefix, (curve.name, "s0"))
+        thin = curve.thinned(POINTS)
+        evaluated = prefix == "eval/"
+        title = curve.name
+        lines.append(Line(label=label, xs=thin.steps, ys=thin.values, style=style, title=title, every_point=evaluated))
+    caption = name if len(group) > 1 else group[0].name
+    last = max((curve.steps[-1] for curve in group), default=0)
+    within = [mark for mark in record.marks if mark.x <= last]
+    bands = [band for band in record.repeated if band.start < last]
+    return LineChart(caption=caption, lines=lines, marks=within, bands=bands).drawn()
+
+
+SHOWN_ATTEMPTS = 30
+"""The newest attempts are open; a run on a busy partition may have hundreds."""
+MOST_ATTEMPTS = 200
+PARTS = (
+    ("queued", "queued", ("queued_s",)),
+    ("starting", "starting", ("starting_s",)),
+    ("working", "training, evaluating, saving", ("training_s", "evaluating_s", "saving_s")),
+    ("lost", "lost: repeated, or until the kill", ("lost_s",)),
+    ("stopping", "stopping", ("stopping_s",)),
+)
+"""Class, meaning and times of the parts of an attempt, in the order in which they are drawn."""
+
+
+def attempt_chart(record: RunRecord) -> Markup:
+    """Draw the attempts, oldest first."""
+    spans = record.spans[-MOST_ATTEMPTS:]
+    if not spans:
+        return element("p", "No attempt has begun.", class_="faint")
+    begin = min(span.begin for span in spans)
+    whole = max(span.end for span in spans) - begin or 1.0
+    rows = [_row(span, begin, whole, record) for span in spans]
+    used = [part for part in PARTS if any(_seconds(span.account.spent, part[2]) > 0 for span in spans)]
+    axis = f"From {local_time(begin)} to {local_time(begin + whole)}, {duration(whole)}."
+    parts = [element("p", axis, class_="faint"), bar_legend([(kind, text) for kind, text, _ in used])]
+    if len(rows) > SHOWN_ATTEMPTS:
+        parts.append(
+            folded(f"{counted(len(rows) - SHOWN_ATTEMPTS, 'earlier attempt')}", bar_rows(rows[:-SHOWN_ATTEMPTS]))
+        )
+    parts.append(bar_rows(rows[-SHOWN_ATTEMPTS:]))
+    if len(record.spans) > MOST_ATTEMPTS:
+        parts.append(
+            element("p", f"{len(record.spans) - MOST_ATTEMPTS} attempts before these aren't shown.", class_="faint")
+        )
+    return joined(parts)
+
+
+def _row(span: AttemptSpan, begin: float, whole: float, record: RunRecord) -> BarRow:
+    attempt, spent = span.attempt, span.account.spent
+    stretches = []
+    at = span.begin
+    for kind, _, names in PARTS:
+        seconds = _seconds(spent, names)
+        if seconds > 0:
+            title = ", ".join(f"{name.removesuffix('_s')} {duration(getattr(spent, name))}" for name in names)
+            stretches.append(Stretch(kind, (at - begin) / whole, seconds / whole, title))
+            at += seconds
+    if not stretches:
+        stretches = [Stretch("working", (at - begin) / whole, 0.0)]
+    about = ", ".join(
+        filter(
+            None,
+            [
+                f"{counted(attempt.world_size, 'rank')} on {listed(attempt.nodes, shown=4, separator=' ')}"
+                if attempt.world_size
+                else "",
+                f"job {attempt.job_id}" if attempt.job_id else "",
+            ],
+        )
+    )
+    return BarRow(
+        name=f"attempt {attempt.attempt}", about=about, stretches=stretches, result=_result(attempt, span, record)
+    )
+
+
+def _result(attempt: Attempt, span: AttemptSpan, record: RunRecord) -> str:
+    status = record.status
+    work = duration(span.end - span.begin - span.account.spent.queued_s)
+    if attempt.reason is not None:
+        ended = f"{attempt.reason} after {work}"
+    elif attempt is status.attempts[-1] and status.state.may_change:
+        ended = f"{status.state} for {work}"
+    else:
+        ended = f"no end was recorded; last seen after {work}"
+    steps = ""
+    if status.knows_step and attempt.reached_step is not None:
+        begun = "?" if attempt.actual_start_step is None else attempt.actual_start_step
+        steps = f", steps {begun} to {attempt.reached_step}"
+        steps += f", {span.account.steps_lost} lost" if span.account.steps_lost else ""
+    return f"{ended}{steps}{f': {attempt.detail}' if attempt.detail else ''}"
+
+
+def _seconds(spent: WallTime, names: tuple[str, ...]) -> float:
+    return sum(float(getattr(spent, name)) for name in names)

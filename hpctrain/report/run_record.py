@@ -10,7 +10,7 @@ from functools import cached_property
 
 from hpctrain.config.plain_yaml import read_plain_config
 from hpctrain.phrases import counted, duration
-from hpctrain.report.frame import Band, Mark
+from hpctrain.report.line_chart import Band, Mark
 from hpctrain.results.curves import Curve, read_curves
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Attempt

@@ -5,8 +5,7 @@ import math
 
 import pytest
 
-from hpctrain.report.key_axis import KeyAxis
-from hpctrain.report.scale import Scale, number_text, scale_of
+from hpctrain.report.scale import KeyAxis, Scale, number_text, scale_of
 
 
 @pytest.mark.parametrize(

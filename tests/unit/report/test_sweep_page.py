@@ -6,7 +6,6 @@ import yaml
 from hpctrain.cli import best
 from hpctrain.files import write_json
 from hpctrain.metrics.sink import JsonLinesSink
-from hpctrain.report import key_charts, result_table
 from hpctrain.report.run_page import run_page
 from hpctrain.report.sweep_page import sweep_page
 from hpctrain.run.directory import RunDirectory
@@ -154,8 +153,8 @@ def test_the_budget_of_each_rung(home, read_page):
 
 
 def test_what_is_left_out_is_named(home, read_page, monkeypatch, capsys):
-    monkeypatch.setattr(result_table, "MOST", 2)
-    monkeypatch.setattr(key_charts, "MOST", 1)
+    monkeypatch.setattr("hpctrain.report.sweep_page.MOST_ROWS", 2)
+    monkeypatch.setattr("hpctrain.report.sweep_charts.MOST_CHARTS", 1)
     for number in range(4):
         make_run(home, number, lr=10.0**-number, layer=f"l{number % 2}", best=0.1 + 0.1 * number)
     page = read_page(sweep_page(home, find_runs(home)))

@@ -1,0 +1,171 @@
+"""The charts of a sweep: the metric over each key, all keys together, and the budget by rung."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpctrain.phrases import counted
+from hpctrain.report.bar_rows import Part, waterfall
+from hpctrain.report.line_chart import HEIGHT, WIDTH, Frame
+from hpctrain.report.page import Markup, element, folded, joined
+from hpctrain.report.scale import KeyAxis, Scale, number_text, scale_of
+from hpctrain.report.sweep_results import SweepPoint, SweepResults
+from hpctrain.results.varied_keys import SEED
+from hpctrain.run.directory import RunDirectory
+from hpctrain.search.journal import Event, read_journal
+
+SHOWN_KEYS = 8
+"""Charts that are open."""
+MOST_CHARTS = 24
+TITLED = 150
+"""Runs up to which each dot has a title of its own: many titles make a large page."""
+
+
+def key_charts(record: SweepResults) -> Markup:
+    """Draw a chart for each varied key; empty without a metric."""
+    metric = record.ranking.metric
+    points = [point for point in record.points if point.number.best is not None]
+    if metric is None or not points:
+        return Markup("")
+    charts = [_chart(key, metric.name, points) for key in record.ranking.keys[:MOST_CHARTS]]
+    parts = [element("div", *charts[:SHOWN_KEYS], class_="charts")]
+    if any(point.style.startswith("s") for point in points):
+        parts.insert(0, element("p", "A number is the rank of the dot beside it.", class_="faint"))
+    if more := charts[SHOWN_KEYS:]:
+        parts.append(folded(counted(len(more), "more key"), element("div", *more, class_="charts")))
+    if left_out := record.ranking.keys[MOST_CHARTS:]:
+        text = f"{counted(len(left_out), 'key')} not drawn, see the results: {', '.join(left_out)}"
+        parts.append(element("p", text, class_="faint"))
+    return joined(parts)
+
+
+def _chart(key: str, metric: str, points: Sequence[SweepPoint]) -> Markup:
+    axis = KeyAxis.of(key, [point.values.get(key) for point in points])
+    y = scale_of([point.number.best or 0.0 for point in points], margin=0.04)
+    frame = Frame(axis.scale, y, axis.ticks(5))
+    # the dots of a style are one path, unless each has a title
+    paths: dict[str, list[str]] = {}
+    titled: list[Markup] = []
+    ranks: list[Markup] = []
+    for point in points:
+        place = axis.number(point.values.get(key))
+        if place is None:
+            continue
+        if point.style.startswith("s"):
+            # colour alone is lost in a grey print
+            beside = {"x": f"{frame.across(place) + 5:.1f}", "y": f"{frame.down(point.number.best or 0.0):.1f}"}
+            ranks.append(element("text", str(point.row.rank), dy="0.35em", class_="over", **beside))
+        at = f"M{frame.across(place):.1f} {frame.down(point.number.best or 0.0):.1f}h0"
+        if len(points) <= TITLED or point.style.startswith("s"):
+            titled.append(element("path", element("title", point.title), d=at, class_=f"dots {point.style}"))
+        else:
+            paths.setdefault(point.style, []).append(at)
+    dots = [element("path", d="".join(places), class_=f"dots {style}") for style, places in sorted(paths.items())]
+    shown = f"best {metric} of each run over {key}"
+    drawing = element(
+        "svg", frame.axes(key), *dots, *titled, *ranks, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=shown
+    )
+    notes = [
+        text for text, log in ((f"{key} on a log scale", axis.scale.log), (f"{metric} on a log scale", y.log)) if log
+    ]
+    return element("figure", element("figcaption", key, element("small", f" {', '.join(notes)}")), drawing)
+
+
+BETWEEN = 96
+"""Units between two axes."""
+LINES_HEIGHT, TOP, BOTTOM, SIDE = 240, 40, 14, 34
+MOST_KEYS = 12
+MOST_CHARS = 15
+"""Characters of a key above its axis."""
+
+
+def parallel_coordinates(record: SweepResults) -> Markup:
+    """Draw the runs that have a value of the metric; empty without a metric, or with fewer than two of them."""
+    metric = record.ranking.metric
+    points = [point for point in record.points if point.number.best is not None]
+    # runs that differ in nothing but their seed are one row of the table, and one kind of line here
+    over_seeds = any(len(row.runs) > 1 for row in record.ranking.rows)
+    every = [key for key in record.ranking.keys if not (over_seeds and key == SEED)]
+    keys = every[:MOST_KEYS]
+    if metric is None or len(points) < 2 or not keys:
+        return Markup("")
+    axes = [KeyAxis.of(key, [point.values.get(key) for point in points]) for key in keys]
+    axes.append(KeyAxis(metric.name, scale_of([point.number.best or 0.0 for point in points], margin=0.03)))
+    width = BETWEEN * (len(axes) - 1) + 2 * SIDE + 30
+    lines = []
+    for point in points:
+        words: list[str] = []
+        for place, axis in enumerate(axes):
+            value = point.number.best if place == len(axes) - 1 else point.values.get(axis.name)
+            number = axis.number(value)
+            if number is None:
+                # the line has a gap where the run has no value
+                words.append("")
+                continue
+            begins = not words or not words[-1]
+            down = _down(axis.scale, number, reverse=place == len(axes) - 1 and metric.mode == "min")
+            words.append(f"{'M' if begins else 'L'}{SIDE + BETWEEN * place} {down:.1f}")
+        title = element("title", point.title) if len(points) <= TITLED or point.style.startswith("s") else ""
+        lines.append(element("path", title, d="".join(words), class_=f"line {point.style}"))
+    drawn = [
+        _axis(axis, place, reverse=place == len(axes) - 1 and metric.mode == "min") for place, axis in enumerate(axes)
+    ]
+    style = f"min-width:{width}px;max-width:{math.floor(1.2 * width)}px"
+    shown = f"the values of each run, and its best {metric.name}"
+    drawing = element(
+        "svg", *lines, *drawn, viewBox=f"0 0 {width} {LINES_HEIGHT}", style=style, role="img", aria_label=shown
+    )
+    left_out = len(every) - len(keys)
+    note = f" Without {left_out} more keys." if left_out > 0 else ""
+    caption = element("figcaption", "Each line is a run; the best metric is at the top of the last axis.", note)
+    return element("figure", caption, drawing, class_="wide")
+
+
+def _down(scale: Scale, value: float, *, reverse: bool) -> float:
+    place = scale.place(value)
+    return LINES_HEIGHT - BOTTOM - (1 - place if reverse else place) * (LINES_HEIGHT - TOP - BOTTOM)
+
+
+def _axis(axis: KeyAxis, place: int, *, reverse: bool) -> Markup:
+    across = SIDE + BETWEEN * place
+    parts = [element("path", d=f"M{across} {TOP}V{LINES_HEIGHT - BOTTOM}", class_="axis")]
+    # neighbours' names have different heights, since most are longer than the space between the axes
+    name = axis.name if len(axis.name) <= MOST_CHARS else f"\u2026{axis.name[1 - MOST_CHARS :]}"
+    x = max(across, 3.4 * len(name))
+    parts.append(
+        element("text", element("title", axis.name), name, x=x, y=14 + 14 * (place % 2), class_="middle strong")
+    )
+    for value, text in axis.ticks(6):
+        down = f"{_down(axis.scale, value, reverse=reverse):.1f}"
+        parts.append(element("path", d=f"M{across - 3} {down}h6", class_="axis"))
+        parts.append(element("text", text, x=across + 6, y=down, dy="0.35em", class_="over"))
+    return element("g", *parts)
+
+
+def rung_chart(home: Path) -> Markup:
+    """Draw the steps of each rung; empty for a sweep without rungs."""
+    ends = [decision for decision in read_journal(RunDirectory.at(home)) if decision.event is Event.END]
+    if not any(end.rung for end in ends):
+        return Markup("")
+    steps: dict[int, int] = {}
+    runs: dict[int, set[int]] = {}
+    valued: dict[int, set[int]] = {}
+    passed: dict[int, int] = {}
+    for end in ends:
+        # a run may end several times on its way to a rung
+        steps[end.rung] = steps.get(end.rung, 0) + max(0, end.step - passed.get(end.run, 0))
+        passed[end.run] = max(end.step, passed.get(end.run, 0))
+        runs.setdefault(end.rung, set()).add(end.run)
+        if end.value is not None:
+            valued.setdefault(end.rung, set()).add(end.run)
+    whole = sum(steps.values()) or 1
+    parts = []
+    for rung, spent in sorted(steps.items()):
+        about = f"{counted(len(runs[rung]), 'run')}, {len(valued.get(rung, ()))} with a value"
+        share = spent / whole
+        result = f"{number_text(spent)} steps, {share:.1%}"
+        parts.append(Part(name=f"rung {rung}", about=about, share=share, result=result))
+    text = "Steps that were trained to pass each rung, of all runs together; a run continues from the rung before."
+    return joined([element("p", text, class_="faint"), waterfall(parts)])
