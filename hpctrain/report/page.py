@@ -1,4 +1,4 @@
-"""A page as HTML, escaped by construction: one file with its style sheet in it, which refers to nothing outside of it."""
+"""A page as HTML, escaped by construction: one file with its style sheet in it, which refers to no other."""
 
 from __future__ import annotations
 

@@ -13,9 +13,8 @@ from hpctrain.config.secret_keys import may_be_secret
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import on_each_file
 from hpctrain.results.curves import Curve, read_curves
-from hpctrain.results.metric_choice import judging_metric
-from hpctrain.results.metric_value import MetricValue
 from hpctrain.results.ranking import RankedRow, Ranking, rank
+from hpctrain.results.ranking_metric import MetricValue, judging_metric
 from hpctrain.results.run_result import RunResult, read_results
 from hpctrain.run.directory import RunDirectory
 from hpctrain.status.accounting import WallTime

@@ -1,4 +1,4 @@
-"""The runs of a sweep, best first."""
+"""The runs of a sweep, best first, with the spread over runs that differ in nothing but `seed`."""
 
 from __future__ import annotations
 
@@ -6,16 +6,39 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from hpctrain.results.metric_value import MetricValue, metric_value
-from hpctrain.results.ranking_metric import RankingMetric
+from hpctrain.results.ranking_metric import MetricValue, RankingMetric, metric_value
 from hpctrain.results.run_result import RunResult
-from hpctrain.results.spread import Spread, spread_of
 from hpctrain.results.varied_keys import SEED, VariedKeys, comparable, varied_keys
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.manifest import value_text
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The mean of the best values of several runs, and how far they lie apart.
+
+    Attributes:
+        mean: arithmetic mean.
+        deviation: the sample standard deviation, with n - 1 in the denominator; None for one run.
+        lowest: the smallest value.
+        highest: the largest value.
+        count: the number of runs.
+    """
+
+    mean: float
+    deviation: float | None
+    lowest: float
+    highest: float
+    count: int
+
+
+def spread_of(values: Sequence[float]) -> Spread:
+    """Return the spread of finite values, at least one."""
+    deviation = statistics.stdev(values) if len(values) > 1 else None
+    return Spread(statistics.mean(values), deviation, min(values), max(values), len(values))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +166,7 @@ def rank(results: Sequence[RunResult], metric: RankingMetric | None) -> Ranking:
     rows = [_row(keys, members) for members in ranked.values()]
     rows.sort(key=lambda row: _loss(row, metric))
     others.sort(key=lambda row: _loss(row, metric))
-    placed = [_with_rank(row, number) for number, row in enumerate(rows, 1)]
+    placed = [replace(row, rank=number) for number, row in enumerate(rows, 1)]
     return Ranking(metric, keys.names, (*placed, *others))
 
 
@@ -172,10 +195,6 @@ def _row(keys: VariedKeys, members: Sequence[tuple[RunResult, MetricValue]]) -> 
 def _seed_order(result: RunResult) -> float:
     seed = result.config.get(SEED)
     return seed if isinstance(seed, int) else math.inf
-
-
-def _with_rank(row: RankedRow, number: int) -> RankedRow:
-    return RankedRow(rank=number, values=row.values, runs=row.runs, numbers=row.numbers, spread=row.spread)
 
 
 def _loss(row: RankedRow, metric: RankingMetric | None) -> float:

@@ -1,23 +1,150 @@
-"""How two runs differ: configuration, code, environment and results."""
+"""How two runs differ: configuration, code, environment, results, and the first step at which equal runs diverge."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 from hpctrain.config.identity import decides_the_weights
-from hpctrain.errors import RunDirectoryError
+from hpctrain.errors import CheckpointDamagedError, RunDirectoryError
 from hpctrain.files import read_json_or_empty
-from hpctrain.results.divergence import Divergence, find_divergence
-from hpctrain.results.metric_choice import judging_metric
-from hpctrain.results.metric_value import MetricValue, metric_value
-from hpctrain.results.recorded_code import RecordedCode
+from hpctrain.results.ranking_metric import MetricValue, judging_metric, metric_value
 from hpctrain.results.run_result import RunResult
 from hpctrain.results.varied_keys import comparable
+from hpctrain.run.checkpoint_manifest import read_manifest
 from hpctrain.run.code import CodeFile, current_code, read_files
 from hpctrain.run.directory import RunDirectory
+from hpctrain.status.metrics import read_metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedCode:
+    """What is known of a run's code; None for what wasn't recorded.
+
+    Attributes:
+        digest: of the copy.
+        commit: of git.
+        changes: the uncommitted changes, as git prints them; empty for none.
+    """
+
+    digest: str | None = None
+    commit: str | None = None
+    changes: str | None = None
+
+    @classmethod
+    def read(cls, directory: RunDirectory) -> RecordedCode:
+        """Read what the run recorded."""
+        copy = None
+        with contextlib.suppress(OSError, RunDirectoryError):
+            copy = current_code(directory)
+        git = read_json_or_empty(directory.manifest).get("git")
+        git = git if isinstance(git, dict) else {}
+        commit, changes = _text(git.get("commit")), _text(git.get("diff"))
+        if git.get("diff_left_out"):
+            changes = None
+        if copy is None:
+            return cls(commit=commit, changes=changes)
+        # a copy that a resume took later has a commit of its own, and its changes weren't recorded
+        same = not copy.commit or copy.commit == commit
+        return cls(digest=copy.digest, commit=copy.commit or commit, changes=changes if same else None)
+
+    def differences(self, other: RecordedCode) -> dict[str, tuple[Any, Any]]:
+        """Return what differs by name, as far as both runs recorded it."""
+        if self.digest is not None and other.digest is not None:
+            return {"digest": (self.digest, other.digest)} if self.digest != other.digest else {}
+        pairs = {"commit": (self.commit, other.commit), "uncommitted changes": (self.changes, other.changes)}
+        return {name: pair for name, pair in pairs.items() if None not in pair and pair[0] != pair[1]}
+
+    def is_unknown_beside(self, other: RecordedCode) -> bool:
+        """Whether too little was recorded of this code to tell that it is the same as the other's."""
+        if self.digest is not None and other.digest is not None:
+            return False
+        return self.commit is None or self.changes is None
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+OF_THE_MACHINE = ("throughput/*", "memory/*", "*_per_second", "*_runtime")
+"""Patterns of metrics that differ from run to run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first difference of two runs in their metrics and in their checkpoints.
+
+    Attributes:
+        step: the first step that both logged, and at which a metric differs; None without one.
+        metrics: at that step, both values by name, exactly.
+        checkpoint: the first step whose checkpoints have different weights; None without one.
+        equal_checkpoint: the last step before it whose checkpoints have the same weights; None without one.
+        num_metrics: metrics that both logged at the same steps.
+        num_steps: those steps.
+        num_checkpoints: steps of which both have a checkpoint with a digest.
+    """
+
+    step: int | None
+    metrics: Mapping[str, tuple[float, float]]
+    checkpoint: int | None
+    equal_checkpoint: int | None
+    num_metrics: int = 0
+    num_steps: int = 0
+    num_checkpoints: int = 0
+
+    @property
+    def exists(self) -> bool:
+        """Whether anything differs."""
+        return self.step is not None or self.checkpoint is not None
+
+
+def find_divergence(one: RunDirectory, other: RunDirectory) -> Divergence:
+    """Compare the metrics that both runs logged at the same steps, and the digests of their checkpoints' weights."""
+    mine, theirs = _by_step(one), _by_step(other)
+    step, metrics = None, {}
+    compared: dict[int, set[str]] = {}
+    for common in sorted(mine.keys() & theirs.keys()):
+        names = sorted(mine[common].keys() & theirs[common].keys())
+        if names:
+            compared[common] = set(names)
+        pairs = {name: (mine[common][name], theirs[common][name]) for name in names}
+        # as text, which is exact, because NaN isn't equal to itself
+        metrics = {name: pair for name, pair in pairs.items() if repr(pair[0]) != repr(pair[1])}
+        if metrics:
+            step = common
+            break
+    equal = differing = None
+    num_checkpoints = 0
+    for saved in sorted(set(one.checkpoint_steps()) & set(other.checkpoint_steps())):
+        digests = {_digest(run, saved) for run in (one, other)}
+        if None in digests:
+            continue
+        num_checkpoints += 1
+        if len(digests) > 1:
+            differing = saved
+            break
+        equal = saved
+    num_metrics = len(set().union(*compared.values()))
+    return Divergence(step, metrics, differing, equal, num_metrics, len(compared), num_checkpoints)
+
+
+def _by_step(directory: RunDirectory) -> dict[int, dict[str, float]]:
+    found: dict[int, dict[str, float]] = {}
+    with contextlib.suppress(OSError):
+        for record in read_metrics(directory.metrics):
+            kept = (name for name in record.values if not any(fnmatchcase(name, known) for known in OF_THE_MACHINE))
+            found.setdefault(record.step, {}).update({name: float(record.values[name]) for name in kept})
+    return found
+
+
+def _digest(directory: RunDirectory, step: int) -> str | None:
+    with contextlib.suppress(CheckpointDamagedError):
+        return str(read_manifest(directory.checkpoint(step))["weights_digest"]) or None
+    return None
+
 
 NOT_COMPARED = ("run_dir", "name")
 Pair = tuple[Any, Any]

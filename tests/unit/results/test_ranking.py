@@ -7,9 +7,8 @@ import socket
 
 import pytest
 
-from hpctrain.results.metric_choice import judging_metric, named_metric
 from hpctrain.results.ranking import rank
-from hpctrain.results.ranking_metric import RankingMetric
+from hpctrain.results.ranking_metric import RankingMetric, judging_metric, named_metric
 from hpctrain.results.run_result import read_results
 from hpctrain.run.reason import Reason
 from hpctrain.status.search import find_runs

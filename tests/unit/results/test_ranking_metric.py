@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from hpctrain.errors import ConfigError, RunDirectoryError
-from hpctrain.results.metric_choice import judging_metric, named_metric
-from hpctrain.results.ranking_metric import RankingMetric
+from hpctrain.results.ranking_metric import RankingMetric, judging_metric, named_metric
 from hpctrain.results.run_result import read_results
 from hpctrain.run.evaluation import EvaluationRecord
 from hpctrain.run.score import Score
