@@ -17,8 +17,8 @@ from hpctrain.cli.arguments import add_runs_dir, chosen_runs, command_parser, nu
 from hpctrain.cli.table import aligned
 from hpctrain.errors import ExitCode
 from hpctrain.phrases import counted, duration, listed, spreadsheet_text
-from hpctrain.results.metric_choice import judging_metric, named_metric
 from hpctrain.results.ranking import RankedRow, Ranking, rank
+from hpctrain.results.ranking_metric import judging_metric, named_metric
 from hpctrain.results.run_result import RunResult, read_results
 from hpctrain.results.varied_keys import SEED
 from hpctrain.run.manifest import value_text

@@ -14,9 +14,8 @@ from hpctrain.cli.arguments import add_runs_dir, command_parser
 from hpctrain.cli.table import aligned
 from hpctrain.errors import ExitCode
 from hpctrain.phrases import counted
-from hpctrain.results.divergence import Divergence
-from hpctrain.results.metric_value import MetricValue
-from hpctrain.results.run_comparison import RunComparison, compare_runs
+from hpctrain.results.ranking_metric import MetricValue
+from hpctrain.results.run_comparison import Divergence, RunComparison, compare_runs
 from hpctrain.results.run_result import RunResult, read_results
 from hpctrain.run.ledger import Attempt
 from hpctrain.run.manifest import value_text
