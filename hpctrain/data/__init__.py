@@ -1,14 +1,10 @@
 """The data that ranks train on: order, batch arithmetic, datasets, loaders."""
 
 from hpctrain.data.bookmark import StatefulStream
-from hpctrain.data.bucket_order import BucketOrder
-from hpctrain.data.dataset import BatchDataset
-from hpctrain.data.order import Order, WeightedOrder
-from hpctrain.data.sharded_stream import ShardedStream
-from hpctrain.data.shuffled_stream import ShuffledStream
-from hpctrain.data.stream import SeekableStream
+from hpctrain.data.dataset import BatchDataset, TensorBatches
+from hpctrain.data.order import BucketOrder, Order, WeightedOrder
+from hpctrain.data.stream import SeekableStream, ShardedStream, ShuffledStream
 from hpctrain.data.tar_dataset import TarDataset
-from hpctrain.data.tensors import TensorBatches
 
 __all__ = [
     "BatchDataset",

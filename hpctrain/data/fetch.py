@@ -10,12 +10,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from hpctrain.data.bookmark import Bookmarks, Marked
-from hpctrain.data.dataset import BatchDataset
+from hpctrain.data.dataset import BatchDataset, TensorBatches
 from hpctrain.data.keyed_random import IntArray, keyed_bits, lent_generators, seed_generators
 from hpctrain.data.micro_batch import samples_in
-from hpctrain.data.sharded_stream import ShardedReader, ShardedStream
-from hpctrain.data.stream import StreamReader, is_stream
-from hpctrain.data.tensors import TensorBatches
+from hpctrain.data.stream import ShardedReader, ShardedStream, StreamReader, is_stream
 from hpctrain.errors import TaskError
 from hpctrain.phrases import listed
 

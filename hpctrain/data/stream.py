@@ -1,18 +1,20 @@
-"""Iterable datasets, read by position like every other dataset, by seeking or by replaying."""
+"""Iterable datasets, read by position like every other dataset: by seeking, by replaying, side by side or shuffled."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 from torch.utils.data import IterableDataset
 
 from hpctrain.data.bookmark import Bookmark, Bookmarks, StateClock, StatefulStream, fresh_copy, loses_samples
-from hpctrain.data.keyed_random import IntArray
-from hpctrain.errors import TaskError
+from hpctrain.data.keyed_random import IntArray, keyed_bits
+from hpctrain.errors import ConfigError, TaskError
 
 log = logging.getLogger("hpctrain.data")
 
@@ -278,3 +280,166 @@ class StreamReader:
         if message not in self._warned:
             self._warned.add(message)
             log.warning(message, *values)
+
+
+class ShardedStream(IterableDataset[Any]):
+    """Several streams as one: each provides an equal share of every step.
+
+    A step of G samples takes G / n from each of the n streams: positions [i * G / n, (i + 1) * G / n) from stream i.
+    So the samples of a step are the same at any world size. A rank opens only the streams from which its samples come;
+    several ranks may read the same stream. If n is a multiple of the number of ranks times the
+    accumulation, each stream is read by one rank alone.
+
+    A stream that ends starts over by itself, so that the epochs of the streams drift apart if their lengths differ. The
+    whole has no length: the run needs trainer.max_steps.
+
+    In evaluation the streams are read one after the other, by every rank.
+
+    Args:
+        streams: each an iterable dataset as a task may return it: best with `state_dict` or `read_from`. Their number
+            must divide trainer.global_batch_size.
+
+    Raises:
+        TaskError: there is no stream.
+
+    Example:
+        A stream of Hugging Face, for up to eight ranks::
+
+            dataset = datasets.load_dataset("allenai/c4", "en", split="train", streaming=True)
+            ShardedStream([dataset.shard(num_shards=8, index=number) for number in range(8)])
+    """
+
+    def __init__(self, streams: Sequence[Any]) -> None:
+        if not streams:
+            raise TaskError("ShardedStream needs one stream or more, got none")
+        self.streams = tuple(streams)
+
+    def __iter__(self) -> Iterator[Any]:
+        return chain.from_iterable(self.streams)
+
+
+def streams_of(dataset: Any) -> tuple[Any, ...]:
+    """The streams that a dataset consists of; none if it has an index."""
+    if isinstance(dataset, ShardedStream):
+        return dataset.streams
+    return (dataset,) if is_stream(dataset) else ()
+
+
+class ShardedReader:
+    """Reads samples at increasing positions of a `ShardedStream`.
+
+    Args:
+        sharded: the streams.
+        step_samples: samples per step, over all ranks.
+        bookmarks: from which streams with a state may continue.
+
+    Attributes:
+        has_bookmarks: whether any of the streams has them.
+
+    Raises:
+        ConfigError: the number of streams doesn't divide that of the samples.
+    """
+
+    def __init__(self, sharded: ShardedStream, step_samples: int, bookmarks: Bookmarks | None = None) -> None:
+        streams = sharded.streams
+        if step_samples % len(streams):
+            raise ConfigError(
+                "trainer.global_batch_size",
+                step_samples,
+                f"the {len(streams)} streams of the ShardedStream can't have equal shares of it",
+                f"choose a multiple of {len(streams)}, or another number of streams",
+            )
+        self._step_samples = step_samples
+        self._share = step_samples // len(streams)
+        self._readers = [StreamReader(stream, bookmarks, number) for number, stream in enumerate(streams)]
+        self._used: set[int] = set()
+        self.has_bookmarks = any(reader.has_bookmarks for reader in self._readers)
+
+    def read(self, epoch: int, positions: IntArray) -> list[Any]:
+        """The samples at these positions, int64 of shape [n].
+
+        Raises:
+            TaskError: a stream has no samples.
+        """
+        steps, places = divmod(positions, self._step_samples)
+        numbers, offsets = divmod(places, self._share)
+        own = steps * self._share + offsets
+        samples = []
+        for number, place in zip(numbers.tolist(), own, strict=True):
+            self._used.add(number)
+            samples += self._readers[number].read(epoch, place.reshape(1))
+        return samples
+
+    def bookmark(self) -> tuple[Bookmark, ...]:
+        """Those of the streams that were read since the last call."""
+        used = sorted(self._used)
+        self._used.clear()
+        return tuple(mark for number in used for mark in self._readers[number].bookmark())
+
+
+_WINDOW_SALT = 0x77696E646F77  # "window": keeps these bits apart from others drawn from the same seed
+
+
+class ShuffledStream(IterableDataset[Any]):
+    """A stream whose samples are shuffled in windows: the first `window` samples in a random order, then the next.
+
+    The order depends on (seed, epoch) alone. The state is that of the stream at the beginning of a window, and a place
+    in the window; a resume reads that window again. A shuffle buffer, such as that of Hugging Face's streams, mixes
+    samples over longer distances, but its state would be all of its samples.
+
+    Args:
+        stream: with `state_dict` and `load_state_dict` (`StatefulStream`). If it has `set_epoch`, that is called.
+        window: samples that are in memory at a time.
+        seed: of the order.
+
+    Raises:
+        TaskError: the window is empty, or the stream has no state that can be continued exactly.
+
+    Example:
+        A stream of Hugging Face, whose files are shuffled too (a buffer of one sample shuffles nothing else)::
+
+            ShuffledStream(dataset.shuffle(seed=1, buffer_size=1), window=10_000, seed=1)
+    """
+
+    def __init__(self, stream: Any, window: int, seed: int) -> None:
+        if window < 1:
+            raise TaskError(f"ShuffledStream needs a window of at least 1 sample, got {window}")
+        if not has_bookmarks(stream):
+            raise TaskError(
+                f"ShuffledStream needs a stream with state_dict and load_state_dict, but {type(stream).__name__} has "
+                "none, or it has a shuffle buffer, which its state leaves out: remove the buffer"
+            )
+        self._stream = stream
+        self._window = window
+        self._seed = seed
+        self._epoch = 0
+        self._state: Mapping[str, Any] = {"window": 0, "place": 0, "stream": None}
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next pass."""
+        self._epoch = epoch
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """See `StatefulStream`."""
+        return self._state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `StatefulStream`."""
+        self._state = state
+
+    def __iter__(self) -> Iterator[Any]:
+        window, done, state = (self._state[name] for name in ("window", "place", "stream"))
+        stream = fresh_copy(self._stream)
+        if hasattr(stream, "set_epoch"):
+            stream.set_epoch(self._epoch)
+        if state is not None:
+            # copies, here and below: the stream may change its own in place
+            stream.load_state_dict(deepcopy(state))
+        samples = iter(stream)
+        while taken := list(islice(samples, self._window)):
+            bits = keyed_bits(self._seed, _WINDOW_SALT, self._epoch, window, np.arange(len(taken)))
+            for place, number in enumerate(np.argsort(bits, kind="stable").tolist()):
+                if place >= done:
+                    self._state = {"window": window, "place": place + 1, "stream": state}
+                    yield taken[number]
+            window, done, state = window + 1, 0, deepcopy(stream.state_dict())

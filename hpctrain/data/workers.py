@@ -2,66 +2,38 @@
 
 from __future__ import annotations
 
-import ctypes
-import errno
-import logging
-import mmap
 import multiprocessing
 import multiprocessing.context
 import multiprocessing.queues
 import multiprocessing.util
-import os
-import resource
-import shutil
-import signal
-import sys
-import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from multiprocessing.popen_fork import Popen
-from multiprocessing.process import BaseProcess
-from multiprocessing.synchronize import Semaphore
-from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
-from torch._utils import ExceptionWrapper
-from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torch.utils.data import _utils as torch_data
 from torch.utils.data._utils import pin_memory as torch_pinning
-from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from hpctrain.data.dataset import BatchDataset
 from hpctrain.data.fetch import BatchFetcher, Request, without_subsets
 from hpctrain.data.micro_batch import iterate_tensors, map_tensors
 from hpctrain.data.stream import is_stream
-from hpctrain.errors import HpctrainError, TaskError, error_text
+from hpctrain.data.worker_process import CONTEXTS, SIGNALS, BatchQueue, init_worker, shortage_of
+from hpctrain.errors import HpctrainError
 from hpctrain.rank.agreement import LoadingStop
 from hpctrain.run.process import signals_blocked
-
-log = logging.getLogger("hpctrain.data")
 
 MAX_WORKERS = 8
 """Most workers by default: more rarely feed a rank faster, and each takes memory."""
 CPU_SHARE = 4
 """Cores per worker on a CPU: the other cores compute."""
-FORK_TIMEOUT_S = 10.0
-"""Seconds within which a forked worker must run; it takes milliseconds."""
 POLL_S = 0.5
 """Seconds between two checks for a stop, while a rank waits for its workers."""
 END_S = 5.0
 """Seconds that all busy workers together get to end; PyTorch gives as many to each, one after another."""
-MAX_SOCKET_FOLDER_BYTES = 103 - len("/pymp-12345678/listener-12345678")
-"""Longest TMPDIR in which a worker can make the socket by which it hands over batches: macOS allows 103 bytes for the
-path, Linux 107 (unix(7))."""
-SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
-SHARED_MEMORY = "/dev/shm"
-
-_IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_ALL = (*_IGNORED, signal.SIGTERM)
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +109,10 @@ def fetch_batches(
         collate_fn=_BatchToPin if pin_memory else _unchanged,
         worker_init_fn=init_worker,
         generator=torch.Generator(),
-        multiprocessing_context=_CONTEXTS[multiprocessing.get_start_method()](),
+        multiprocessing_context=CONTEXTS[multiprocessing.get_start_method()](),
     )
     loader.loading = loading
-    with signals_blocked(_ALL):  # in the workers, until `init_worker` has run there
+    with signals_blocked(SIGNALS):  # in the workers, until `init_worker` has run there
         return iter(loader)
 
 
@@ -173,34 +145,6 @@ class _BatchToPin:
         return map_tensors(torch.Tensor.pin_memory, batch)
 
 
-class _Worker(multiprocessing.context.ForkProcess):
-    """A forked process. If it hangs right after the fork, it is killed, and forked again.
-
-    In CPython 3.11 before 3.11.10 (gh-112275), the child needs a lock that another thread may have held at the fork,
-    and then waits forever. Gloo's threads take the lock without the GIL to release the tensors of a collective.
-    """
-
-    _runs: Semaphore
-
-    def run(self) -> None:
-        self._runs.release()
-        super().run()
-
-    @staticmethod
-    def _Popen(process_obj: BaseProcess) -> Popen:  # noqa: N802  # multiprocessing's name for what starts the process
-        assert isinstance(process_obj, _Worker)
-        while True:
-            # one for each child: a child that is only slow may release its own just before it is killed
-            process_obj._runs = Semaphore(0, ctx=multiprocessing.get_context("fork"))
-            child = Popen(process_obj)
-            if process_obj._runs.acquire(timeout=FORK_TIMEOUT_S):
-                return child
-            log.warning("a DataLoader worker didn't run within %g s of its fork; it is forked again", FORK_TIMEOUT_S)
-            child.kill()  # if the rank dies before this line, a child that hangs outlives it
-            child.wait()
-            child.close()
-
-
 class _Loader(DataLoader[Any]):
     """Loads as PyTorch's class does; a stop ends the wait for a batch."""
 
@@ -224,8 +168,8 @@ class _Batches(_MultiProcessingDataLoaderIter):
         except Exception as error:
             # the pinning thread prints its own error, and PyTorch only reports that the thread has ended
             batches = self._worker_result_queue
-            assert isinstance(batches, _BatchQueue)
-            if shortage := _shortage(error) or batches.shortage:
+            assert isinstance(batches, BatchQueue)
+            if shortage := shortage_of(error) or batches.shortage:
                 raise HpctrainError(shortage) from error
             raise
 
@@ -255,200 +199,5 @@ class _Batches(_MultiProcessingDataLoaderIter):
             worker.kill()
 
 
-class _BatchQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # not generic when it runs
-    """A queue that sends an error in place of a batch that it can't send.
-
-    multiprocessing drops such a batch, and the rank would wait for it forever.
-
-    Attributes:
-        shortage: why this process couldn't receive a batch; empty if it could.
-    """
-
-    shortage = ""
-
-    def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """Get a batch, or note why this process can't receive it."""
-        try:
-            return super().get(block, timeout)
-        except Exception as error:
-            self.shortage = _shortage(error)
-            raise
-
-    def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
-        """Put a batch, or an error; one line in place of the traceback if collating lacked shared memory."""
-        if isinstance(obj, tuple) and isinstance(obj[1], ExceptionWrapper) and "shared memory" in obj[1].exc_msg:
-            shortage = _shortage(RuntimeError(obj[1].exc_msg))
-            obj = (obj[0], _SendError(HpctrainError, shortage)) if shortage else obj
-        super().put(obj, block, timeout)
-
-    def _on_queue_feeder_error(self, error: Exception, item: Any) -> None:
-        if not isinstance(item, tuple):  # a batch that is pickled already: its rank has gone
-            return
-        text = f"{type(error).__name__}: {error_text(error)}"
-        # pickle raises a PicklingError, a TypeError or an AttributeError, which all say so
-        unpickled = "pickl" in text.lower()
-        if unpickled:
-            message = (
-                f"expected batches that Python can pickle, to send them from a DataLoader worker, got {text}; return "
-                "tensors, arrays, numbers and texts from dataset and collate_fn, or set data.num_workers=0"
-            )
-        else:
-            message = _shortage(error) or (
-                f"a DataLoader worker can't send a batch to its rank: {text}; with data.num_workers=0 the rank fetches "
-                "batches itself"
-            )
-        self.put((item[0], _SendError(TaskError if unpickled else HpctrainError, message)))
-
-
-class _SendError(ExceptionWrapper):
-    """An error in place of a batch, without the traceback of the worker's feeding thread."""
-
-    def __init__(self, kind: type[HpctrainError], message: str) -> None:
-        self._kind = kind
-        self.exc_msg = message
-
-    def reraise(self) -> NoReturn:
-        """Raise the error in the rank."""
-        raise self._kind(self.exc_msg)
-
-
-class _Fork(multiprocessing.context.ForkContext):
-    """Forks like Linux's default context, but neither a worker's start nor its death can block its rank.
-
-    PyTorch ends its workers through an event, whose lock each of them takes for every batch. If a worker is killed
-    while it holds the lock, the rank's `Event.set` waits forever.
-    """
-
-    Process = _Worker
-
-    def Queue(self, maxsize: int = 0) -> _BatchQueue:  # noqa: N802  # multiprocessing's name
-        return _BatchQueue(maxsize, ctx=self)
-
-    def Event(self) -> _Flag:  # type: ignore[override]  # noqa: N802  # PyTorch only sets and reads it
-        return _Flag()
-
-
-class _Spawn(multiprocessing.context.SpawnContext):
-    """Spawns as Python's own context, with a `_BatchQueue`."""
-
-    def Queue(self, maxsize: int = 0) -> _BatchQueue:  # noqa: N802  # multiprocessing's name
-        return _BatchQueue(maxsize, ctx=self)
-
-
-class _ForkServer(multiprocessing.context.ForkServerContext):
-    """Asks a server to fork as Python's own context, with a `_BatchQueue`."""
-
-    def Queue(self, maxsize: int = 0) -> _BatchQueue:  # noqa: N802  # multiprocessing's name
-        return _BatchQueue(maxsize, ctx=self)
-
-
-_CONTEXTS: Mapping[str, type[multiprocessing.context.BaseContext]] = MappingProxyType(
-    {"fork": _Fork, "spawn": _Spawn, "forkserver": _ForkServer}
-)
-
-
-class _Flag:
-    """One byte that a process shares with the processes forked from it; once set it stays set."""
-
-    def __init__(self) -> None:
-        self._byte = mmap.mmap(-1, 1)
-
-    def set(self) -> None:
-        self._byte[0] = 1
-
-    def is_set(self) -> bool:
-        return self._byte[0] == 1
-
-
 def _unchanged(batch: Any) -> Any:
     return batch
-
-
-def _shortage(error: Exception) -> str:
-    """Describe what the system lacks to send a batch, and the remedy; empty for any other error."""
-    number, text = getattr(error, "errno", None), error_text(error)
-    if "AF_UNIX path too long" in text:
-        folder = tempfile.gettempdir()
-        return (
-            f"a DataLoader worker can't make a socket in {folder}: its path has {len(os.fsencode(folder))} bytes, and "
-            f"at most {MAX_SOCKET_FOLDER_BYTES} fit; set TMPDIR to a shorter path, such as /tmp"
-        )
-    # "received 0 items of ancdata": the kernel has dropped a descriptor for which there was no room
-    if number in (errno.EMFILE, errno.ENFILE) or "Too many open files" in text or "items of ancdata" in text:
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return (
-            f"the batches of the DataLoader workers need more than {limit} open files, the limit of a process: raise "
-            "the hard limit (ulimit -Hn), lower data.num_workers or data.prefetch_factor, or have collate_fn return "
-            "fewer tensors"
-        )
-    if number == errno.ENOSPC or "No space left on device" in text:
-        disk = shutil.disk_usage(SHARED_MEMORY)
-        return (
-            f"a batch of a DataLoader worker doesn't fit into shared memory: {SHARED_MEMORY} has "
-            f"{disk.total / 1e6:.0f} MB, of which {disk.free / 1e6:.0f} MB are free now; enlarge it (in a container, "
-            "--shm-size), or lower data.num_workers or data.prefetch_factor"
-        )
-    return ""
-
-
-def init_worker(_worker_id: int) -> None:
-    """Make a worker ignore the signals that SLURM or a terminal sends to every process of a job, and die with its rank.
-
-    The rank stops after a step and needs its workers until then. They obey SIGTERM only if their own rank sends it,
-    since PyTorch and multiprocessing use it to end a stuck worker.
-    """
-    if sys.platform == "linux":
-        # prctl(2). PyTorch's own check leaves an orphan 5 s, in which it keeps the rank's sockets open, and with them
-        # the port of the next attempt's store.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    rank = multiprocessing.parent_process()
-    if multiprocessing.get_start_method() == "forkserver":
-        # its parent is the server, which lives as long as it does
-        threading.Thread(target=_end_with_rank, name="rank", daemon=True).start()
-    elif rank is not None and rank.pid != os.getppid():
-        # the rank died before prctl; PyTorch would mistake the adoptive parent for the rank, and wait forever
-        os._exit(0)
-    info = get_worker_info()
-    if info is not None and isinstance(info.dataset, BatchFetcher) and info.dataset.streams:
-        # a stream that finds other workers splits itself, but each of them has to read all of it
-        torch_worker._worker_info = None
-    _shorten_socket_folder()
-    for number in _IGNORED:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
-    if hasattr(signal, "sigwaitinfo"):
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-        threading.Thread(target=_obey_rank, name="sigterm", daemon=True).start()
-    else:  # macOS
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
-
-
-def _shorten_socket_folder() -> None:
-    """Make multiprocessing's folder for sockets elsewhere, if TMPDIR is too long for it. Python 3.14 does so itself."""
-    usual = tempfile.gettempdir()
-    if len(os.fsencode(usual)) <= MAX_SOCKET_FOLDER_BYTES:
-        return
-    for folder in SHORT_FOLDERS:
-        if os.access(folder, os.W_OK | os.X_OK):
-            tempfile.tempdir = folder
-            try:
-                multiprocessing.util.get_temp_dir()
-            finally:
-                tempfile.tempdir = usual
-            return
-
-
-def _obey_rank() -> None:
-    rank = multiprocessing.parent_process()
-    own = os.getppid() if rank is None else rank.pid
-    while signal.sigwaitinfo([signal.SIGTERM]).si_pid != own:
-        pass
-    os._exit(0)
-
-
-def _end_with_rank() -> None:
-    rank = multiprocessing.parent_process()
-    if rank is not None:
-        rank.join()
-        os._exit(0)

@@ -10,13 +10,10 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from hpctrain.data import bookmark
 from hpctrain.data.bookmark import Bookmark, Bookmarks, StateClock, fresh_copy
-from hpctrain.data.eval_loader import EvalLoader
-from hpctrain.data.loader import TrainLoader
+from hpctrain.data.loader import EvalLoader, TrainLoader
 from hpctrain.data.order import sequential
 from hpctrain.data.plan import BatchPlan
-from hpctrain.data.sharded_stream import ShardedStream
-from hpctrain.data.shuffled_stream import ShuffledStream
-from hpctrain.data.stream import StreamReader, has_bookmarks, remark_on
+from hpctrain.data.stream import ShardedStream, ShuffledStream, StreamReader, has_bookmarks, remark_on
 from hpctrain.data.workers import Workers
 from hpctrain.errors import ConfigError, TaskError
 

@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.data.bucket_order import BucketOrder
 from hpctrain.data.loader import assign
-from hpctrain.data.order import ShuffledOrder
+from hpctrain.data.order import BucketOrder, ShuffledOrder
 from hpctrain.data.plan import BatchPlan
 from hpctrain.errors import TaskError
 

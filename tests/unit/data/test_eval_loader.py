@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset
 
-from hpctrain.data.eval_loader import EvalLoader
-from hpctrain.data.tensors import TensorBatches
+from hpctrain.data.dataset import TensorBatches
+from hpctrain.data.loader import EvalLoader
 from hpctrain.data.workers import Workers
 from hpctrain.errors import TaskError
 

@@ -11,9 +11,7 @@ from hpctrain.data import bookmark
 from hpctrain.data.fetch import BatchFetcher, dataset_length
 from hpctrain.data.order import ShuffledOrder
 from hpctrain.data.plan import BatchPlan
-from hpctrain.data.sharded_stream import ShardedStream
-from hpctrain.data.shuffled_stream import ShuffledStream
-from hpctrain.data.stream import has_bookmarks
+from hpctrain.data.stream import ShardedStream, ShuffledStream, has_bookmarks
 from hpctrain.data.workers import workers_can_help
 from hpctrain.errors import TaskError
 

@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
+from hpctrain.data.dataset import TensorBatches
 from hpctrain.data.loader import TrainLoader
 from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.data.order import ShuffledOrder
 from hpctrain.data.plan import BatchPlan
-from hpctrain.data.tensors import TensorBatches
 from hpctrain.data.workers import Workers
 from hpctrain.errors import TaskError
 from hpctrain.rank.agreement import LoadingStop, StopWhileLoading

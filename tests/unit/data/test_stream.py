@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
-from hpctrain.data.eval_loader import EvalLoader
-from hpctrain.data.loader import TrainLoader
+from hpctrain.data.loader import EvalLoader, TrainLoader
 from hpctrain.data.order import sequential
 from hpctrain.data.plan import BatchPlan
 from hpctrain.data.stream import StreamReader

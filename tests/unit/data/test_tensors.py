@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hpctrain.data.dataset import BatchDataset
-from hpctrain.data.tensors import TensorBatches
+from hpctrain.data.dataset import BatchDataset, TensorBatches
 from hpctrain.errors import TaskError
 
 

@@ -12,11 +12,11 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from hpctrain.data.bookmark import Bookmark, Bookmarks
+from hpctrain.data.dataset import TensorBatches
 from hpctrain.data.loader import TrainLoader
+from hpctrain.data.micro_batch import MoveOnDemand, PendingCopies, one_ahead, transfer_batches
 from hpctrain.data.order import ShuffledOrder
 from hpctrain.data.plan import BatchPlan
-from hpctrain.data.tensors import TensorBatches
-from hpctrain.data.transfer import MoveOnDemand, PendingCopies, one_ahead, transfer_batches
 from hpctrain.data.workers import Workers
 from hpctrain.errors import TaskError
 

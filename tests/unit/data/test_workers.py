@@ -18,14 +18,13 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
+from hpctrain.data.dataset import TensorBatches
 from hpctrain.data.fetch import BatchFetcher
-from hpctrain.data.tensors import TensorBatches
+from hpctrain.data.worker_process import MAX_SOCKET_FOLDER_BYTES, init_worker
 from hpctrain.data.workers import (
-    MAX_SOCKET_FOLDER_BYTES,
     Workers,
     default_num_workers,
     fetch_batches,
-    init_worker,
 )
 from hpctrain.errors import HpctrainError, TaskError
 
@@ -106,7 +105,7 @@ def fetch_with_a_fork_that_hangs(place: Path) -> None:
 
 def test_a_worker_that_hangs_in_its_fork_is_forked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """CPython before 3.11.10 hangs if another thread of the rank creates a Python thread state at that moment."""
-    monkeypatch.setattr("hpctrain.data.workers.FORK_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("hpctrain.data.worker_process.FORK_TIMEOUT_S", 0.5)
     rank = multiprocessing.get_context("fork").Process(target=fetch_with_a_fork_that_hangs, args=(tmp_path,))
     rank.start()
     rank.join(20)
@@ -317,7 +316,7 @@ def test_workers_hand_over_their_batches_though_tmpdir_is_too_long_for_a_socket(
     monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", None)
     fetcher, requests = BatchFetcher(Drawing(torch.arange(8)), 0), [(0, numpy.array([index])) for index in range(3)]
     assert [batch[0].item() for batch in fetch_batches(fetcher, requests, Workers(1))] == [0, 1, 2]
-    monkeypatch.setattr("hpctrain.data.workers.SHORT_FOLDERS", ())
+    monkeypatch.setattr("hpctrain.data.worker_process.SHORT_FOLDERS", ())
     with pytest.raises(HpctrainError, match=f"its path has {len(str(folder))} bytes"):
         next(fetch_batches(fetcher, requests, Workers(1)))
 
