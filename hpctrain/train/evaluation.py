@@ -16,9 +16,8 @@ from torch import nn
 from hpctrain.attempt.lost_gpu import closing_unless_lost
 from hpctrain.checkpoint.rng import restore_rng, rng_state
 from hpctrain.config.precision import NumberFormats
-from hpctrain.data.eval_loader import EvalLoader
-from hpctrain.data.micro_batch import MOST_MICRO_BATCHES, map_tensors, samples_in, shapes_of
-from hpctrain.data.transfer import MoveOnDemand
+from hpctrain.data.loader import EvalLoader
+from hpctrain.data.micro_batch import MOST_MICRO_BATCHES, MoveOnDemand, map_tensors, samples_in, shapes_of
 from hpctrain.errors import HpctrainError, TaskError
 from hpctrain.metrics.bar import Bar
 from hpctrain.parallel.local_part import whole

@@ -21,9 +21,7 @@ from torch.utils.data import Dataset
 from hpctrain.data.bookmark import fresh_copy, loses_samples
 from hpctrain.data.fetch import BatchFetcher, Collate, EpochFetcher, dataset_length
 from hpctrain.data.micro_batch import iterate_tensors
-from hpctrain.data.sharded_stream import streams_of
-from hpctrain.data.shuffled_stream import ShuffledStream
-from hpctrain.data.stream import is_stream
+from hpctrain.data.stream import ShuffledStream, is_stream, streams_of
 from hpctrain.data.workers import Workers, fetch_batches
 from hpctrain.errors import TaskError
 from hpctrain.phrases import numbered

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hpctrain.attempt.lost_gpu import closing_unless_lost
 from hpctrain.checkpoint.best import judged_by
 from hpctrain.checkpoint.state import PlainNames
-from hpctrain.data.eval_loader import EvalLoader
+from hpctrain.data.loader import EvalLoader
 from hpctrain.data.micro_batch import shapes_of
 from hpctrain.parallel.replica import buffers_and_rng_restored, inner
 from hpctrain.run.directory import RunDirectory

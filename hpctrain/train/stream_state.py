@@ -12,8 +12,7 @@ from hpctrain.checkpoint.host_memory import HostCopy
 from hpctrain.checkpoint.state import Stateful
 from hpctrain.data.bookmark import Bookmark, Bookmarks
 from hpctrain.data.micro_batch import map_tensors
-from hpctrain.data.sharded_stream import streams_of
-from hpctrain.data.stream import check_stream, has_bookmarks, remark_on
+from hpctrain.data.stream import check_stream, has_bookmarks, remark_on, streams_of
 from hpctrain.errors import CheckpointError, TaskError
 from hpctrain.phrases import counted
 from hpctrain.rank.packed_state import packed, unpacked

@@ -16,7 +16,7 @@ from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.config.mesh import keeps_gradients_whole
 from hpctrain.config.named_optimizers import named_optimizers
 from hpctrain.config.root import Config
-from hpctrain.data.eval_loader import EvalLoader
+from hpctrain.data.loader import EvalLoader
 from hpctrain.metrics.bar import Bar
 from hpctrain.metrics.meter import Meter
 from hpctrain.parallel.replica import inner

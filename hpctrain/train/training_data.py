@@ -19,11 +19,10 @@ from hpctrain.config.root import Config
 from hpctrain.data.bookmark import Bookmarks
 from hpctrain.data.fetch import dataset_length
 from hpctrain.data.loader import TrainLoader
-from hpctrain.data.micro_batch import MicroBatch
+from hpctrain.data.micro_batch import BatchTransfer, CopyInBackground, MicroBatch, MoveOnDemand
 from hpctrain.data.order import Order, ShuffledOrder, sequential
 from hpctrain.data.plan import BatchPlan
 from hpctrain.data.stream import is_stream
-from hpctrain.data.transfer import BatchTransfer, CopyInBackground, MoveOnDemand
 from hpctrain.data.workers import Workers, default_num_workers
 from hpctrain.errors import TaskError
 from hpctrain.phrases import listed

@@ -34,7 +34,7 @@ from torch.nn.functional import cross_entropy
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.compose import Composer
 from hpctrain.config.root import Config
-from hpctrain.data.tensors import TensorBatches
+from hpctrain.data.dataset import TensorBatches
 from hpctrain.metrics.sink import JsonLinesSink
 from hpctrain.metrics.tensorboard import TensorBoardSink
 from hpctrain.rank.compiler import spare_compiler

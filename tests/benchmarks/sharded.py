@@ -44,7 +44,7 @@ from hpctrain.checkpoint.sharded.saver import ShardedSaver
 from hpctrain.checkpoint.sharded.write import ShardedWriter
 from hpctrain.checkpoint.state import Head
 from hpctrain.config.checkpoint import Checkpoint
-from hpctrain.data.tensors import TensorBatches
+from hpctrain.data.dataset import TensorBatches
 from hpctrain.models.gpt import GPT
 from hpctrain.rank.stop_request import StopRequest
 from hpctrain.rank.world import World

@@ -29,7 +29,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from hpctrain.config.compose import Composer
-from hpctrain.data.tensors import TensorBatches
+from hpctrain.data.dataset import TensorBatches
 from hpctrain.rank.compiler import spare_compiler
 from hpctrain.tasks.loss_contract import split_loss
 from hpctrain.tasks.task import Task

@@ -11,10 +11,9 @@ from gpu_tasks import ON_CPU, spin
 
 from hpctrain.data import TensorBatches
 from hpctrain.data.loader import TrainLoader
-from hpctrain.data.micro_batch import map_tensors
+from hpctrain.data.micro_batch import CopyInBackground, MoveOnDemand, map_tensors
 from hpctrain.data.order import ShuffledOrder
 from hpctrain.data.plan import BatchPlan
-from hpctrain.data.transfer import CopyInBackground, MoveOnDemand
 from hpctrain.data.workers import Workers
 
 pytestmark = pytest.mark.gpu

@@ -9,7 +9,7 @@ import pytest
 import torch
 from gpu_tasks import ON_CPU, is_page_locked
 
-from hpctrain.data.transfer import CopyInBackground, MoveOnDemand
+from hpctrain.data.micro_batch import CopyInBackground, MoveOnDemand
 from hpctrain.metrics.meter import Meter
 from hpctrain.rank.world import World
 from hpctrain.train.profiling.device_syncs import MESSAGE

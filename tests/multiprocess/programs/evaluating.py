@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, IterableDataset
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.parallel import Parallel
 from hpctrain.config.precision import FORMATS
-from hpctrain.data.eval_loader import EvalLoader
+from hpctrain.data.loader import EvalLoader
 from hpctrain.data.workers import Workers
 from hpctrain.errors import TaskError
 from hpctrain.parallel.replica import replicate

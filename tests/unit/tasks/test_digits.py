@@ -11,8 +11,7 @@ import pytest
 import torch
 from sklearn import datasets
 
-from hpctrain.data.eval_loader import EvalLoader
-from hpctrain.data.loader import TrainLoader
+from hpctrain.data.loader import EvalLoader, TrainLoader
 from hpctrain.data.order import ShuffledOrder
 from hpctrain.data.plan import BatchPlan
 from hpctrain.errors import ConfigError, TaskError

@@ -11,12 +11,12 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset, default_collate
 
 from hpctrain.data.bookmark import Bookmarks
+from hpctrain.data.dataset import TensorBatches
 from hpctrain.data.fetch import BatchFetcher, CollatedBatch
 from hpctrain.data.loader import TrainLoader
 from hpctrain.data.micro_batch import MicroBatch, samples_in
 from hpctrain.data.order import sequential
 from hpctrain.data.plan import BatchPlan
-from hpctrain.data.tensors import TensorBatches
 from hpctrain.data.workers import Workers
 from hpctrain.errors import TaskError
 from hpctrain.tasks import Task

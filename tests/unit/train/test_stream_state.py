@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from hpctrain.data.bookmark import Bookmark
-from hpctrain.data.sharded_stream import ShardedStream
+from hpctrain.data.stream import ShardedStream
 from hpctrain.errors import TaskError
 from hpctrain.train.stream_state import build_stream_state
 

@@ -8,7 +8,7 @@ import torch
 from small_task import Small
 from torch import nn
 
-from hpctrain.data.bucket_order import BucketOrder
+from hpctrain.data.order import BucketOrder
 from hpctrain.errors import TaskError
 from hpctrain.rank.agreement import Agreement
 from hpctrain.rank.stop_request import StopRequest

@@ -8,10 +8,10 @@ import pytest
 import torch
 from full_disk import full_disk
 
+from hpctrain.data.dataset import TensorBatches
 from hpctrain.data.loader import TrainLoader
 from hpctrain.data.order import sequential
 from hpctrain.data.plan import BatchPlan
-from hpctrain.data.tensors import TensorBatches
 from hpctrain.data.workers import Workers
 from hpctrain.metrics.sink import JsonLinesSink
 from hpctrain.train.checkpointing import Start

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from hpctrain.data.dataset import TensorBatches
 from hpctrain.data.loader import TrainLoader
 from hpctrain.data.order import sequential
 from hpctrain.data.plan import BatchPlan
-from hpctrain.data.tensors import TensorBatches
 from hpctrain.train.profiling.sampler import (
     LONGEST_STRIDE,
     MAX_READINGS,
