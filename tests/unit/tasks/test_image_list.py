@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.errors import ConfigError
-from hpctrain.tasks.image_list import ImageList
+from hpctrain.tasks.image_folder import ImageList
 
 
 def make(folder: Path, *names: str) -> Path:
