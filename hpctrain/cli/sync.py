@@ -14,10 +14,10 @@ from hpctrain.cli.arguments import add_runs, chosen_runs, command_parser
 from hpctrain.config.logger import MLflow
 from hpctrain.config.plain_yaml import read_plain_config
 from hpctrain.errors import ERROR_PREFIX, ExitCode, HpctrainError, RunDirectoryError
-from hpctrain.files import describe_os_error, open_below
+from hpctrain.files import open_below
 from hpctrain.run.directory import RunDirectory
 from hpctrain.sync.sender_processes import Parent
-from hpctrain.sync.service import SERVICES
+from hpctrain.sync.service import SERVICES, problem_text
 from hpctrain.sync.transfer import Transfer, follow, send_during_training, send_once
 
 AT_ONCE = 4
@@ -115,8 +115,7 @@ def _send(transfer: Transfer, options: argparse.Namespace) -> int:
 def _report(transfer: Transfer, error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         return ExitCode.INTERRUPTED
-    text = describe_os_error(error) if isinstance(error, OSError) else str(error)
-    print(f"{ERROR_PREFIX}{transfer.shown}: {text}", file=sys.stderr, flush=True)
+    print(f"{ERROR_PREFIX}{transfer.shown}: {problem_text(error)}", file=sys.stderr, flush=True)
     return error.exit_code if isinstance(error, HpctrainError) else ExitCode.FAILED
 
 

@@ -167,11 +167,6 @@ class Rows:
             del self._rows[number]
         self._after = step
 
-    @property
-    def last_step(self) -> int | None:
-        """The step of the last row that is left; None without one."""
-        return max(self._rows, default=None)
-
     def __iter__(self) -> Iterator[Row]:
         return iter(self.before(None))
 

@@ -9,7 +9,8 @@ import shutil
 import socket
 import threading
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from hpctrain.errors import HpctrainError
@@ -19,13 +20,17 @@ from hpctrain.run.owner import FILE_NAME, Owner
 from hpctrain.run.record_fields import COUNT, FLAG, TEXT, TIME, describe_wrong_field
 from hpctrain.sync.description import describe, describe_state, identify
 from hpctrain.sync.rows import Rows
-from hpctrain.sync.service import NOTHING, Service
+from hpctrain.sync.service import NOTHING, Service, problem_text
 
 TOUCH_EVERY_S = 10.0
 STALE_S = 90.0
 """Seconds without a touch after which a claim of another machine is void: nine touches, and an NFS client's cache."""
 RELEASED = "released"
 JUST_BEGUN = "another process has just begun to send it"
+BATCH_ROWS = 200
+"""Rows between two writes of the cursor."""
+UNKNOWN = 2**62
+"""Stands for any step: rows up to it may be there."""
 
 
 class BusyError(HpctrainError):
@@ -33,7 +38,7 @@ class BusyError(HpctrainError):
 
 
 class SenderClaim:
-    """The right to send a run to a service, from `acquire` to `release`.
+    """The right to send a run to a service, from `acquire` to `release`; one process has it, on whichever machine.
 
     A claim is a folder with its owner's name, which is renamed to its number: that fails if the number is taken, on a
     shared file system too, since a folder that isn't empty is never replaced (POSIX, rename). The number exceeds all
@@ -42,13 +47,11 @@ class SenderClaim:
     Args:
         directory: of the run.
         service: its name.
-        stale_s: seconds without a touch after which the claim of another machine is void.
     """
 
-    def __init__(self, directory: RunDirectory, service: str, *, stale_s: float = STALE_S) -> None:
+    def __init__(self, directory: RunDirectory, service: str) -> None:
         self._directory = directory
-        self._service = service
-        self._stale_s = stale_s
+        self._name = f"{directory.sync.name}/{service}_claims"
         self._number = 0
         self._descriptor = -1
         self._ended = threading.Event()
@@ -60,9 +63,8 @@ class SenderClaim:
             BusyError: another process sends it.
             OSError: the file system's error, or a folder is a link.
         """
-        name = f"{self._directory.sync.name}/{self._service}_claims"
         # earlier claims are removed: a link in the place of a folder must not lead to other folders of this user
-        with open_folder_below(self._directory.path, name, create=True) as (folder, _):
+        with open_folder_below(self._directory.path, self._name, create=True) as (folder, _):
             self._descriptor = os.dup(folder)
         try:
             path = self._make_claim()
@@ -87,7 +89,7 @@ class SenderClaim:
         self._ended.set()
         if self._number:
             with contextlib.suppress(OSError):
-                (self._folder / f"{self._number:06d}" / RELEASED).touch()
+                (self._path(self._number) / RELEASED).touch()
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -96,11 +98,17 @@ class SenderClaim:
     def _folder(self) -> Path:
         return Path(f"/proc/self/fd/{self._descriptor}")
 
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{number:06d}"
+
+    def _newest(self) -> int:
+        return max((int(path.name) for path in self._folder.iterdir() if path.name.isdecimal()), default=0)
+
     def _make_claim(self) -> Path:
         newest = self._newest()
         if newest:
-            self._require_void(self._folder / f"{newest:06d}")
-        path = self._folder / f"{newest + 1:06d}"
+            self._require_void(self._path(newest))
+        path = self._path(newest + 1)
         made = temporary_name(path)
         made.mkdir()
         Owner.write(made)
@@ -119,9 +127,6 @@ class SenderClaim:
                 shutil.rmtree(earlier, ignore_errors=True)
         return path
 
-    def _newest(self) -> int:
-        return max((int(path.name) for path in self._folder.iterdir() if path.name.isdecimal()), default=0)
-
     def _require_void(self, claim: Path) -> None:
         if (claim / RELEASED).exists():
             return
@@ -131,7 +136,7 @@ class SenderClaim:
                 raise BusyError(f"process {owner.pid} on this machine is already sending it")
             return
         age_s = self._age_s(claim)
-        if age_s < self._stale_s:
+        if age_s < STALE_S:
             who = "another process" if owner is None else f"process {owner.pid} on {owner.host}"
             raise BusyError(f"{who} is already sending it, as of {max(0.0, age_s):.0f} s ago")
 
@@ -144,7 +149,7 @@ class SenderClaim:
         try:
             return now - (claim / FILE_NAME).stat().st_mtime
         except FileNotFoundError:
-            return self._stale_s  # a later claim has removed the folder, and there will be nothing to rename to
+            return STALE_S  # a later claim has removed the folder, and there will be nothing to rename to
 
     def _touch(self, path: Path) -> None:
         while not self._ended.wait(TOUCH_EVERY_S):
@@ -152,25 +157,9 @@ class SenderClaim:
                 os.utime(path)
 
 
-_FIELD_TYPES = {
-    "run_id": TEXT,
-    "address": TEXT,
-    "digest": TEXT,
-    "destination": TEXT,
-    "confirmed_step": COUNT,
-    "handed_over_step": COUNT,
-    "state": TEXT,
-    "complete": FLAG,
-    "problem": TEXT,
-    "time": TIME,
-}
-UNKNOWN = 2**62
-"""Stands for any step: rows up to it may be there."""
-
-
 @dataclass(slots=True, kw_only=True)
 class Cursor:
-    """What is known of a run at a service.
+    """How much of a run a service has, as far as it is known.
 
     It saves work and decides nothing: if the file is lost or can't be parsed, a sender asks the service.
 
@@ -221,17 +210,20 @@ class Cursor:
         write_json(cursor_path(directory, service), asdict(self))
 
 
+_TYPES = {"str": TEXT, "int | None": COUNT, "bool": FLAG, "float": TIME}
+_FIELD_TYPES = {field.name: _TYPES[str(field.type)] for field in fields(Cursor)}
+
+
 def cursor_path(directory: RunDirectory, service: str) -> Path:
     """The file of a service's cursor."""
     return directory.sync / f"{service}.json"
 
 
-BATCH_ROWS = 200
-"""Rows between two writes of the cursor."""
-
-
 class Sender:
     """Sends one run to one service; the caller holds the claim.
+
+    `open`, `send` and `close` raise a ServiceError if the service can't be reached, or refuses; `send` and `close` a
+    BusyError if another process took over; any may raise an OSError of the file system.
 
     Args:
         directory: of the run.
@@ -273,9 +265,6 @@ class Sender:
         Args:
             limit: the step; None for all.
             state: as `status` names it.
-
-        Raises:
-            ServiceSetupError: no server is known.
         """
         self._rows.read()
         cursor = self._cursor
@@ -287,10 +276,6 @@ class Sender:
 
         A cursor of another destination is ignored. If the service has fewer rows than the cursor records, the service
         is right: the run may have been deleted there.
-
-        Raises:
-            ServiceError: the service can't be reached, or refuses.
-            ServiceSetupError: no server is known.
         """
         destination = self.destination
         if self._cursor.destination not in ("", destination):
@@ -308,16 +293,7 @@ class Sender:
         return opened.address
 
     def send(self, limit: int | None) -> None:
-        """Send the rows before a step, or all of them.
-
-        Args:
-            limit: the step; None for all.
-
-        Raises:
-            BusyError: another process took over.
-            ServiceError: the service can't be reached, or refuses.
-            OSError: the file system's error.
-        """
+        """Send the rows before a step, or all of them if it is None."""
         self._rows.read()
         rows = self._rows.before(limit)
         for first in range(0, len(rows), BATCH_ROWS):
@@ -335,35 +311,28 @@ class Sender:
                 self._confirm(last)
 
     def close(self, state: str) -> None:
-        """Report the run's state, and wait until the service has everything.
-
-        Args:
-            state: as `status` names it.
-
-        Raises:
-            ServiceError: the service can't be reached, refuses, or didn't take everything in time.
-            OSError: the file system's error.
-        """
+        """Report the run's state, as `status` names it, and wait until the service has everything."""
         self._claim.require()
         reported = describe_state(self._directory, state)
         self._service.close(reported)
         self._rows.read()
-        cursor = self._cursor
-        cursor.state = state
-        cursor.problem = ""
-        cursor.complete = reported.final and self._rows.last_step is None
+        self._cursor.state = state
+        self._cursor.problem = ""
+        self._cursor.complete = reported.final and self.next_step is None
         self._confirm(self._handed_over)
 
-    def leave(self, problem: str | None) -> None:
-        """Leave the service without waiting.
-
-        Args:
-            problem: to be recorded, in one line; None if another process owns the cursor.
-        """
-        self._service.abandon()
-        if problem is not None:
-            self._cursor.problem = problem
-            self._write()
+    @contextlib.contextmanager
+    def leaving_on_error(self) -> Iterator[None]:
+        """Inside the context, an error makes the sender leave the service without waiting, and record why."""
+        try:
+            yield
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                self._service.abandon()
+                if not isinstance(error, BusyError):  # another process owns the cursor
+                    self._cursor.problem = problem_text(error)
+                    self._write()
+            raise
 
     @property
     def sent_step(self) -> int | None:
@@ -374,7 +343,7 @@ class Sender:
     @property
     def next_step(self) -> int | None:
         """The step of the first row that waits; None if none does."""
-        return next((row.step for row in self._rows), None)
+        return next((row.step for row in self._rows.before(None)), None)
 
     def _use(self, cursor: Cursor) -> None:
         self._cursor = cursor

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hpctrain.errors import ExitCode, HpctrainError
+from hpctrain.files import describe_os_error
 from hpctrain.run.directory import RunDirectory
 from hpctrain.sync.description import Description, ReportedState
 from hpctrain.sync.rows import Row
@@ -123,3 +124,8 @@ def one_line(error: BaseException) -> str:
     """An error of a client in one line, without what a terminal needs to colour it, and without passwords."""
     text = without_user(" ".join(str(error).split())) or type(error).__name__
     return "".join(char for char in text if char.isprintable())[:500]
+
+
+def problem_text(error: BaseException) -> str:
+    """An error in one line, as the cursor and the log have it."""
+    return describe_os_error(error) if isinstance(error, OSError) else str(error) or type(error).__name__

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from hpctrain.errors import ExitCode, HpctrainError, RunDirectoryError
-from hpctrain.files import describe_os_error
 from hpctrain.phrases import counted
 from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.directory import RunDirectory
@@ -19,7 +18,15 @@ from hpctrain.sync.description import describe
 from hpctrain.sync.rows import Rows
 from hpctrain.sync.sender import BusyError, Sender, SenderClaim
 from hpctrain.sync.sender_processes import Parent
-from hpctrain.sync.service import NOTHING, SERVICES, Service, ServiceError, ServiceSetupError, make_service
+from hpctrain.sync.service import (
+    NOTHING,
+    SERVICES,
+    Service,
+    ServiceError,
+    ServiceSetupError,
+    make_service,
+    problem_text,
+)
 
 LOOK_EVERY_S = 5.0
 """Seconds between two looks for a new checkpoint."""
@@ -53,22 +60,14 @@ class Transfer:
     make_client: Callable[..., Service] = make_service
 
     @property
-    def shown(self) -> str:
-        """The run and the service, as they begin a line."""
-        return f"{os.path.relpath(self.directory.path)}: {SERVICES[self.service]}"
+    def title(self) -> str:
+        """The service, as it begins a line."""
+        return SERVICES[self.service]
 
     @property
-    def cursor(self) -> str:
-        """The name of its cursor and its claims; W&B's offline files have others than W&B."""
-        return f"{self.service}_offline" if self.offline else self.service
-
-    def make(self) -> Service:
-        """Make the service's client.
-
-        Raises:
-            ServiceSetupError: its package isn't installed.
-        """
-        return self.make_client(self.service, self.directory, offline=self.offline, server=self.server)
+    def shown(self) -> str:
+        """The run and the service, as they begin a line."""
+        return f"{os.path.relpath(self.directory.path)}: {self.title}"
 
     def require_trusted(self) -> None:
         """Check, before anything is written, that a server is known, and that other users alone couldn't have named it.
@@ -77,21 +76,32 @@ class Transfer:
             UntrustedServerError: other users could have named the server.
             ServiceSetupError: the service's package isn't installed, or no server is known.
         """
-        self.make().destination(describe(self.directory, ""))
+        self._client().destination(describe(self.directory, ""))
 
     @contextlib.contextmanager
-    def claimed(self) -> Iterator[SenderClaim]:
-        """Claim the run for this process.
+    def sender(self, rows: Rows | None = None) -> Iterator[Sender]:
+        """Inside the context, this process has the claim of the run; an error makes the sender leave the service.
+
+        Args:
+            rows: those that an earlier sender left, so that this one doesn't read everything again.
 
         Raises:
             BusyError: another process sends it.
+            ServiceSetupError: the service's package isn't installed.
         """
-        claim = SenderClaim(self.directory, self.cursor)
-        claim.acquire()
+        # W&B's offline files have another cursor and other claims than W&B
+        name = f"{self.service}_offline" if self.offline else self.service
+        claim = SenderClaim(self.directory, name)
         try:
-            yield claim
+            claim.acquire()
+            sender = Sender(self.directory, name, self._client(), claim, rows)
+            with sender.leaving_on_error():
+                yield sender
         finally:
             claim.release()
+
+    def _client(self) -> Service:
+        return self.make_client(self.service, self.directory, offline=self.offline, server=self.server)
 
 
 def send_once(transfer: Transfer, *, quiet: bool = False, rows: Rows | None = None) -> ExitCode:
@@ -100,7 +110,7 @@ def send_once(transfer: Transfer, *, quiet: bool = False, rows: Rows | None = No
     Args:
         transfer: what to send.
         quiet: print only if something was sent.
-        rows: those that an earlier call left, so that it doesn't read everything again.
+        rows: as in `Transfer.sender`.
 
     Raises:
         BusyError: another process sends it.
@@ -113,19 +123,14 @@ def send_once(transfer: Transfer, *, quiet: bool = False, rows: Rows | None = No
     if transfer.everything and status.state.may_change:
         raise RunDirectoryError(f"{transfer.directory.path} is {status.state}: --all is for runs that have stopped")
     limit = None if transfer.everything or status.state is RunState.COMPLETED else saved_step(transfer.directory)
-    with transfer.claimed() as claim:
-        sender = Sender(transfer.directory, transfer.cursor, transfer.make(), claim, rows)
+    with transfer.sender(rows) as sender:
         if sender.is_up_to_date(limit, status.state.value):
             if not quiet:
                 print(f"{transfer.shown}: nothing to send{_upto(sender)}; the run is {status.state}")
             return ExitCode.FINISHED
-        try:
-            address = sender.open()
-            sender.send(limit)
-            sender.close(status.state.value)
-        except BaseException as error:
-            _leave(sender, error)
-            raise
+        address = sender.open()
+        sender.send(limit)
+        sender.close(status.state.value)
     shown = f"{transfer.shown}: {_described(sender)}; the run is {status.state}{f'; {address}' if address else ''}"
     print(shown, flush=True)
     if (step := sender.next_step) is not None and not quiet:
@@ -145,28 +150,26 @@ def follow(transfer: Transfer, sleep: Callable[[float], None] = time.sleep) -> E
         ServiceSetupError: its package isn't installed, or no server is known.
         RunDirectoryError: everything is asked for, but the run may continue.
     """
-    pause_s, stopped = FIRST_PAUSE_S, False
+    pauses = _pauses()
+    stopped = False
     rows = Rows(transfer.directory, NOTHING)
     while True:
         (status,) = read_statuses([transfer.directory])
-        code = ExitCode.FINISHED
+        waits = status.state.may_change or status.state in (RunState.PREPARED, RunState.UNKNOWN)
         try:
             send_once(transfer, quiet=True, rows=rows)
-            pause_s = FIRST_PAUSE_S
         except (BusyError, ServiceError, OSError) as error:
-            code = ExitCode.FAILED
-            print(f"{transfer.shown}: {_text(error)}; trying again in {pause_s:.0f} s", flush=True)
-        waits = status.state.may_change or status.state in (RunState.PREPARED, RunState.UNKNOWN)
-        # a run that is about to be requeued appears to be interrupted for a moment
-        if code is ExitCode.FINISHED and not waits and (stopped or status.state is not RunState.INTERRUPTED):
-            print(f"{transfer.shown}: the run is {status.state}", flush=True)
-            return code
-        stopped = not waits
-        if code is ExitCode.FINISHED:
-            sleep(FOLLOW_EVERY_S)
+            pause_s = next(pauses)
+            print(f"{transfer.shown}: {problem_text(error)}; trying again in {pause_s:.0f} s", flush=True)
         else:
-            sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            # a run that is about to be requeued appears to be interrupted for a moment
+            if not waits and (stopped or status.state is not RunState.INTERRUPTED):
+                print(f"{transfer.shown}: the run is {status.state}", flush=True)
+                return ExitCode.FINISHED
+            pauses = _pauses()
+            pause_s = FOLLOW_EVERY_S
+        stopped = not waits
+        sleep(pause_s)
 
 
 def send_during_training(transfer: Transfer, parent: Parent) -> ExitCode:
@@ -178,60 +181,57 @@ def send_during_training(transfer: Transfer, parent: Parent) -> ExitCode:
         transfer: what to send.
         parent: rank zero.
     """
-    pause_s, waits = FIRST_PAUSE_S, False
+    pauses = _pauses()
+    waits = False
     while True:
-        knew = parent.end
+        ended_before = parent.end is not None
         try:
-            with transfer.claimed() as claim:
-                _session(transfer, parent, claim)
+            with transfer.sender() as sender:
+                _send_until_end(transfer, parent, sender)
                 return ExitCode.FINISHED
         except BusyError as error:
             # usually that of the attempt before, which is about to end; rank zero bounds the wait at the end
             if parent.end == Parent.LEFT:
                 return ExitCode.FAILED
             if not waits:
-                print(f"{SERVICES[transfer.service]}: {error}; waiting", flush=True)
+                print(f"{transfer.title}: {error}; waiting", flush=True)
             waits = True
             time.sleep(BUSY_PAUSE_S)
         except ServiceSetupError as error:
-            print(f"{SERVICES[transfer.service]}: {error}", flush=True)
+            print(f"{transfer.title}: {error}", flush=True)
             return ExitCode.FAILED
         except (HpctrainError, OSError) as error:
             # a run that was completed meanwhile gets one more try, at once
-            ends = knew is not None or parent.end == Parent.LEFT
+            ends = ended_before or parent.end == Parent.LEFT
+            pause_s = next(pauses)
             then = "" if ends else f"; trying again in {pause_s:.0f} s"
-            print(f"{SERVICES[transfer.service]}: {_text(error)}{then}", flush=True)
+            print(f"{transfer.title}: {problem_text(error)}{then}", flush=True)
             if ends:
                 return ExitCode.FAILED
             parent.wait(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
-def _session(transfer: Transfer, parent: Parent, claim: SenderClaim) -> None:
-    """Send until the parent ends."""
-    service = SERVICES[transfer.service]
-    sender = Sender(transfer.directory, transfer.cursor, transfer.make(), claim)
-    try:
-        # before the service is asked: its client may hang, and rank zero then kills this process
-        print(f"{service}: opening {sender.destination}", flush=True)
-        address = sender.open()
-        print(f"{service}: {address or 'writing'}", flush=True)
-        while True:
-            end = parent.end
-            sender.send(None if end == Parent.COMPLETED else saved_step(transfer.directory))
-            if end is not None:
-                break
-            parent.wait(LOOK_EVERY_S)
-        sender.close("completed" if end == Parent.COMPLETED else "interrupted")
-        print(f"{service}: {_described(sender)}", flush=True)
-    except BaseException as error:
-        _leave(sender, error)
-        raise
+def _send_until_end(transfer: Transfer, parent: Parent, sender: Sender) -> None:
+    # before the service is asked: its client may hang, and rank zero then kills this process
+    print(f"{transfer.title}: opening {sender.destination}", flush=True)
+    address = sender.open()
+    print(f"{transfer.title}: {address or 'writing'}", flush=True)
+    while True:
+        end = parent.end
+        sender.send(None if end == Parent.COMPLETED else saved_step(transfer.directory))
+        if end is not None:
+            break
+        parent.wait(LOOK_EVERY_S)
+    sender.close("completed" if end == Parent.COMPLETED else "interrupted")
+    print(f"{transfer.title}: {_described(sender)}", flush=True)
 
 
-def _leave(sender: Sender, error: BaseException) -> None:
-    with contextlib.suppress(OSError):
-        sender.leave(None if isinstance(error, BusyError) else _text(error))
+def _pauses() -> Iterator[float]:
+    """Seconds between attempts to reach a service."""
+    pause_s = FIRST_PAUSE_S
+    while True:
+        yield pause_s
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
 def _described(sender: Sender) -> str:
@@ -239,9 +239,4 @@ def _described(sender: Sender) -> str:
 
 
 def _upto(sender: Sender) -> str:
-    step = sender.sent_step
-    return "" if step is None else f", up to step {step}"
-
-
-def _text(error: BaseException) -> str:
-    return describe_os_error(error) if isinstance(error, OSError) else str(error) or type(error).__name__
+    return "" if sender.sent_step is None else f", up to step {sender.sent_step}"
