@@ -23,12 +23,11 @@ from hpctrain.run.evaluation import last_evaluation
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.manifest import varied_text
 from hpctrain.run.record_fields import TIME
-from hpctrain.status.metrics import read_metrics
 
 NOT_SENT = (*MAY_BE_SECRET, "logger.wandb", "logger.mlflow")
 """Keys that stay here, with those below them: variables and commands may be secret, the rest is about the service."""
 NAME_CHARS = 128
-TAIL_BYTES = 64 * 2**10
+DIGEST_CHARS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +68,10 @@ class ReportedState:
 
     Attributes:
         state: `completed`, `failed`, `cancelled`, or anything else for a run that may continue.
-        step: completed steps.
         summary: the best value, its step, and the reason for the end of the last attempt.
     """
 
     state: str
-    step: int
     summary: Mapping[str, float | int | str]
 
     @property
@@ -142,9 +139,8 @@ def describe_state(directory: RunDirectory, state: str) -> ReportedState:
     summary["hpctrain/state"] = state
     if attempts and attempts[-1].reason is not None and attempts[-1].detail:
         summary["hpctrain/detail"] = attempts[-1].detail
-    last = [record.step for record in read_metrics(directory.metrics, last_bytes=TAIL_BYTES)]
     kept = {name: value for name, value in summary.items() if not isinstance(value, float) or math.isfinite(value)}
-    return ReportedState(state=state, step=max(last, default=0), summary=kept)
+    return ReportedState(state=state, summary=kept)
 
 
 def _stays_here(key: str) -> bool:
@@ -170,9 +166,6 @@ def _blanked(word: str) -> str:
     inside = any(kept in word for kept in NOT_SENT)
     group = any(word.lstrip("+").startswith(f"{kept.partition('.')[0]}={{") for kept in NOT_SENT)
     return "***" if inside or group else word
-
-
-DIGEST_CHARS = 16
 
 
 def identify(directory: RunDirectory) -> str:

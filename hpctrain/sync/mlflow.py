@@ -19,9 +19,9 @@ from hpctrain.sync.service import (
     NOTHING,
     OpenedRun,
     Service,
-    ServiceError,
     ServiceSetupError,
     UntrustedServerError,
+    client_errors,
     one_line,
     without_user,
 )
@@ -78,18 +78,32 @@ class MLflowServer:
         """Find the run by its id or its digest, or make it; see `Service`."""
         for name, value in VARIABLES.items():
             os.environ.setdefault(name, value)
-        try:
-            return self._open(run, known_id)
-        except ServiceSetupError:
-            raise
-        except Exception as error:  # of many classes: MLflow's own, and those of the libraries that it uses
-            raise ServiceError(one_line(error)) from error
+        with client_errors():
+            from mlflow import MlflowClient
+
+            address = self._address(run)
+            self._client = MlflowClient(tracking_uri=address)
+            experiment = self._experiment(_experiment_name(run))
+            is_known = bool(known_id) and self._is_active(known_id)
+            self._run_id = known_id if is_known else self._search(experiment, run.digest)
+            self._found_again = bool(self._run_id) and not is_known
+            if not self._run_id:
+                tags = {DIGEST_TAG: run.digest, **(run.key("mlflow", "tags") or {})}
+                started = round(1000 * (run.started or time.time()))
+                made = self._client.create_run(experiment, start_time=started, tags=tags, run_name=run.name)
+                self._run_id = made.info.run_id
+            self._describe(run)
+        return OpenedRun(
+            run_id=self._run_id,
+            address=f"{without_user(address).rstrip('/')}/#/experiments/{experiment}/runs/{self._run_id}",
+            last_step=None if is_known else NOTHING,
+        )
 
     def send(self, rows: Sequence[Row], *, in_doubt: bool) -> None:
         """Send metrics in requests of up to a thousand, and media as artifacts; see `Service`."""
-        from mlflow.entities import Metric
+        with client_errors():
+            from mlflow.entities import Metric
 
-        try:
             metrics = [
                 Metric(_key(name), value, round(1000 * (row.time or time.time())), row.step)
                 for row in rows
@@ -102,44 +116,17 @@ class MLflowServer:
                 self._log(metrics[first : first + MAX_METRICS])
             for row in rows:
                 self._send_media(row)
-        except Exception as error:
-            raise ServiceError(one_line(error)) from error
 
     def close(self, reported: ReportedState) -> None:
         """Report the run's state; see `Service`."""
-        try:
+        with client_errors():
             for name, value in reported.summary.items():
                 self._client.set_tag(self._run_id, _key(name), str(value)[:MAX_TAG_CHARS])
             if reported.final:
                 self._client.set_terminated(self._run_id, STATUS[reported.state])
-        except Exception as error:
-            raise ServiceError(one_line(error)) from error
 
     def abandon(self) -> None:
         """Do nothing: each request is complete, or not made."""
-
-    def _open(self, run: Description, known_id: str) -> OpenedRun:
-        from mlflow import MlflowClient
-
-        address = self._address(run)
-        self._client = MlflowClient(tracking_uri=address)
-        experiment = self._experiment(_experiment_name(run))
-        is_known = bool(known_id) and self._is_active(known_id)
-        self._run_id = known_id if is_known else self._search(experiment, run.digest)
-        self._found_again = bool(self._run_id) and not is_known
-        if not self._run_id:
-            tags = {DIGEST_TAG: run.digest, **(run.key("mlflow", "tags") or {})}
-            made = self._client.create_run(
-                experiment, start_time=round(1000 * (run.started or time.time())), tags=tags, run_name=run.name
-            )
-            self._run_id = made.info.run_id
-        self._describe(run)
-        server = without_user(address).rstrip("/")
-        return OpenedRun(
-            run_id=self._run_id,
-            address=f"{server}/#/experiments/{experiment}/runs/{self._run_id}",
-            last_step=None if is_known else NOTHING,
-        )
 
     def _address(self, run: Description) -> str:
         named = run.key("mlflow", "tracking_uri")

@@ -80,10 +80,8 @@ class GrowingFile:
         self._offset = 0
         self._last_line = b""
 
-    def read(self, after: int) -> tuple[bool, list[dict[str, Any]]]:
-        """Return whether the file was replaced since the last call, and the complete records since then.
-
-        After a replacement these are all of its records.
+    def read(self, after: int) -> list[dict[str, Any]] | None:
+        """Return the complete records since the last call; None if the file was replaced.
 
         Args:
             after: leave out the records up to this step: all of a long run may not fit into memory.
@@ -92,19 +90,16 @@ class GrowingFile:
             # opened anew each time: then NFS asks its server for the current size
             file = open_below(self._path.parent, self._path.name, at_most=LARGEST_LOG_BYTES)
         except FileNotFoundError:
-            return False, []
+            return []
         with file:
             inode = os.fstat(file.fileno()).st_ino
             file.seek(self._offset - len(self._last_line))
             # the number of a removed file may be given to the one that replaces it
-            replaced = inode != self._inode or file.read(len(self._last_line)) != self._last_line
-            if replaced:
-                self._offset = 0
-                self._last_line = b""
+            if self._inode not in (-1, inode) or file.read(len(self._last_line)) != self._last_line:
+                return None
             self._inode = inode
-            file.seek(self._offset)
             records = json_lines(self._complete_lines(file))
-            return replaced, [one for one in records if COUNT.accepts(one.get("step")) and one["step"] > after]
+            return [record for record in records if COUNT.accepts(record.get("step")) and record["step"] > after]
 
     def _complete_lines(self, file: BinaryIO) -> Iterator[bytes]:
         # the last line lacks its line break
@@ -124,28 +119,25 @@ class Rows:
 
     def __init__(self, directory: RunDirectory, after: int) -> None:
         self._directory = directory
-        self._metrics = GrowingFile(directory.metrics)
-        self._media = GrowingFile(directory.media_records)
         self._after = after
         self._rows: dict[int, Row] = {}
+        self._start_over()
 
     def read(self) -> None:
         """Read what was logged since the last call."""
-        replaced, records = self._metrics.read(self._after)
-        media_replaced, media = self._media.read(self._after)
-        if replaced or media_replaced:
+        records, media = (file.read(self._after) for file in self._files)
+        if records is None or media is None:
             # a resume dropped records: what was read of either file may be void
-            self._rows.clear()
-            if not replaced:
-                self._metrics = GrowingFile(self._directory.metrics)
-                _, records = self._metrics.read(self._after)
-            if not media_replaced:
-                self._media = GrowingFile(self._directory.media_records)
-                _, media = self._media.read(self._after)
-        for logged in metrics_of(records):
+            self._start_over()
+            records, media = (file.read(self._after) for file in self._files)
+        for logged in metrics_of(records or []):
             self._add(logged)
-        for record in media:
+        for record in media or []:
             self._add_medium(record)
+
+    def _start_over(self) -> None:
+        self._files = GrowingFile(self._directory.metrics), GrowingFile(self._directory.media_records)
+        self._rows.clear()
 
     def before(self, step: int | None) -> list[Row]:
         """Return the rows before a step, or all of them, in the order of their steps."""
@@ -160,9 +152,7 @@ class Rows:
     def continue_after(self, step: int) -> None:
         """Have the rows after a step, up to which all were sent; what was read isn't read again if it isn't needed."""
         if step < self._after:
-            self._metrics = GrowingFile(self._directory.metrics)
-            self._media = GrowingFile(self._directory.media_records)
-            self._rows.clear()
+            self._start_over()
         for number in [number for number in self._rows if number <= step]:
             del self._rows[number]
         self._after = step

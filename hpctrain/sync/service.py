@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -113,6 +114,17 @@ def make_service(name: str, directory: RunDirectory, *, offline: bool = False, s
     module = importlib.import_module(f"hpctrain.sync.{name}")
     service: Service = module.connect(directory, offline=offline, server=server)
     return service
+
+
+@contextlib.contextmanager
+def client_errors() -> Iterator[None]:
+    """Inside the context, whatever a client raises is a ServiceError: they don't document their many classes."""
+    try:
+        yield
+    except ServiceSetupError:
+        raise
+    except Exception as error:
+        raise ServiceError(one_line(error)) from error
 
 
 def without_user(text: str) -> str:

@@ -18,7 +18,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.temporary_folder import temporary_folder
 from hpctrain.sync.description import Description, ReportedState
 from hpctrain.sync.rows import Row
-from hpctrain.sync.service import NOTHING, OpenedRun, Service, ServiceError, one_line, without_user
+from hpctrain.sync.service import NOTHING, OpenedRun, Service, client_errors, one_line, without_user
 
 INIT_TIMEOUT_S = 60.0
 FINISH_TIMEOUT_S = 600.0
@@ -48,13 +48,11 @@ class _WandbRun(ABC):
 
     def close(self, reported: ReportedState) -> None:
         """Report the run's end, and wait until W&B has everything; see `Service`."""
-        try:
+        with client_errors():
             self._run.summary.update(dict(reported.summary))
             if reported.state not in ("completed", "failed"):
                 self._run.mark_preempting()
             self._run.finish(exit_code=0 if reported.state == "completed" else PREEMPTED)
-        except Exception as error:
-            raise ServiceError(one_line(error)) from error
 
     def _open(self, run: Description, folder: Path, mode: Literal["online", "offline"]) -> None:
         """Begin or resume the run; ``folder`` is where wandb writes its files."""
@@ -80,34 +78,29 @@ class _WandbRun(ABC):
             finish_timeout_raises=True,
             stop_fn=lambda: None,  # its default interrupts this process if someone stops the run in W&B's pages
         )
-        try:
-            # a folder `wandb` in the working directory may name another server, which would get the key
-            with contextlib.chdir(folder):
-                self._run = wandb.init(
-                    entity=run.key("wandb", "entity"),
-                    project=_project_of(run),
-                    id=run.digest,
-                    name=run.name,
-                    group=run.key("wandb", "group") or run.group or None,
-                    tags=run.key("wandb", "tags") or None,
-                    config={**run.config, "hpctrain": dict(run.origin)},
-                    resume="allow",
-                    mode=mode,
-                    dir=str(folder),
-                    settings=settings,
-                )
-        except Exception as error:  # of many classes, which wandb doesn't document
-            raise ServiceError(one_line(error)) from error
+        # a folder `wandb` in the working directory may name another server, which would get the key
+        with client_errors(), contextlib.chdir(folder):
+            self._run = wandb.init(
+                entity=run.key("wandb", "entity"),
+                project=_project_of(run),
+                id=run.digest,
+                name=run.name,
+                group=run.key("wandb", "group") or run.group or None,
+                tags=run.key("wandb", "tags") or None,
+                config={**run.config, "hpctrain": dict(run.origin)},
+                resume="allow",
+                mode=mode,
+                dir=str(folder),
+                settings=settings,
+            )
 
     def _log(self, row: Row) -> None:
         """Log a row, whose step exceeds all earlier ones, at its step."""
         values: dict[str, Any] = {**row.values, **self._media(row)}
         if row.time:
             values["_timestamp"] = row.time
-        try:
+        with client_errors():
             self._run.log(values, step=row.step)
-        except Exception as error:
-            raise ServiceError(one_line(error)) from error
 
     def _media(self, row: Row) -> dict[str, Any]:
         """Have the files of a row's media uploaded, and return what refers to them, by name.

@@ -277,7 +277,7 @@ def test_a_run_is_followed_to_its_end_while_the_service_fails_now_and_then(run, 
 def test_following_reads_each_record_once(run, service, monkeypatch):
     num_read, read = [], GrowingFile.read
     monkeypatch.setattr(
-        GrowingFile, "read", lambda file, after: (num_read.append(len((found := read(file, after))[1])), found)[1]
+        GrowingFile, "read", lambda file, after: (num_read.append(len(found := read(file, after))), found)[1]
     )
     run.train(0, 10)
     Owner.write(run.directory.claim(run.attempt))
