@@ -81,20 +81,11 @@ class Frame:
         parts.append(element("text", x_label, x=(LEFT + right) / 2, y=HEIGHT - 4, class_="middle label"))
         return joined(parts)
 
-    def bands(self, bands: Sequence[Band]) -> Iterator[Markup]:
-        """Shaded stretches, if they are few."""
-        if len(bands) <= FEW_BANDS:
-            yield from map(self._band, bands)
-
-    def _band(self, band: Band) -> Markup:
+    def band(self, band: Band) -> Markup:
+        """A shaded stretch."""
         first, last = self.across(band.start), self.across(band.end)
-        place = {
-            "x": f"{first:.1f}",
-            "y": TOP,
-            "width": f"{max(0.5, last - first):.1f}",
-            "height": HEIGHT - TOP - BOTTOM,
-        }
-        return element("rect", element("title", band.title), class_="band", **place)
+        place = {"x": f"{first:.1f}", "y": TOP, "width": f"{max(0.5, last - first):.1f}"}
+        return element("rect", element("title", band.title), class_="band", **place, height=HEIGHT - TOP - BOTTOM)
 
     def marks(self, marks: Iterable[Mark]) -> Iterator[Markup]:
         """Vertical lines with texts above them, as far as these have space."""
@@ -140,45 +131,37 @@ class Line:
     every_point: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LineChart:
-    """A chart of lines.
+def line_chart(
+    caption: str,
+    lines: Sequence[Line],
+    *,
+    x_label: str = "step",
+    marks: Sequence[Mark] = (),
+    bands: Sequence[Band] = (),
+    from_zero: bool = False,
+) -> Markup:
+    """A figure: caption, legend and drawing.
 
-    Attributes:
-        caption: above it.
+    Args:
+        caption: above the drawing.
         lines: drawn in their order.
         x_label: below the x axis.
         marks: where something happened.
         bands: stretches that are shaded.
         from_zero: whether the y axis begins at 0.
     """
-
-    caption: str
-    lines: Sequence[Line]
-    x_label: str = "step"
-    marks: Sequence[Mark] = ()
-    bands: Sequence[Band] = ()
-    from_zero: bool = False
-
-    def drawn(self) -> Markup:
-        """The figure: caption, legend and drawing."""
-        # steps and times begin at 0
-        x = scale_of([0.0, *itertools.chain.from_iterable(line.xs for line in self.lines)], log=False)
-        ys = list(itertools.chain.from_iterable(line.ys for line in self.lines))
-        y = scale_of(ys, margin=0.04)
-        if self.from_zero and y.high > 0:
-            y = Scale(0.0, y.high)
-        frame = Frame(x, y)
-        parts = [
-            *frame.bands(self.bands),
-            frame.axes(self.x_label),
-            *frame.marks(self.marks),
-            *(drawn_line(line, frame) for line in self.lines),
-        ]
-        shown = f"{self.caption}, from {number_text(y.low)} to {number_text(y.high)} over {self.x_label}"
-        drawing = element("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=shown)
-        note = element("small", " log scale") if y.log else ""
-        return element("figure", element("figcaption", self.caption, note, legend(self.lines)), drawing)
+    # steps and times begin at 0
+    x = scale_of([0.0, *itertools.chain.from_iterable(line.xs for line in lines)], log=False)
+    y = scale_of(itertools.chain.from_iterable(line.ys for line in lines), margin=0.04)
+    if from_zero and y.high > 0:
+        y = Scale(0.0, y.high)
+    frame = Frame(x, y)
+    shading = map(frame.band, bands) if len(bands) <= FEW_BANDS else ()
+    parts = [*shading, frame.axes(x_label), *frame.marks(marks), *(drawn_line(line, frame) for line in lines)]
+    shown = f"{caption}, from {number_text(y.low)} to {number_text(y.high)} over {x_label}"
+    drawing = element("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=shown)
+    note = element("small", " log scale") if y.log else ""
+    return element("figure", element("figcaption", caption, note, legend(lines)), drawing)
 
 
 def legend(lines: Iterable[Line]) -> Markup:

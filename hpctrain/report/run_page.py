@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hpctrain.phrases import counted, duration, listed, local_time, page
-from hpctrain.report.bar_rows import BarRow, Stretch, bar_legend, bar_rows, time_chart
-from hpctrain.report.line_chart import Line, LineChart
+from hpctrain.report.bar_rows import bar_legend, bar_row, bar_rows, stretch, time_chart
+from hpctrain.report.line_chart import Line, line_chart
 from hpctrain.report.origin import code, configuration, environment
 from hpctrain.report.page import Markup, Section, descriptions, element, facts, folded, html_page, joined
 from hpctrain.report.run_record import AttemptSpan, RunRecord
@@ -160,7 +160,7 @@ def _chart(name: str, group: Sequence[Curve], record: RunRecord) -> Markup:
     last = max((curve.steps[-1] for curve in group), default=0)
     within = [mark for mark in record.marks if mark.x <= last]
     bands = [band for band in record.repeated if band.start < last]
-    return LineChart(caption=caption, lines=lines, marks=within, bands=bands).drawn()
+    return line_chart(caption, lines, marks=within, bands=bands)
 
 
 SHOWN_ATTEMPTS = 30
@@ -199,7 +199,7 @@ def attempt_chart(record: RunRecord) -> Markup:
     return joined(parts)
 
 
-def _row(span: AttemptSpan, begin: float, whole: float, record: RunRecord) -> BarRow:
+def _row(span: AttemptSpan, begin: float, whole: float, record: RunRecord) -> Markup:
     attempt, spent = span.attempt, span.account.spent
     stretches = []
     at = span.begin
@@ -207,24 +207,17 @@ def _row(span: AttemptSpan, begin: float, whole: float, record: RunRecord) -> Ba
         seconds = _seconds(spent, names)
         if seconds > 0:
             title = ", ".join(f"{name.removesuffix('_s')} {duration(getattr(spent, name))}" for name in names)
-            stretches.append(Stretch(kind, (at - begin) / whole, seconds / whole, title))
+            stretches.append(stretch(kind, (at - begin) / whole, seconds / whole, title))
             at += seconds
     if not stretches:
-        stretches = [Stretch("working", (at - begin) / whole, 0.0)]
-    about = ", ".join(
-        filter(
-            None,
-            [
-                f"{counted(attempt.world_size, 'rank')} on {listed(attempt.nodes, shown=4, separator=' ')}"
-                if attempt.world_size
-                else "",
-                f"job {attempt.job_id}" if attempt.job_id else "",
-            ],
-        )
-    )
-    return BarRow(
-        name=f"attempt {attempt.attempt}", about=about, stretches=stretches, result=_result(attempt, span, record)
-    )
+        stretches = [stretch("working", (at - begin) / whole, 0.0)]
+    about = []
+    if attempt.world_size:
+        nodes = listed(attempt.nodes, shown=4, separator=" ")
+        about.append(f"{counted(attempt.world_size, 'rank')} on {nodes}")
+    if attempt.job_id:
+        about.append(f"job {attempt.job_id}")
+    return bar_row(f"attempt {attempt.attempt}", stretches, ", ".join(about), _result(attempt, span, record))
 
 
 def _result(attempt: Attempt, span: AttemptSpan, record: RunRecord) -> str:

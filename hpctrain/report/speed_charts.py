@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from hpctrain.phrases import counted, local_time
 from hpctrain.report.bar_rows import Part, waterfall
-from hpctrain.report.line_chart import Band, Line, LineChart
+from hpctrain.report.line_chart import Band, Line, line_chart
 from hpctrain.report.page import Markup, element, folded, joined, table
 from hpctrain.report.run_record import AttemptSpan, RunRecord
 from hpctrain.results.curves import Curve
@@ -100,26 +100,12 @@ def _charts(curves: Sequence[Curve], record: RunRecord) -> list[Markup]:
             if math.isfinite(when)
         )
         # no line from one attempt to the next, which may come days later
-        xs, ys = _broken(points, [band.start for band in axis.bands[1:]])
-        line = Line(label=curve.name, xs=xs, ys=ys)
-        chart = LineChart(caption=curve.name, lines=[line], x_label=axis.label, bands=axis.bands, from_zero=True)
-        charts.append(chart.drawn())
+        starts = [band.start for band in axis.bands[1:]]
+        groups = itertools.groupby(points, lambda point: bisect.bisect(starts, point[0]))  # noqa: B023 - used at once
+        broken = [point for _, group in groups for point in ((math.nan, 0.0), *group)]
+        line = Line(label=curve.name, xs=[x for x, _ in broken], ys=[y for _, y in broken])
+        charts.append(line_chart(curve.name, [line], x_label=axis.label, bands=axis.bands, from_zero=True))
     return charts
-
-
-def _broken(points: Sequence[tuple[float, float]], breaks: Sequence[float]) -> tuple[list[float], list[float]]:
-    xs: list[float] = []
-    ys: list[float] = []
-    pending = list(breaks)
-    for x, y in points:
-        if pending and x >= pending[0]:
-            while pending and x >= pending[0]:
-                pending.pop(0)
-            xs.append(math.nan)
-            ys.append(0.0)
-        xs.append(x)
-        ys.append(y)
-    return xs, ys
 
 
 _UNITS = (
@@ -202,7 +188,7 @@ def slowest_rank_chart(record: RunRecord, found: Sequence[tuple[AttemptSpan, Bot
         )
         for span, one in found
     ]
-    return LineChart(caption=CAPTION, lines=lines, x_label=axis.label, bands=axis.bands).drawn()
+    return line_chart(CAPTION, lines, x_label=axis.label, bands=axis.bands)
 
 
 def _points(record: RunRecord) -> list[_Point]:
@@ -241,4 +227,4 @@ def _over_time(record: RunRecord, points: Sequence[_Point]) -> Markup:
             )
         )
     only = f": rank {often[0]}" if len(often) == 1 else ""
-    return LineChart(caption=f"{CAPTION}{only}", lines=lines, x_label=axis.label, bands=axis.bands).drawn()
+    return line_chart(f"{CAPTION}{only}", lines, x_label=axis.label, bands=axis.bands)

@@ -11,7 +11,7 @@ from pathlib import Path
 from hpctrain.files import read_json_or_empty
 from hpctrain.phrases import counted, duration, listed
 from hpctrain.report.bar_rows import time_chart
-from hpctrain.report.line_chart import Line, LineChart
+from hpctrain.report.line_chart import Line, line_chart
 from hpctrain.report.origin import code, configuration, environment
 from hpctrain.report.page import Markup, Section, descriptions, element, facts, folded, html_page, joined, table
 from hpctrain.report.scale import number_text
@@ -100,7 +100,7 @@ def _learning_curves(record: SweepResults) -> Markup:
         )
         for point, curve in sorted(record.curves, key=lambda drawn: order.get(drawn[0].style, len(order)))
     ]
-    return element("div", LineChart(caption=metric.name, lines=lines).drawn(), class_="charts")
+    return element("div", line_chart(metric.name, lines), class_="charts")
 
 
 SHOWN_ROWS = 25
