@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from hpctrain.config.secret_keys import may_be_secret
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import read_json_or_empty
 from hpctrain.phrases import byte_size, counted, local_time
@@ -72,6 +73,11 @@ def environment(directory: RunDirectory) -> Markup:
     return descriptions([("launched", when), *named, *pairs]) or element(
         "p", "manifest.json can't be read.", class_="faint"
     )
+
+
+def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by key, those that may be secret replaced by stars: a page is sent to others."""
+    return {key: "***" if may_be_secret(key) else value for key, value in values.items()}
 
 
 def _text(record: Mapping[str, Any], name: str) -> str:

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from hpctrain.phrases import counted, duration, listed, local_time, page
 from hpctrain.report.bar_rows import bar_legend, bar_row, bar_rows, stretch, time_chart
 from hpctrain.report.line_chart import Line, line_chart
-from hpctrain.report.origin import code, configuration, environment
+from hpctrain.report.origin import code, configuration, environment, without_secrets
 from hpctrain.report.page import Markup, Section, descriptions, element, facts, folded, html_page, joined
 from hpctrain.report.run_record import AttemptSpan, RunRecord
 from hpctrain.report.scale import number_text
 from hpctrain.report.speed_charts import speed_charts
-from hpctrain.report.sweep_results import without_secrets
 from hpctrain.results.curves import Curve
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Attempt

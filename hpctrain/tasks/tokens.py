@@ -15,9 +15,8 @@ from torch.utils.data import Dataset
 
 from hpctrain.errors import ConfigError
 from hpctrain.models.gpt import GPT
-from hpctrain.tasks.packed_tokens import IGNORED, PackedTokens
 from hpctrain.tasks.task import Sums, Task
-from hpctrain.tasks.token_files import ABOUT, TokenWindows, about, find_token_files
+from hpctrain.tasks.token_files import ABOUT, IGNORED, PackedTokens, TokenWindows, about, find_token_files
 from hpctrain.tasks.tokeniser import decoder
 
 log = logging.getLogger("hpctrain.tasks")

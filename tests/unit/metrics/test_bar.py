@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from fakes import Clock
 
-from hpctrain.metrics.bar import Bar, BarSink, SharedStream, open_bar
+from hpctrain.metrics.progress import Bar, BarSink, SharedStream, open_bar
 
 CLEAR = "\r\x1b[K"
 
@@ -255,6 +255,6 @@ def test_a_stream_that_cannot_tell_and_a_dumb_terminal_get_lines(terminal, monke
 
 
 def test_the_library_that_draws_is_imported_only_where_a_bar_is_drawn():
-    program = "import sys, hpctrain.metrics.bar, hpctrain.metrics.console; print('tqdm' in sys.modules)"
+    program = "import sys, hpctrain.metrics.progress; print('tqdm' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -7,7 +7,7 @@ import re
 import pytest
 from fakes import Clock
 
-from hpctrain.metrics.console import ConsoleSink, duration, own_metrics
+from hpctrain.metrics.progress import ConsoleSink, duration, own_metrics
 
 
 def test_a_log_gets_a_plain_line_at_each_step():

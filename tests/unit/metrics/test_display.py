@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from hpctrain.metrics.console import Display
+from hpctrain.metrics.progress import Display
 
 
 class OnlyWrites:

@@ -15,8 +15,7 @@ from hpctrain.errors import ConfigError, TaskError
 from hpctrain.files import write_json
 from hpctrain.models.gpt import GPT
 from hpctrain.tasks.make_tokens import make_tokens
-from hpctrain.tasks.packed_tokens import IGNORED, PackedTokens, document_ends, sequence_bounds
-from hpctrain.tasks.token_files import TokenFile
+from hpctrain.tasks.token_files import IGNORED, PackedTokens, TokenFile, document_ends, sequence_bounds
 from hpctrain.tasks.tokeniser import tokeniser
 from hpctrain.tasks.tokens import Tokens
 
