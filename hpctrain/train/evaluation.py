@@ -19,7 +19,7 @@ from hpctrain.config.precision import NumberFormats
 from hpctrain.data.loader import EvalLoader
 from hpctrain.data.micro_batch import MOST_MICRO_BATCHES, MoveOnDemand, map_tensors, samples_in, shapes_of
 from hpctrain.errors import HpctrainError, TaskError
-from hpctrain.metrics.bar import Bar
+from hpctrain.metrics.progress import Bar
 from hpctrain.parallel.local_part import whole
 from hpctrain.parallel.replica import broadcast_tensors, buffers_and_rng_restored, inner
 from hpctrain.phrases import counted

@@ -10,7 +10,7 @@ from typing import TextIO
 
 from hpctrain.attempt.outcome import train_on_command
 from hpctrain.data.micro_batch import MicroBatch
-from hpctrain.metrics.bar import Bar
+from hpctrain.metrics.progress import Bar
 from hpctrain.rank.agreement import Decision, StopWhileLoading
 from hpctrain.rank.stop_request import Stop
 from hpctrain.rank.world import World

@@ -17,8 +17,8 @@ from hpctrain.config.mesh import keeps_gradients_whole
 from hpctrain.config.named_optimizers import named_optimizers
 from hpctrain.config.root import Config
 from hpctrain.data.loader import EvalLoader
-from hpctrain.metrics.bar import Bar
 from hpctrain.metrics.meter import Meter
+from hpctrain.metrics.progress import Bar
 from hpctrain.parallel.replica import inner
 from hpctrain.rank.determinism import random_states_restored, seed_everything
 from hpctrain.rank.stop_request import StopRequest

@@ -13,11 +13,10 @@ from typing import TextIO
 
 from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.files import write_atomic
-from hpctrain.metrics.bar import Bar, BarSink
-from hpctrain.metrics.console import ConsoleSink
 from hpctrain.metrics.csv_file import CsvSink
 from hpctrain.metrics.media_files import MediaFiles, MediaWriter
 from hpctrain.metrics.meter import Throughput
+from hpctrain.metrics.progress import Bar, BarSink, ConsoleSink
 from hpctrain.metrics.sink import JsonLinesSink, RecordFile, Sink, kept_lines
 from hpctrain.metrics.tensorboard import TensorBoardSink, hyperparameters
 from hpctrain.run.directory import RunDirectory

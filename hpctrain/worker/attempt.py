@@ -23,7 +23,7 @@ from hpctrain.config.batch import check_batch
 from hpctrain.config.mesh import data_parallel_size, mesh_shape
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import read_json_or_empty
-from hpctrain.metrics.bar import open_bar
+from hpctrain.metrics.progress import open_bar
 from hpctrain.phrases import DATE_TIME
 from hpctrain.rank.compiler import spare_compiler
 from hpctrain.rank.determinism import set_determinism

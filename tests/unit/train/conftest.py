@@ -15,8 +15,8 @@ from hpctrain.config.compose import Composer
 from hpctrain.config.parallel import Parallel
 from hpctrain.config.precision import FORMATS
 from hpctrain.data.micro_batch import MicroBatch
-from hpctrain.metrics.bar import open_bar
 from hpctrain.metrics.meter import Meter
+from hpctrain.metrics.progress import open_bar
 from hpctrain.rank.agreement import Agreement
 from hpctrain.rank.stop_request import STOP_SIGNALS, StopRequest
 from hpctrain.rank.world import World

@@ -307,8 +307,8 @@ class Terminal(io.StringIO):
 
 
 def test_a_terminal_shows_a_bar_also_in_evaluations_and_while_a_checkpoint_is_read(attempt, monkeypatch):
-    monkeypatch.setattr("hpctrain.metrics.bar.SHOWN_AFTER_S", 0)
-    monkeypatch.setattr("hpctrain.metrics.bar.REDRAW_S", 0)
+    monkeypatch.setattr("hpctrain.metrics.progress.SHOWN_AFTER_S", 0)
+    monkeypatch.setattr("hpctrain.metrics.progress.REDRAW_S", 0)
     before = list(logging.getLogger("hpctrain").handlers)
     terminal, log = Terminal(), io.StringIO()
     monkeypatch.setattr("sys.stdout", terminal)
