@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from hpctrain.phrases import duration
-from hpctrain.report.page import Markup, element, joined
+from hpctrain.report.page import Markup, element, joined, remark
 from hpctrain.status.accounting import WallTime
 
 
@@ -95,7 +95,7 @@ def time_chart(spent: WallTime, *, with_ratio: bool = True) -> Markup:
     """
     whole = spent.total_s
     if whole <= 0:
-        return element("p", "No time has passed yet.", class_="faint")
+        return remark("No time has passed yet.")
     parts = []
     for field, seconds in asdict(spent).items():
         name = field.removesuffix("_s")

@@ -11,12 +11,12 @@ from hpctrain.config.secret_keys import may_be_secret
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import read_json_or_empty
 from hpctrain.phrases import byte_size, counted, local_time
-from hpctrain.report.page import Markup, descriptions, element, folded, joined
+from hpctrain.report.page import Markup, descriptions, element, folded, joined, remark
 from hpctrain.run.code import code_records
 from hpctrain.run.config_change import changed_values
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.record_fields import TIME
-from hpctrain.sync.description import describe
+from hpctrain.sync.sent_run import describe
 
 MOST_CHARS = 40_000
 """Characters of a configuration or a diff that the page holds."""
@@ -26,13 +26,13 @@ def configuration(directory: RunDirectory) -> Markup:
     """The configuration, by full key; without variables of the environment, which may be secret."""
     described = describe(directory, "")
     if not described.config:
-        return element("p", "config.yaml can't be read.", class_="faint")
+        return remark("config.yaml can't be read.")
     changed = changed_values(directory)
     values = {key: changed.get(key, value) for key, value in described.config.items()}
     text = "\n".join(f"{key}={_shown(value)}" for key, value in values.items())
     varied = [(key, value) for key, value in described.varied.items()]
     note = "The variables in cluster.env and the commands in cluster.setup aren't shown: they may hold secrets."
-    keys = folded(f"All {counted(len(described.config), 'key')}", _cut(text), element("p", note, class_="faint"))
+    keys = folded(f"All {counted(len(described.config), 'key')}", _cut(text), remark(note))
     return joined([descriptions([("command", described.origin.get("command", ""))]), descriptions(varied), keys])
 
 
@@ -57,7 +57,7 @@ def code(directory: RunDirectory) -> Markup:
         ("git commit", str(git.get("commit") or "")),
         ("changes", changes or (f"{counted(len(diff.splitlines()), 'line')} of diff" if diff else "")),
     ]
-    shown = descriptions(pairs) or element("p", "No copy of the code, and no git repository.", class_="faint")
+    shown = descriptions(pairs) or remark("No copy of the code, and no git repository.")
     return joined([shown, folded("Changes against the commit", _cut(diff), long=True) if diff else ""])
 
 
@@ -70,9 +70,7 @@ def environment(directory: RunDirectory) -> Markup:
     begun = manifest.get("time")
     when = local_time(float(begun or 0)) if TIME.accepts(begun) else ""
     named = [(name, _text(manifest, name)) for name in names]
-    return descriptions([("launched", when), *named, *pairs]) or element(
-        "p", "manifest.json can't be read.", class_="faint"
-    )
+    return descriptions([("launched", when), *named, *pairs]) or remark("manifest.json can't be read.")
 
 
 def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,5 +88,5 @@ def _shown(value: object) -> str:
 
 def _cut(text: str) -> Markup:
     left_out = len(text) - MOST_CHARS
-    note = element("p", f"{left_out} more characters aren't shown.", class_="faint") if left_out > 0 else ""
+    note = remark(f"{left_out} more characters aren't shown.") if left_out > 0 else ""
     return joined([element("pre", text[:MOST_CHARS]), note])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from hpctrain.phrases import local_time
+from hpctrain.phrases import counted, local_time
 from hpctrain.startup import __version__
 from hpctrain.terminal import CONTROL
 
@@ -84,6 +84,19 @@ def html_page(title: str, head: Markup, sections: Sequence[Section]) -> str:
 def folded(summary: str, *content: object, long: bool = False) -> Markup:
     """Content that a click opens; with ``long``, it isn't printed."""
     return element("details", element("summary", summary), *content, class_="long" if long else None)
+
+
+def remark(text: str) -> Markup:
+    """A paragraph that explains what is shown, or says what isn't."""
+    return element("p", text, class_="faint")
+
+
+def charts_in_rows(charts: Sequence[Markup], shown: int, noun: str) -> list[Markup]:
+    """Charts side by side; after the first ones, a click opens the others."""
+    rows = [element("div", *charts[:shown], class_="charts")]
+    if more := charts[shown:]:
+        rows.append(folded(counted(len(more), f"more {noun}"), element("div", *more, class_="charts")))
+    return rows
 
 
 def facts(pairs: Sequence[tuple[str, str]]) -> Markup:

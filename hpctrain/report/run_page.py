@@ -8,10 +8,20 @@ from hpctrain.phrases import counted, duration, listed, local_time, page
 from hpctrain.report.bar_rows import bar_legend, bar_row, bar_rows, stretch, time_chart
 from hpctrain.report.line_chart import Line, line_chart
 from hpctrain.report.origin import code, configuration, environment, without_secrets
-from hpctrain.report.page import Markup, Section, descriptions, element, facts, folded, html_page, joined
-from hpctrain.report.run_record import AttemptSpan, RunRecord
+from hpctrain.report.page import (
+    Markup,
+    Section,
+    charts_in_rows,
+    descriptions,
+    element,
+    facts,
+    folded,
+    html_page,
+    joined,
+    remark,
+)
+from hpctrain.report.run_charts import AttemptSpan, RunRecord, speed_charts
 from hpctrain.report.scale import number_text
-from hpctrain.report.speed_charts import speed_charts
 from hpctrain.results.curves import Curve
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Attempt
@@ -96,18 +106,15 @@ def curve_charts(record: RunRecord) -> Markup:
     """Draw the charts, or say why there are none."""
     curves = [curve for name, curve in record.curves.items() if not name.startswith(LEFT_OUT)]
     if not curves:
-        return element("p", _why_none(record), class_="faint")
+        return remark(_why_none(record))
     best = record.status.best
     groups = _grouped(curves, judged="" if best is None else best.name)
     charts = [_chart(name, group, record) for name, group in groups[:MOST_CHARTS]]
-    shown = element("div", *charts[:SHOWN_CHARTS], class_="charts")
-    parts = [_explained(record), shown]
-    if more := charts[SHOWN_CHARTS:]:
-        parts.append(folded(f"{counted(len(more), 'more chart')}", element("div", *more, class_="charts")))
+    parts = [_explained(record), *charts_in_rows(charts, SHOWN_CHARTS, "chart")]
     if len(groups) > MOST_CHARTS:
         names = ", ".join(name for name, _ in groups[MOST_CHARTS:][:50])
         text = f"{counted(len(groups) - MOST_CHARTS, 'metric')} not drawn, see metrics.jsonl: {names}"
-        parts.append(element("p", text, class_="faint"))
+        parts.append(remark(text))
     return joined(parts)
 
 
@@ -128,7 +135,7 @@ def _explained(record: RunRecord) -> Markup:
         texts.append("\u25a0: where the last attempt ended without completing the run.")
     if record.repeated:
         texts.append("Shaded: steps that were repeated after a resume.")
-    return element("p", " ".join(texts), class_="faint") if texts else Markup("")
+    return remark(" ".join(texts)) if texts else Markup("")
 
 
 def _grouped(curves: Sequence[Curve], judged: str) -> list[tuple[str, list[Curve]]]:
@@ -179,22 +186,20 @@ def attempt_chart(record: RunRecord) -> Markup:
     """Draw the attempts, oldest first."""
     spans = record.spans[-MOST_ATTEMPTS:]
     if not spans:
-        return element("p", "No attempt has begun.", class_="faint")
+        return remark("No attempt has begun.")
     begin = min(span.begin for span in spans)
     whole = max(span.end for span in spans) - begin or 1.0
     rows = [_row(span, begin, whole, record) for span in spans]
     used = [part for part in PARTS if any(_seconds(span.account.spent, part[2]) > 0 for span in spans)]
     axis = f"From {local_time(begin)} to {local_time(begin + whole)}, {duration(whole)}."
-    parts = [element("p", axis, class_="faint"), bar_legend([(kind, text) for kind, text, _ in used])]
+    parts = [remark(axis), bar_legend([(kind, text) for kind, text, _ in used])]
     if len(rows) > SHOWN_ATTEMPTS:
         parts.append(
             folded(f"{counted(len(rows) - SHOWN_ATTEMPTS, 'earlier attempt')}", bar_rows(rows[:-SHOWN_ATTEMPTS]))
         )
     parts.append(bar_rows(rows[-SHOWN_ATTEMPTS:]))
     if len(record.spans) > MOST_ATTEMPTS:
-        parts.append(
-            element("p", f"{len(record.spans) - MOST_ATTEMPTS} attempts before these aren't shown.", class_="faint")
-        )
+        parts.append(remark(f"{len(record.spans) - MOST_ATTEMPTS} attempts before these aren't shown."))
     return joined(parts)
 
 

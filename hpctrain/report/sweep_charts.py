@@ -15,13 +15,12 @@ from hpctrain.phrases import counted
 from hpctrain.report.bar_rows import Part, waterfall
 from hpctrain.report.line_chart import HEIGHT, WIDTH, Frame
 from hpctrain.report.origin import without_secrets
-from hpctrain.report.page import Markup, element, folded, joined
+from hpctrain.report.page import Markup, charts_in_rows, element, joined, remark
 from hpctrain.report.scale import KeyAxis, Scale, number_text, scale_of
 from hpctrain.results.curves import Curve, read_curves
 from hpctrain.results.ranking import RankedRow, Ranking, rank
 from hpctrain.results.ranking_metric import MetricValue, judging_metric
-from hpctrain.results.run_result import RunResult, read_results
-from hpctrain.results.varied_keys import SEED
+from hpctrain.results.run_result import SEED, RunResult, read_results
 from hpctrain.run.directory import RunDirectory
 from hpctrain.search.journal import Event, read_journal
 from hpctrain.status.accounting import WallTime
@@ -138,14 +137,12 @@ def key_charts(record: SweepResults) -> Markup:
     if metric is None or not points:
         return Markup("")
     charts = [_chart(key, metric.name, points) for key in record.ranking.keys[:MOST_CHARTS]]
-    parts = [element("div", *charts[:SHOWN_KEYS], class_="charts")]
+    parts = charts_in_rows(charts, SHOWN_KEYS, "key")
     if any(point.style.startswith("s") for point in points):
-        parts.insert(0, element("p", "A number is the rank of the dot beside it.", class_="faint"))
-    if more := charts[SHOWN_KEYS:]:
-        parts.append(folded(counted(len(more), "more key"), element("div", *more, class_="charts")))
+        parts.insert(0, remark("A number is the rank of the dot beside it."))
     if left_out := record.ranking.keys[MOST_CHARTS:]:
         text = f"{counted(len(left_out), 'key')} not drawn, see the results: {', '.join(left_out)}"
-        parts.append(element("p", text, class_="faint"))
+        parts.append(remark(text))
     return joined(parts)
 
 
@@ -276,4 +273,4 @@ def rung_chart(home: Path) -> Markup:
         result = f"{number_text(spent)} steps, {share:.1%}"
         parts.append(Part(name=f"rung {rung}", about=about, share=share, result=result))
     text = "Steps that were trained to pass each rung, of all runs together; a run continues from the rung before."
-    return joined([element("p", text, class_="faint"), waterfall(parts)])
+    return joined([remark(text), waterfall(parts)])

@@ -13,11 +13,11 @@ from hpctrain.phrases import counted, duration, listed
 from hpctrain.report.bar_rows import time_chart
 from hpctrain.report.line_chart import Line, line_chart
 from hpctrain.report.origin import code, configuration, environment, without_secrets
-from hpctrain.report.page import Markup, Section, descriptions, element, facts, folded, html_page, joined, table
+from hpctrain.report.page import Markup, Section, descriptions, element, facts, folded, html_page, joined, remark, table
 from hpctrain.report.scale import number_text
 from hpctrain.report.sweep_charts import SweepResults, key_charts, parallel_coordinates, rung_chart
 from hpctrain.results.ranking import RankedRow, Ranking
-from hpctrain.results.varied_keys import SEED
+from hpctrain.results.run_result import SEED
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.manifest import value_text
 from hpctrain.status.state import RunState
@@ -80,7 +80,7 @@ def _no_metric(record: SweepResults) -> Markup:
     if record.ranking.metric is not None:
         return Markup("")
     choose = "python -m hpctrain best takes --metric"
-    return element("p", f"No metric ranks these runs: {record.unranked} ({choose}).", class_="faint")
+    return remark(f"No metric ranks these runs: {record.unranked} ({choose}).")
 
 
 def _learning_curves(record: SweepResults) -> Markup:
@@ -125,7 +125,7 @@ def result_table(record: SweepResults) -> Markup:
         parts.append(folded(f"{counted(len(more), 'more row')}", table(head, more, numbers=numbers)))
     if (left_out := len(ranking.rows) - len(rows)) > 0:
         text = f"{counted(left_out, 'row')} after these not shown{_where_all(record)}"
-        parts.append(element("p", text, class_="faint"))
+        parts.append(remark(text))
     return joined(parts)
 
 

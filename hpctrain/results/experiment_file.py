@@ -29,7 +29,7 @@ from hpctrain.config.stored import load_run
 from hpctrain.errors import ConfigError, RunDirectoryError
 from hpctrain.files import read_json_or_empty, write_atomic
 from hpctrain.results.ranking import RankedRow, Ranking
-from hpctrain.results.varied_keys import SEED, comparable, is_below
+from hpctrain.results.run_result import SEED, comparable, is_below
 from hpctrain.run.config_change import trained_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.manifest import read_varied, value_text

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hpctrain.results.ranking_metric import MetricValue, RankingMetric, metric_value
-from hpctrain.results.run_result import RunResult
-from hpctrain.results.varied_keys import SEED, VariedKeys, comparable, varied_keys
+from hpctrain.results.run_result import SEED, RunResult, VariedKeys, comparable, varied_keys
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.manifest import value_text
 

@@ -12,8 +12,7 @@ from hpctrain.config.identity import decides_the_weights
 from hpctrain.errors import CheckpointDamagedError, RunDirectoryError
 from hpctrain.files import read_json_or_empty
 from hpctrain.results.ranking_metric import MetricValue, judging_metric, metric_value
-from hpctrain.results.run_result import RunResult
-from hpctrain.results.varied_keys import comparable
+from hpctrain.results.run_result import RunResult, comparable
 from hpctrain.run.checkpoint_manifest import read_manifest
 from hpctrain.run.code import CodeFile, current_code, read_files
 from hpctrain.run.directory import RunDirectory

@@ -13,8 +13,7 @@ from typing import Any
 
 from hpctrain.files import describe_os_error
 from hpctrain.run.directory import RunDirectory
-from hpctrain.sync.description import Description, ReportedState
-from hpctrain.sync.rows import Row
+from hpctrain.sync.sent_run import Description, ReportedState, Row
 from hpctrain.sync.service import (
     NOTHING,
     OpenedRun,

@@ -18,8 +18,7 @@ from hpctrain.files import TEMPORARY_PREFIX, open_folder_below, read_json_or_emp
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.owner import FILE_NAME, Owner
 from hpctrain.run.record_fields import COUNT, FLAG, TEXT, TIME, describe_wrong_field
-from hpctrain.sync.description import describe, describe_state, identify
-from hpctrain.sync.rows import Rows
+from hpctrain.sync.sent_run import Rows, describe, describe_state, identify
 from hpctrain.sync.service import NOTHING, Service, problem_text
 
 TOUCH_EVERY_S = 10.0

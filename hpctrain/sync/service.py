@@ -13,8 +13,7 @@ from typing import Protocol
 from hpctrain.errors import ExitCode, HpctrainError
 from hpctrain.files import describe_os_error
 from hpctrain.run.directory import RunDirectory
-from hpctrain.sync.description import Description, ReportedState
-from hpctrain.sync.rows import Row
+from hpctrain.sync.sent_run import Description, ReportedState, Row
 
 SERVICES = {"wandb": "W&B", "mlflow": "MLflow"}
 """How messages call them, by name: a key of the group `logger`, an extra of the package, what `sync --service` takes,

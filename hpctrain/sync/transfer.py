@@ -14,10 +14,9 @@ from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.directory import RunDirectory
 from hpctrain.status.report import read_statuses
 from hpctrain.status.state import RunState
-from hpctrain.sync.description import describe
-from hpctrain.sync.rows import Rows
 from hpctrain.sync.sender import BusyError, Sender, SenderClaim
 from hpctrain.sync.sender_processes import Parent
+from hpctrain.sync.sent_run import Rows, describe
 from hpctrain.sync.service import (
     NOTHING,
     SERVICES,

@@ -8,8 +8,7 @@ import shlex
 import pytest
 
 from hpctrain.run.directory import RunDirectory
-from hpctrain.sync.description import describe, describe_state
-from hpctrain.sync.rows import Rows
+from hpctrain.sync.sent_run import Rows, describe, describe_state
 
 MANIFEST = {
     "command": "python -m hpctrain -m optimizer.lr=0.1,0.2",

@@ -9,7 +9,7 @@ import pytest
 
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.gone_checkpoints import move_records_aside
-from hpctrain.sync.description import identify, identity_path
+from hpctrain.sync.sent_run import identify, identity_path
 
 
 @pytest.fixture

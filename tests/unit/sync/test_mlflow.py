@@ -16,9 +16,8 @@ from logged_run import LoggedRun
 from hpctrain.cli import main
 from hpctrain.errors import ExitCode
 from hpctrain.run.directory import RunDirectory
-from hpctrain.sync.description import describe
 from hpctrain.sync.mlflow import MAX_KEY_CHARS, MLflowServer
-from hpctrain.sync.rows import Row, Rows
+from hpctrain.sync.sent_run import Row, Rows, describe
 from hpctrain.sync.service import NOTHING, ServiceError, ServiceSetupError, UntrustedServerError
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")

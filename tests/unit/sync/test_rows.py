@@ -9,8 +9,8 @@ from logged_run import LoggedRun
 
 from hpctrain.cli import main
 from hpctrain.errors import ExitCode
-from hpctrain.sync.rows import Rows
 from hpctrain.sync.sender import SenderClaim
+from hpctrain.sync.sent_run import Rows
 
 FILE = "sample_00000005.txt"
 

@@ -18,9 +18,8 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.owner import Owner
 from hpctrain.run.reason import Reason
 from hpctrain.sync import transfer as transfers
-from hpctrain.sync.description import identify
-from hpctrain.sync.rows import GrowingFile
 from hpctrain.sync.sender import BusyError, Cursor, SenderClaim, cursor_path
+from hpctrain.sync.sent_run import GrowingFile, identify
 from hpctrain.sync.service import ServiceError, ServiceSetupError
 from hpctrain.sync.transfer import Transfer, send_once
 

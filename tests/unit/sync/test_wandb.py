@@ -7,8 +7,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from hpctrain.sync.description import describe
-from hpctrain.sync.rows import Row
+from hpctrain.sync.sent_run import Row, describe
 from hpctrain.sync.wandb import WandbOnline
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from hpctrain.results.run_result import RunResult, read_results
-from hpctrain.results.varied_keys import varied_keys
+from hpctrain.results.run_result import RunResult, read_results, varied_keys
 from hpctrain.run.directory import RunDirectory
 from hpctrain.status.search import find_runs
 
