@@ -21,7 +21,7 @@ from hpctrain.launch.existing_run import changed_config
 from hpctrain.launch.prepare import plan
 from hpctrain.launch.sbatch import require_sbatch
 from hpctrain.phrases import counted, either
-from hpctrain.results.varied_keys import comparable
+from hpctrain.results.run_result import comparable
 from hpctrain.run.config_change import trained_varied
 from hpctrain.run.directory import RunDirectory
 from hpctrain.search.distribution import Choice, Distribution

@@ -299,8 +299,8 @@ def test_another_wandb_server_and_a_copy_get_the_whole_run_and_none_gets_a_row_t
     program = """if True:
         import sys
         from hpctrain.run.directory import RunDirectory
-        from hpctrain.sync.description import describe
-        from hpctrain.sync.description import identify
+        from hpctrain.sync.sent_run import describe
+        from hpctrain.sync.sent_run import identify
         from hpctrain.sync.wandb import WandbOnline
         directory = RunDirectory.at(sys.argv[1])
         service = WandbOnline()

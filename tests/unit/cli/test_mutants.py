@@ -46,8 +46,7 @@ from hpctrain.search.journal import Decision, Journal
 from hpctrain.search.journal import Event as Decided
 from hpctrain.search.open_search import open_search
 from hpctrain.search.record import SweepRecord
-from hpctrain.sync.description import describe, describe_state, identify
-from hpctrain.sync.rows import Rows
+from hpctrain.sync.sent_run import Rows, describe, describe_state, identify
 from hpctrain.terminal import visible
 from hpctrain.top.columns import COLUMNS, Shown
 from hpctrain.top.open_run import OpenRun, attempt_lines
