@@ -14,12 +14,9 @@ from hpctrain.cli.arguments import add_overrides, command_parser
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.compose import Composer
 from hpctrain.config.stored import load
-from hpctrain.doctor.asked import Asked
 from hpctrain.doctor.examination import Examination
-from hpctrain.doctor.examined import Examined, summary
-from hpctrain.doctor.finding import in_order
-from hpctrain.doctor.folder import DoctorFolder
-from hpctrain.doctor.site_file import is_name
+from hpctrain.doctor.finding import DoctorResult, Severity
+from hpctrain.doctor.folder import DoctorFolder, DoctorOptions, is_name, read_options
 from hpctrain.errors import ConfigError, ExitCode
 from hpctrain.launch.sbatch import require_sbatch
 from hpctrain.phrases import all_of, counted
@@ -69,25 +66,25 @@ def main(arguments: list[str]) -> int:
         if len(options.overrides) > 1 or not folder.request.is_file():
             parser.error(f"{earlier[0]} is neither KEY=VALUE nor the folder of an examination")
         # those of the first command belong to its own day
-        asked = dataclasses.replace(Asked.read(folder), renew=options.new_baseline)
-        examination = Examination(load(folder.request), report, asked=asked)
-        examination.look_at_slurm()
+        typed = dataclasses.replace(read_options(folder), renew=options.new_baseline)
+        examination = Examination(load(folder.request), report, options=typed)
+        examination.check_slurm()
         return _examine_nodes(examination, folder, options)
     composer = Composer(options.config_dir)
     composer.sweeps = False
     config = composer.compose(options.overrides)
     if config.cluster.dry_run:
         raise ConfigError("cluster.dry_run", True, "the doctor submits a real job", "leave it out")
-    asked = Asked(
+    typed = DoctorOptions(
         typed=["doctor", *arguments], directory=str(Path.cwd()), site=options.site, renew=options.new_baseline
     )
-    examination = Examination(config, report, asked=asked)
-    examination.look_here()
+    examination = Examination(config, report, options=typed)
+    examination.check_login_node()
     if not isinstance(config.cluster, Slurm):
-        return _end(examination.examined, options)
-    if examination.examined.would_fail:
+        return _end(examination.result, options)
+    if examination.result.would_fail:
         report("no job is submitted before that is mended")
-        return _end(examination.examined, options)
+        return _end(examination.result, options)
     require_sbatch()
     return _examine_nodes(examination, None, options)
 
@@ -98,44 +95,45 @@ def _examine_nodes(examination: Examination, folder: DoctorFolder | None, option
         folder = folder or examination.submit()
         examination.read_job(folder)
     except KeyboardInterrupt:
-        examined = examination.examined
-        if examined.job_id is not None and examined.folder is not None:
-            typed = DoctorFolder(examined.folder).as_run.as_typed
+        result = examination.result
+        if result.job_id is not None and result.folder is not None:
+            typed = DoctorFolder(result.folder).as_run.as_typed
             print(
                 f"\nthe job continues; to see what it finds: python -m hpctrain doctor {typed}; "
-                f"to cancel it: scancel {examined.job_id}",
+                f"to cancel it: scancel {result.job_id}",
                 file=sys.stderr,
             )
         return ExitCode.INTERRUPTED
     examination.store()
-    return _end(examination.examined, options)
+    return _end(examination.result, options)
 
 
-def _end(examined: Examined, options: argparse.Namespace) -> int:
+def _end(result: DoctorResult, options: argparse.Namespace) -> int:
     if options.json:
-        print(json.dumps(examined.as_record()))
+        print(json.dumps(result.as_record()))
     else:
-        print("\n".join(_text(examined)))
-    return ExitCode.FAILED if examined.would_fail else ExitCode.FINISHED
+        print("\n".join(_text(result)))
+    return ExitCode.FAILED if result.would_fail else ExitCode.FINISHED
 
 
-def _text(examined: Examined) -> Iterator[str]:
-    for one in in_order(examined.findings):
+def _text(result: DoctorResult) -> Iterator[str]:
+    for finding in result.ordered:
         yield ""
-        yield from _wrapped(f"{one.severity}: ", one.problem)
-        yield from _wrapped("  why: ", one.why)
-        yield from _wrapped("  do:  ", one.remedy)
+        yield from _wrapped(f"{finding.severity}: ", finding.problem)
+        yield from _wrapped("  why: ", finding.why)
+        yield from _wrapped("  do:  ", finding.remedy)
     yield ""
-    counts = [counted(count, severity) for severity, count in summary(examined).items() if count]
-    if examined.would_fail:
+    severities = [finding.severity for finding in result.findings]
+    counts = [counted(count, severity) for severity in Severity if (count := severities.count(severity))]
+    if result.would_fail:
         yield f"{all_of(counts)}: a run would fail"
     else:
         yield all_of(counts) if counts else "no fault was found"
-    if examined.site_file is not None:
-        option = f"cluster={examined.site_file.stem}"
-        yield f"wrote {examined.site_file}: from now on, python -m hpctrain {option} nodes=N"
+    if result.site_file is not None:
+        option = f"cluster={result.site_file.stem}"
+        yield f"wrote {result.site_file}: from now on, python -m hpctrain {option} nodes=N"
         yield f"to prove that interruptions change nothing here: python -m hpctrain drill {option} nodes=2"
-    if examined.job_id is None and "SLURM" in examined.facts and not examined.would_fail:
+    if result.job_id is None and "SLURM" in result.facts and not result.would_fail:
         yield "to check the nodes as well: python -m hpctrain doctor cluster=slurm nodes=2"
 
 

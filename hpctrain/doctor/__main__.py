@@ -9,17 +9,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hpctrain.cluster.slurm_step import needed_job_nodes
 from hpctrain.cluster.variables import Variables
 from hpctrain.config.resources import resources_of
 from hpctrain.config.stored import load_run
-from hpctrain.doctor.asked import Asked
-from hpctrain.doctor.folder import DoctorFolder
-from hpctrain.doctor.job_record import JobRecord
-from hpctrain.doctor.nodes import NO_PLUGIN, SCRIPT, NodeAnswers
+from hpctrain.doctor.folder import DoctorFolder, JobRecord, NodeAnswer, read_options, write_record
+from hpctrain.doctor.nodes import NO_PLUGIN, SCRIPT, read_line
 from hpctrain.errors import ERROR_PREFIX, ExitCode, HpctrainError
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.run.directory import umask_of
@@ -55,7 +54,10 @@ class JobSteps:
         self._plan = RunPlan(config, folder.as_run, resources_of(config))
         # what the image has doesn't matter to what is measured
         self._python = self._plan.slurm.node_python or sys.executable
-        self._record = JobRecord(nodes=needed_job_nodes(Variables(environ)))
+        self._nodes = needed_job_nodes(Variables(environ))
+        self._answers: dict[str, NodeAnswer] = {}
+        self._complaints: dict[str, list[str]] = {}
+        self._late: list[str] = []
 
     def run(self) -> None:
         """Ask the nodes, then let ranks measure on those that work.
@@ -64,65 +66,61 @@ class JobSteps:
             OSError: the answers can't be stored.
         """
         os.umask(umask_of(self._plan.config.mode))
-        self._ask_nodes()
-        self._record.write(self._folder)
-        nodes = tuple(node for node in self._record.nodes if self._record.answers[node].works)
+        plugin_refused = self._ask_nodes()
+        record = JobRecord(
+            nodes=self._nodes,
+            answers=self._answers,
+            plugin_refused=plugin_refused,
+            complaints=self._complaints,
+            late=self._late,
+        )
+        write_record(self._folder.job, record)
+        nodes = tuple(node for node in self._nodes if self._answers[node].works)
         if nodes:
-            self._record.stage, self._record.rank_nodes = "ranks", nodes
-            self._record.write(self._folder)
-            self._start_ranks(nodes)
-        self._record.stage = "done"
-        self._record.write(self._folder)
+            record = replace(record, stage="ranks", rank_nodes=nodes)
+            write_record(self._folder.job, record)
+            self._start_ranks(nodes, [NO_PLUGIN] if plugin_refused else [])
+        write_record(self._folder.job, replace(record, stage="done"))
 
-    def _ask_nodes(self) -> None:
-        self._ask_once(())
-        refused = self._record.complaints["nodes"]
-        if any(answer.begun for answer in self._record.answers.values()) or not PLUGIN.search(" ".join(refused)):
-            return
+    def _ask_nodes(self) -> str:
+        """Ask each node; return why srun can't load its default MPI plugin, empty if it can."""
+        if self._ask(()):
+            return ""
+        refused = self._complaints["nodes"]
         # no shell began anywhere: perhaps srun can't load the plugin that it takes by default
-        self._ask_once((NO_PLUGIN,))
-        if any(answer.begun for answer in self._record.answers.values()):
-            self._record.plugin_refused = "; ".join(refused)
+        return "; ".join(refused) if PLUGIN.search(" ".join(refused)) and self._ask((NO_PLUGIN,)) else ""
 
-    def _ask_once(self, more: Sequence[str]) -> None:
-        plan, count = self._plan, len(self._record.nodes)
+    def _ask(self, more: Sequence[str]) -> bool:
+        """Run a shell on each node; return whether any began."""
+        count = len(self._nodes)
         command = ["srun", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", "--export=ALL"]
         # one core: the rest of the request doesn't matter to a shell
-        command += [
-            "--cpus-per-task=1",
-            "--wait=0",
-            "--kill-on-bad-exit=0",
-            *_without_tasks(plan.slurm.srun_args),
-            *more,
-        ]
+        command += ["--cpus-per-task=1", "--wait=0", "--kill-on-bad-exit=0"]
+        command += [*_without_tasks(self._plan.slurm.srun_args), *more]
+        directory = read_options(self._folder).directory
         token = self._folder.token.read_text()
-        directory = Asked.read(self._folder).directory
         command += ["sh", "-c", SCRIPT, "sh", str(self._folder.path), token, self._python, directory]
-        answers = NodeAnswers(self._record.nodes, time.time())
-        self._record.complaints["nodes"] = self._step(
-            "nodes", command, NODES_S + NODES_S_EACH * count, lambda line: answers.read(line, time.time())
-        )
-        self._record.answers = answers.by_node
+        self._answers.update({node: NodeAnswer(node) for node in self._nodes})
+        self._step("nodes", command, NODES_S + NODES_S_EACH * count)
+        return any(answer.begun for answer in self._answers.values())
 
-    def _start_ranks(self, nodes: Sequence[str]) -> None:
+    def _start_ranks(self, nodes: Sequence[str], more: Sequence[str]) -> None:
         write_secret(self._folder.path)
-        named = nodes if len(nodes) < len(self._record.nodes) else ()
         command = [
-            *srun_options(self._plan, named, num_nodes=len(nodes)),
-            *([NO_PLUGIN] if self._record.plugin_refused else []),
-            *(self._python, "-u", "-m", "hpctrain.doctor.ranks", str(self._folder.path)),
+            *srun_options(self._plan, nodes if len(nodes) < len(self._nodes) else (), num_nodes=len(nodes)),
+            *more,
+            *(self._python, "-u", "-m", "hpctrain.doctor.rank", str(self._folder.path)),
         ]
+        world_size = len(nodes) * self._plan.resources.processes_per_node
         try:
-            self._record.complaints["ranks"] = self._step("ranks", command, self._ranks_s(len(nodes)), lambda _: None)
+            self._step("ranks", command, min(RANKS_S + RANKS_S_EACH * world_size, LONGEST_S))
         finally:
             discard_secret(self._folder.path)
 
-    def _ranks_s(self, num_nodes: int) -> float:
-        return min(RANKS_S + RANKS_S_EACH * num_nodes * self._plan.resources.processes_per_node, LONGEST_S)
-
-    def _step(self, name: str, command: Sequence[str], timeout_s: float, read: Callable[[str], None]) -> list[str]:
-        """Run a step of srun; pass on the lines of its output, and return srun's own messages."""
-        complaints: list[str] = []
+    def _step(self, name: str, command: Sequence[str], timeout_s: float) -> None:
+        """Run a step of srun; pass on the lines of its output, and collect nodes' answers and srun's own messages."""
+        self._complaints[name] = []
+        begun_at = time.time()
         with subprocess.Popen(
             command,
             env=srun_environ(self._plan, self._environ),
@@ -137,15 +135,14 @@ class JobSteps:
             assert process.stdout is not None
             for line in process.stdout:
                 print(line.rstrip("\n"), flush=True)
-                read(line)
+                read_line(self._answers, line, begun_at, time.time())
                 complaint = COMPLAINT.match(line)
                 if complaint and not NOT_OF_INTEREST.search(line):
-                    complaints.append(complaint["text"].strip())
+                    self._complaints[name].append(complaint["text"].strip())
             timer.cancel()
-        return complaints
 
     def _end_late(self, name: str, process: subprocess.Popen[str]) -> None:
-        self._record.late.append(name)
+        self._late.append(name)
         process.send_signal(signal.SIGTERM)
         time.sleep(2)
         # a second signal makes srun leave tasks that don't end, in a mount that doesn't answer

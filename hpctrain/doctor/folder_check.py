@@ -1,7 +1,8 @@
-"""Tries what runs do with files, in the folder that will hold them."""
+"""The folder that will hold the runs: what runs do with files there, tried, and room in its file system."""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
@@ -11,13 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.doctor.finding import Finding, Severity
-from hpctrain.doctor.room import full_finding, room_findings
+from hpctrain.doctor.finding import Check, Finding, Severity, evaluate, when
 from hpctrain.files import append_json_line, describe_os_error, fsync_directory, write_atomic
-from hpctrain.run.file_system import FULL, FileSystem, nearest_existing
+from hpctrain.phrases import scaled
+from hpctrain.run.file_system import FULL, FileSystem, limit_met, nearest_existing
 
 NEEDED_BYTES = 64 * 10**6
 """Room that the records and logs of a run may take, without its checkpoints."""
+FEW_FILES = 10_000
+"""Files that must be left: a copy of the code alone may have thousands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +33,31 @@ class Trial:
         severity: of its absence.
         why: what depends on it.
         remedy: what to do without it.
+        check: the word of its findings.
+        problem: what to say if it doesn't work; empty for its name.
     """
 
     name: str
-    act: Callable[[Path], None]
+    act: Callable[[Path], object]
     severity: Severity
     why: str
     remedy: str
+    check: str = "file system"
+    problem: str = ""
+
+    def finding(self, folder: Path, error: OSError) -> Finding:
+        """What the error means with which it was refused in the folder of the runs."""
+        if error.errno in FULL:
+            return Finding(
+                check="room",
+                severity=Severity.ERROR,
+                problem=f"{folder}: {limit_met(error, folder) or error.strerror}",
+                why="a run can't write its records and checkpoints",
+                remedy="remove what isn't needed, or set run_dir to another file system",
+            )
+        problem = self.problem or f"{self.name} doesn't work"
+        text = f"{folder}: {problem} ({describe_os_error(error)})"
+        return Finding(check=self.check, severity=self.severity, problem=text, why=self.why, remedy=self.remedy)
 
 
 def _rename(folder: Path) -> None:
@@ -108,6 +129,100 @@ TRIALS = (
 """What runs need of a file system."""
 
 
+WRITE = Trial(
+    "write",
+    lambda folder: folder.mkdir(parents=True, exist_ok=True),
+    Severity.ERROR,
+    "a run writes its configuration, logs and checkpoints there",
+    "set run_dir to a folder that you may write to, or type the command in one",
+    check="folder",
+    problem="nothing can be written there",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The room in a file system.
+
+    Attributes:
+        folder: in which files can be created.
+        system: the file system.
+        lack: what is lacking for a purpose; empty if nothing is.
+    """
+
+    folder: Path
+    system: FileSystem
+    lack: str
+
+    @property
+    def quota(self) -> str:
+        """The command that shows a quota."""
+        return self.system.quota_command(self.folder)
+
+
+ROOM_CHECKS: tuple[Check[Room], ...] = (
+    Check(
+        "room",
+        Severity.WARNING,  # some file systems make more files when they are needed
+        lambda room: when(room.system.free_files is not None and room.system.free_files < FEW_FILES),
+        problem="{measured.folder}: only {measured.system.free_files} more files can be created",
+        why="a run ends with an error when it can't write a checkpoint",
+        remedy="remove files; `df -i {measured.folder}` counts them, `{measured.quota}` those of a quota",
+    ),
+    Check(
+        "room",
+        Severity.ERROR,
+        lambda room: when(room.lack),
+        problem="{measured.folder}: {measured.lack}",
+        why="a run ends with an error when it can't write a checkpoint",
+        remedy="remove what isn't needed, or set run_dir to another file system; `{measured.quota}` shows a quota, "
+        "`df -h {measured.folder}` the whole",
+    ),
+)
+"""What the room means for a run."""
+
+
+def measure_room(folder: Path, needed_bytes: int, purpose: str) -> Room:
+    """Find out whether the file system has room, by reserving it for a moment where it can (fallocate(2)).
+
+    Args:
+        folder: in which files can be created.
+        needed_bytes: to reserve.
+        purpose: what they are for.
+    """
+    system, needed, lack = FileSystem.of(folder), scaled(needed_bytes, "B"), ""
+    # what isn't there isn't reserved: for a moment, that would take the rest from a run that is saving
+    fits = system.free_bytes >= needed_bytes
+    refusal = _reserve(folder, needed_bytes) if fits else None
+    if refusal == errno.EDQUOT:
+        lack = f"your quota of bytes or of files has no room for {needed}, {purpose}"
+    elif refusal is not None and system.lacks_files:
+        lack = f"no file can be created, {purpose}: {system.describe_free()}"
+    elif not fits or refusal is not None:
+        lack = f"{scaled(system.free_bytes, 'B')} are free, but {needed} are needed, {purpose}"
+    return Room(folder, system, lack)
+
+
+def _reserve(folder: Path, count: int) -> int | None:
+    """Reserve space in a file that is removed at once; the error's number if the file system refuses for want of room.
+
+    fallocate(2) of the C library: `os.posix_fallocate` would write to each block where it isn't supported.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    try:
+        with tempfile.TemporaryFile(dir=folder, prefix=".doctor-") as file:
+            # a byte at least, since not every file system counts what is only reserved
+            file.write(b"x")
+            file.flush()
+            failed = libc.fallocate(file.fileno(), 0, ctypes.c_int64(0), ctypes.c_int64(count))
+            number = ctypes.get_errno() if failed else 0
+            if not failed:
+                os.fsync(file.fileno())
+    except OSError as error:
+        number = error.errno or 0
+    return number if number in FULL else None
+
+
 @dataclass(frozen=True, slots=True)
 class FolderCheck:
     """What was found out about the folder of the runs.
@@ -121,8 +236,16 @@ class FolderCheck:
 
     folder: Path
     system: FileSystem | None
-    works: tuple[str, ...]
-    findings: tuple[Finding, ...]
+    works: list[str]
+    findings: list[Finding]
+
+    @property
+    def text(self) -> str:
+        """One line for the reader."""
+        if self.system is None:
+            return f"{self.folder}: can't be looked at"
+        works = f"; {', '.join(self.works)} work" if self.works else ""
+        return f"{self.folder}: {self.system.kind}, {scaled(self.system.free_bytes, 'B')} free{works}"
 
 
 def check_folder(folder: Path) -> FolderCheck:
@@ -134,48 +257,23 @@ def check_folder(folder: Path) -> FolderCheck:
     system = None
     try:
         system = FileSystem.of(nearest_existing(folder))
-        folder.mkdir(parents=True, exist_ok=True)
+        WRITE.act(folder)
         trials = Path(tempfile.mkdtemp(dir=folder, prefix=".doctor-"))
     except OSError as error:
-        return FolderCheck(folder, system, (), (_unwritable(folder, error),))
+        return FolderCheck(folder, system, [], [WRITE.finding(folder, error)])
+    works: list[str] = []
+    findings: list[Finding] = []
     try:
-        works, findings = [], []
         for trial in TRIALS:
             try:
                 trial.act(trials)
                 works.append(trial.name)
             except OSError as error:
-                findings.append(_refused(folder, trial, error))
+                findings.append(trial.finding(folder, error))
                 if error.errno in FULL:
                     break
         else:
-            findings += room_findings(folder, NEEDED_BYTES, "for logs and records")
+            findings += evaluate(ROOM_CHECKS, measure_room(folder, NEEDED_BYTES, "for logs and records"))
     finally:
         shutil.rmtree(trials, ignore_errors=True)
-    return FolderCheck(folder, system, tuple(works), tuple(findings))
-
-
-def _unwritable(folder: Path, error: OSError) -> Finding:
-    if error.errno in FULL:
-        return full_finding(folder, error)
-    problem = f"{folder}: nothing can be written there ({describe_os_error(error)})"
-    why = "a run writes its configuration, logs and checkpoints there"
-    return Finding(
-        check="folder",
-        severity=Severity.ERROR,
-        problem=problem,
-        why=why,
-        remedy="set run_dir to a folder that you may write to, or type the command in one",
-    )
-
-
-def _refused(folder: Path, trial: Trial, error: OSError) -> Finding:
-    if error.errno in FULL:
-        return full_finding(folder, error)
-    return Finding(
-        check="file system",
-        severity=trial.severity,
-        problem=f"{folder}: {trial.name} doesn't work ({describe_os_error(error)})",
-        why=trial.why,
-        remedy=trial.remedy,
-    )
+    return FolderCheck(folder, system, works, findings)

@@ -14,27 +14,21 @@ import yaml
 
 from hpctrain.config.cluster import Requeue, Slurm
 from hpctrain.config.container import Container
-from hpctrain.doctor.job_record import JobRecord
+from hpctrain.doctor.folder import OWN_OPTIONS, JobRecord
 from hpctrain.doctor.nodes import NO_PLUGIN
 from hpctrain.phrases import listed, on_one_line
 from hpctrain.scheduler.settings import Partition
 
 FOLDER = Path("conf") / "cluster"
 """Where options of a user's own are found, below the folder where commands are typed."""
-TAKEN = frozenset({"slurm", "local"})
 LEFT_OUT = frozenset({"kind", "wait", "dry_run", "master_port", "min_nodes", "spare_nodes"})
 """Keys that belong to a command, not to a site."""
-
-
-def is_name(text: str) -> bool:
-    """Whether an option of the user's own may have this name."""
-    return re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", text) is not None and text not in TAKEN
 
 
 def site_name(cluster: str) -> str:
     """A name for the option, from that of the cluster."""
     name = re.sub(r"[^a-z0-9_]+", "_", cluster.lower()).strip("_") or "site"
-    return f"{name}_site" if name in TAKEN else name
+    return f"{name}_site" if name in OWN_OPTIONS else name
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,15 +28,12 @@ from written_records import ODD, WHOLE_FILES, write_records
 from hpctrain.cli import main
 from hpctrain.config.compose import Composer
 from hpctrain.data.tar_index import index_of
-from hpctrain.doctor.asked import Asked
-from hpctrain.doctor.baseline import compare_with_baseline
-from hpctrain.doctor.folder import DoctorFolder
-from hpctrain.doctor.job_record import JobRecord
-from hpctrain.doctor.measurements import figures, measured_lines
-from hpctrain.doctor.node_findings import node_findings
-from hpctrain.doctor.rank_answers import RankAnswers, read_measured
-from hpctrain.doctor.rank_findings import rank_findings
-from hpctrain.doctor.wait import wait_for_records
+from hpctrain.doctor.finding import evaluate
+from hpctrain.doctor.folder import DoctorFolder, read_job, read_options
+from hpctrain.doctor.job import wait_for_records
+from hpctrain.doctor.measurements import RankAnswers, compare_with_baseline, figures, measured_lines, read_measured
+from hpctrain.doctor.nodes import NODE_CHECKS, NodeAnswers
+from hpctrain.doctor.rank_findings import RANK_CHECKS
 from hpctrain.errors import ERROR_PREFIX, HpctrainError
 from hpctrain.launch.prepare import prepare
 from hpctrain.program.session_events import Event, Progress
@@ -342,8 +339,8 @@ def ask(home: Path) -> None:
 def examine(folder: Path) -> None:
     """Read the records of an examination, and what they mean."""
     found = DoctorFolder(folder)
-    Asked.read(found)
-    if (job := JobRecord.read(found)) is None:
+    read_options(found)
+    if (job := read_job(found)) is None:
         return
     answers = RankAnswers(
         job=job,
@@ -353,8 +350,8 @@ def examine(folder: Path) -> None:
         gpus_per_node=1,
         interface=None,
     )
-    node_findings(job, str(folder), "python", {"a": "1"})
-    rank_findings(answers)
+    evaluate(NODE_CHECKS, NodeAnswers(job, str(folder), "python", {"a": "1"}))
+    evaluate(RANK_CHECKS, answers)
     known = figures(answers)
     list(measured_lines(answers, known))
     compare_with_baseline(found.baseline, "request", known, renew=False)

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from hpctrain.doctor import folder_check
-from hpctrain.doctor.finding import Severity
-from hpctrain.doctor.folder_check import Trial, check_folder
-from hpctrain.doctor.room import room_findings
+from hpctrain.doctor.finding import Severity, evaluate
+from hpctrain.doctor.folder_check import ROOM_CHECKS, Room, Trial, check_folder, measure_room
 from hpctrain.run.file_system import FileSystem, nearest_existing
 
 MOUNTS = """\
@@ -24,7 +23,7 @@ MOUNTS = """\
 
 def test_a_folder_that_works_is_made_and_left_empty(tmp_path: Path) -> None:
     found = check_folder(tmp_path / "deep" / "runs")
-    assert found.findings == ()
+    assert found.findings == []
     # not every file system has O_DIRECT
     assert set(found.works) >= {"rename", "fsync", "append", "locks"}
     assert list((tmp_path / "deep" / "runs").iterdir()) == []
@@ -49,11 +48,18 @@ def test_an_operation_that_does_not_work_is_named(tmp_path: Path, monkeypatch: p
 
 
 def test_more_room_than_there_is(tmp_path: Path) -> None:
-    (finding,) = room_findings(tmp_path, 1 << 50, "for 2 checkpoints")
+    (finding,) = evaluate(ROOM_CHECKS, measure_room(tmp_path, 1 << 50, "for 2 checkpoints"))
     assert finding.severity is Severity.ERROR
     assert "for 2 checkpoints" in finding.problem
-    assert room_findings(tmp_path, 1 << 20, "for logs") == []
+    assert evaluate(ROOM_CHECKS, measure_room(tmp_path, 1 << 20, "for logs")) == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_hardly_any_files_that_can_be_created(tmp_path: Path) -> None:
+    system = FileSystem(kind="xfs", mount_point="/", free_bytes=1, free_files=9, read_only=False)
+    (finding,) = evaluate(ROOM_CHECKS, Room(tmp_path, system, ""))
+    assert "only 9 more files" in finding.problem
+    assert "`quota -s`" in finding.remedy
 
 
 def test_the_file_system_is_that_of_the_closest_mount(tmp_path: Path) -> None:

@@ -1,22 +1,25 @@
-"""The shell script of the nodes, run for real, and how its lines are read."""
+"""The shell script of the nodes, run for real, how its lines are read, and what they mean."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from hpctrain.doctor.nodes import MARK, SCRIPT, NodeAnswer, NodeAnswers
+from hpctrain.doctor.finding import Finding, Severity, evaluate
+from hpctrain.doctor.folder import DoctorFolder, JobRecord, NodeAnswer, read_job, write_record
+from hpctrain.doctor.nodes import JOB_CHECKS, MARK, NODE_CHECKS, SCRIPT, NodeAnswers, UnansweredJob, read_line
 
 
 def answer_of(
     folder: Path, *, token: str = "t", python: str = sys.executable, directory: Path | None = None
 ) -> NodeAnswer:
     """What a node answers whose shell runs here."""
-    answers = NodeAnswers(["n1"], time.time())
+    answers, begun_at = {"n1": NodeAnswer("n1")}, time.time()
     done = subprocess.run(
         ["sh", "-c", SCRIPT, "sh", str(folder), token, python, str(directory or Path.cwd())],
         env={"PATH": "/usr/bin:/bin", "SLURMD_NODENAME": "n1", "PYTHONPATH": ":".join(sys.path)},
@@ -25,8 +28,8 @@ def answer_of(
         check=True,
     )
     for line in done.stdout.splitlines():
-        answers.read(line, time.time())
-    return answers.by_node["n1"]
+        read_line(answers, line, begun_at, time.time())
+    return answers["n1"]
 
 
 @pytest.fixture
@@ -75,23 +78,159 @@ def test_another_working_directory(folder: Path) -> None:
 
 
 def test_lines_of_others_are_ignored() -> None:
-    answers = NodeAnswers(["n1"], 0.0)
+    answers = {"n1": NodeAnswer("n1")}
     for line in ("Welcome to the cluster", f"{MARK} n9 end", f"{MARK}", "", "n1 end"):
-        answers.read(line, 1.0)
-    assert not answers.by_node["n1"].ended
-    assert not answers.are_complete
+        read_line(answers, line, 0.0, 1.0)
+    assert answers == {"n1": NodeAnswer("n1")}
 
 
 def test_a_clock_is_bounded_by_the_beginning_and_the_arrival() -> None:
-    answers = NodeAnswers(["n1", "n2", "n3"], begun_at=1000.0)
-    answers.read(f"{MARK} n1 clock 1001.5", 1003.0)
-    answers.read(f"{MARK} n2 clock 1120.5", 1003.0)
-    answers.read(f"{MARK} n3 clock 1001.N", 1003.0)  # of a date without nanoseconds
-    assert answers.by_node["n1"].clock_ahead_s == (-1.5, 1.5)
-    assert answers.by_node["n2"].clock_ahead_s == (117.5, 120.5)
-    assert answers.by_node["n3"].clock_ahead_s == (-2.0, 1.0)
+    answers = {node: NodeAnswer(node) for node in ("n1", "n2", "n3")}
+    # the last one is of a date without nanoseconds
+    for node, clock in zip(answers, ("1001.5", "1120.5", "1001.N"), strict=True):
+        read_line(answers, f"{MARK} {node} clock {clock}", 1000.0, 1003.0)
+    assert answers["n1"].clock_ahead_s == (-1.5, 1.5)
+    assert answers["n2"].clock_ahead_s == (117.5, 120.5)
+    assert answers["n3"].clock_ahead_s == (-2.0, 1.0)
 
 
-def test_an_answer_survives_json() -> None:
-    answer = NodeAnswer("n1", clock_ahead_s=(1.0, 2.0), folder="shared", python="works", versions={"torch": "2.1"})
-    assert NodeAnswer.from_record(answer.as_record()) == answer
+def test_the_record_of_the_job_survives_json(tmp_path: Path) -> None:
+    answer = NodeAnswer("n1", clock_ahead_s=[1.0, 2.0], folder="shared", python="works", versions={"torch": "2.1"})
+    job = JobRecord(stage="ranks", nodes=["n1"], answers={"n1": answer}, late=["nodes"], rank_nodes=["n1"])
+    folder = DoctorFolder(tmp_path)
+    assert read_job(folder) is None
+    write_record(folder.job, job)
+    assert read_job(folder) == job
+
+
+VERSIONS = {"python": "3.11.7", "hpctrain": "0.1.0", "torch": "2.13.0"}
+GOOD = NodeAnswer(
+    "n1", clock_ahead_s=(-0.5, 0.5), folder="shared", python="works", versions=VERSIONS, begun="python", ended=True
+)
+
+
+def record(*answers: NodeAnswer, **values: object) -> JobRecord:
+    found = {answer.node: answer for answer in answers}
+    return JobRecord(nodes=tuple(found), answers=found, **values)  # type: ignore[arg-type]
+
+
+def findings(*answers: NodeAnswer, **values: object) -> list[Finding]:
+    nodes = NodeAnswers(record(*answers, **values), "/runs/doctor/1", "/venv/bin/python", VERSIONS)
+    return evaluate(NODE_CHECKS, nodes)
+
+
+def node(name: str, **values: object) -> NodeAnswer:
+    return replace(GOOD, node=name, **values)  # type: ignore[arg-type]
+
+
+def test_nothing_is_found_on_nodes_that_work() -> None:
+    assert findings(GOOD, node("n2")) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "check", "severity", "words"),
+    [
+        ({"folder": "missing"}, "folder", Severity.ERROR, "n2: /runs/doctor/1 isn't there"),
+        ({"folder": "other"}, "folder", Severity.ERROR, "another folder"),
+        ({"folder": "refused", "folder_problem": "sh: 1: x: Read-only file system"}, "folder", Severity.ERROR, "Read-"),
+        ({"folder": "refused", "folder_problem": "x: Disk quota exceeded"}, "room", Severity.ERROR, "quota"),
+        ({"folder": "refused", "folder_problem": "x: No space left on device"}, "room", Severity.ERROR, "No space"),
+        ({"python": "missing"}, "python", Severity.ERROR, "/venv/bin/python isn't there"),
+        ({"python": "broken", "python_problem": "libfoo.so"}, "python", Severity.ERROR, "libfoo.so"),
+        (
+            {"versions": {**VERSIONS, "torch": "2.12.0"}},
+            "versions",
+            Severity.WARNING,
+            "2.12.0, expected 2.13.0",
+        ),
+        ({"versions": {**VERSIONS, "torch": ""}}, "versions", Severity.ERROR, "torch is none"),
+        ({"versions": {**VERSIONS, "hpctrain": "0.0.9"}}, "versions", Severity.ERROR, "hpctrain is 0.0.9"),
+        ({"directory": "/tmp"}, "working directory", Severity.WARNING, "/tmp"),
+        ({"clock_ahead_s": (7.5, 8.5)}, "clock", Severity.WARNING, "at least 8 s ahead of"),
+        ({"clock_ahead_s": (-130.0, -125.0)}, "clock", Severity.ERROR, "at least 125 s behind"),
+        (
+            {"ended": False, "begun": "folder"},
+            "node",
+            Severity.ERROR,
+            "n2 stopped answering while it checked the folder",
+        ),
+    ],
+)
+def test_a_fault_names_its_node(values: dict[str, object], check: str, severity: Severity, words: str) -> None:
+    (found,) = findings(GOOD, node("n2", **values))
+    assert (found.check, found.severity, found.nodes) == (check, severity, ("n2",))
+    assert words in found.problem
+
+
+def test_nodes_with_the_same_fault_share_a_finding_and_a_remedy() -> None:
+    (found,) = findings(GOOD, node("n2", folder="missing"), node("n3", folder="missing"))
+    assert found.nodes == ("n2", "n3")
+    assert "cluster.exclude=n2,n3" in found.remedy
+
+
+def test_a_clock_that_may_be_right_is_not_reported() -> None:
+    assert findings(GOOD, node("n2", clock_ahead_s=(-30.0, 1.9))) == []
+    assert findings(GOOD, node("n2", clock_ahead_s=(1.9, 30.0))) == []
+
+
+def test_srun_that_starts_nothing_says_why() -> None:
+    silent = NodeAnswer("n1")
+    (found,) = findings(silent, complaints={"nodes": ["Invalid account"]})
+    assert found.check == "srun"
+    assert "Invalid account" in found.problem
+
+
+def test_the_plugin_that_srun_takes_by_default() -> None:
+    (found,) = findings(GOOD, plugin_refused="Invalid MPI type 'pmix'")
+    assert "Invalid MPI type 'pmix'" in found.problem
+    assert "cluster.srun_args=[--mpi=none]" in found.remedy
+
+
+def job_finding(state: str = "", stage: str = "", **values: object) -> Finding:
+    job = UnansweredJob(state, stage, logs=Path("/runs/logs"), python="/venv/bin/python", **values)  # type: ignore[arg-type]
+    (found,) = evaluate(JOB_CHECKS, job)
+    return found
+
+
+def test_a_job_that_never_starts() -> None:
+    assert job_finding(never="BadConstraints").problem == "the job will never start: BadConstraints"
+
+
+def test_a_batch_script_without_a_log() -> None:
+    found = job_finding(host="n1")
+    assert found.nodes == ("n1",)
+    assert "couldn't write the log" in found.problem
+
+
+def test_a_batch_script_without_its_python() -> None:
+    lines = ["script: line 19: /venv/bin/python: No such file or directory"]
+    found = job_finding(host="n1", lines=lines)
+    assert (found.check, found.nodes) == ("python", ("n1",))
+    assert job_finding(host="n1", lines=["module: no"]).check == "batch script"
+    assert "see the log in /runs/logs" in job_finding(host="n1", lines=["module: no"]).remedy
+    assert "its log is empty" in job_finding(host="n1", lines=[]).problem
+
+
+@pytest.mark.parametrize(
+    ("state", "stage", "problem"),
+    [
+        ("CANCELLED", "", "the job ended as CANCELLED before it began"),
+        ("PREEMPTED", "ranks", "the job ended as PREEMPTED while ranks measured"),
+        ("", "nodes", "the job ended while the nodes were asked"),
+    ],
+)
+def test_a_job_that_ended_before_it_had_answered(state: str, stage: str, problem: str) -> None:
+    assert job_finding(state, stage).problem == problem
+
+
+def test_if_all_clocks_differ_alike_the_first_node_is_named() -> None:
+    (found,) = findings(GOOD, *(node(f"n{number}", clock_ahead_s=(-9.0, -8.0)) for number in (2, 3, 4)))
+    assert found.nodes == ("n1",)
+    assert "at least 8 s ahead of those of the others" in found.problem
+
+
+def test_the_name_of_a_node_is_a_whole_word() -> None:
+    complaints = {"nodes": ["gpun2: task 3: exit", "n2: task 1: killed"]}
+    (found,) = findings(GOOD, node("n2", ended=False, begun="python"), complaints=complaints)
+    assert "n2: task 1: killed" in found.problem
+    assert "gpun2" not in found.problem

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
 import pytest
 
-from hpctrain.doctor.finding import Finding, Severity
-from hpctrain.doctor.job_record import JobRecord
-from hpctrain.doctor.measurements import figures, measured_lines
-from hpctrain.doctor.rank_answers import RankAnswers
-from hpctrain.doctor.rank_findings import rank_findings
+from hpctrain.doctor.finding import Finding, Severity, evaluate
+from hpctrain.doctor.folder import JobRecord, RankRecord
+from hpctrain.doctor.measurements import RankAnswers, figures, measured_lines
+from hpctrain.doctor.rank_findings import RANK_CHECKS
 
 NODES = ("n1", "n2", "n3", "n4")
 GPU = {
@@ -31,51 +31,47 @@ def pair(first: str, second: str, **values: object) -> dict[str, Any]:
     return {"first": first, "second": second, **usual, **values}
 
 
-def records(**changes: dict[str, object]) -> dict[int, dict[str, Any]]:
-    """A record for each of four ranks on as many nodes; `r2={...}` changes that of rank 2, `r2=None` removes it."""
-    found: dict[int, dict[str, Any]] = {
-        rank: {
-            "rank": rank,
-            "node": node,
-            "local_rank": 0,
-            "stage": "done",
-            "own_address": f"10.0.0.{rank}",
-            "interfaces": [{"name": "ib0", "address": "10.0.0.9", "mbit_per_s": 0}],
-            "devices": ["cuda:0"],
-            "flops_per_s": 1e12,
-            "write_bytes_per_s": 1e9,
-        }
+def records(**changes: dict[str, object]) -> dict[int, RankRecord]:
+    """A record for each of four ranks on as many nodes; `r2={...}` changes that of rank 2."""
+    found = {
+        rank: RankRecord(
+            node=node,
+            stage="done",
+            own_address=f"10.0.0.{rank}",
+            interfaces=[{"name": "ib0", "address": "10.0.0.9", "mbit_per_s": 0}],
+            devices=["cuda:0"],
+            flops_per_s=1e12,
+            write_bytes_per_s=1e9,
+        )
         for rank, node in enumerate(NODES)
     }
     for name, change in changes.items():
         rank = int(name[1:])
-        found[rank] = {**found[rank], **change}
+        found[rank] = replace(found[rank], **change)  # type: ignore[arg-type]
     return found
 
 
 def findings(
-    known: dict[int, dict[str, Any]] | None = None,
+    known: dict[int, RankRecord] | None = None,
     pairs: list[dict[str, Any]] | None = None,
     *,
     gpus: int = 1,
     interface: str | None = None,
-    nodes: tuple[str, ...] = NODES,
     **job: object,
 ) -> list[Finding]:
     answers = RankAnswers(
-        job=JobRecord(nodes=NODES, rank_nodes=nodes, **job),  # type: ignore[arg-type]
+        job=JobRecord(nodes=NODES, rank_nodes=NODES, **job),  # type: ignore[arg-type]
         records=records() if known is None else known,
         measured={"pairs": [pair(*both) for both in combinations(NODES, 2)] if pairs is None else pairs},
         processes_per_node=1,
         gpus_per_node=gpus,
         interface=interface,
     )
-    return rank_findings(answers)
+    return evaluate(RANK_CHECKS, answers)
 
 
 def test_nothing_is_found_where_all_is_well() -> None:
     assert findings() == []
-    assert findings({}, [], nodes=()) == []
 
 
 @pytest.mark.parametrize(
@@ -195,7 +191,7 @@ def test_the_log_of_a_rank_that_never_began_is_quoted() -> None:
         interface=None,
         last_lines={3: "ImportError: libc10.so"},
     )
-    assert "ImportError: libc10.so" in rank_findings(answers)[0].problem
+    assert "ImportError: libc10.so" in evaluate(RANK_CHECKS, answers)[0].problem
 
 
 def test_figures_and_lines() -> None:

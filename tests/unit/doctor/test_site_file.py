@@ -8,8 +8,7 @@ from pathlib import Path
 from hpctrain.config.cluster import Requeue, Slurm
 from hpctrain.config.compose import Composer
 from hpctrain.config.container import Container
-from hpctrain.doctor.job_record import JobRecord
-from hpctrain.doctor.nodes import NodeAnswer
+from hpctrain.doctor.folder import JobRecord, NodeAnswer
 from hpctrain.doctor.site_file import site_changes, site_keys, site_name, site_text
 from hpctrain.scheduler.settings import Partition
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from hpctrain.config.cluster import Slurm
-from hpctrain.doctor.finding import Severity
-from hpctrain.doctor.slurm_checks import Request, facts, partitions_of, slurm_findings
+from hpctrain.doctor.finding import Finding, Severity, evaluate
+from hpctrain.doctor.slurm_findings import SLURM_CHECKS, SlurmView
 from hpctrain.scheduler.settings import Association, Partition, Settings
 
 VALUES = {
@@ -30,19 +31,25 @@ LOW = {
 }
 
 
-def findings(
+def view(
+    *partitions: dict[str, str],
     settings: dict[str, str] | None = None,
-    partition: dict[str, str] | None = None,
-    *,
     often: bool = True,
+    accounts: Sequence[Association] = (),
     **cluster: object,
-) -> list[tuple[Severity, str, str]]:
-    found = slurm_findings(
-        Settings({**VALUES, **(settings or {})}),
-        [Partition({**LOW, **(partition or {})})],
-        Request(cluster=replace(Slurm(), **cluster), nodes=4, saves_often=often),  # type: ignore[arg-type]
+) -> SlurmView:
+    return SlurmView(
+        settings=Settings({**VALUES, **(settings or {})}),
+        partitions=[Partition({**LOW, **partition}) for partition in partitions],
+        cluster=replace(Slurm(), **cluster),  # type: ignore[arg-type]
+        nodes=4,
+        saves_often=often,
+        accounts=accounts,
     )
-    return [(one.severity, one.problem, one.remedy) for one in found]
+
+
+def findings(partition: dict[str, str] | None = None, **values: object) -> list[Finding]:
+    return evaluate(SLURM_CHECKS, view(partition or {}, **values))  # type: ignore[arg-type]
 
 
 def test_nothing_is_found_on_a_usual_cluster() -> None:
@@ -72,27 +79,27 @@ def test_nothing_is_found_on_a_usual_cluster() -> None:
     ],
 )
 def test_a_setting_that_matters(arguments: dict[str, object], severity: Severity, problem: str, remedy: str) -> None:
-    ((found, text, advice),) = findings(**arguments)  # type: ignore[arg-type]
-    assert found is severity
-    assert problem in text
-    assert remedy in advice
+    (found,) = findings(**arguments)  # type: ignore[arg-type]
+    assert found.severity is severity
+    assert problem in found.problem
+    assert remedy in found.remedy
 
 
 def test_a_partition_that_is_not_there() -> None:
-    known = [Partition(LOW), Partition({**LOW, "PartitionName": "gpu", "Default": "NO"})]
-    request = Request(cluster=replace(Slurm(), partition="big"), nodes=1)
-    (found,) = slurm_findings(Settings(VALUES), known, request)
+    gpu = {"PartitionName": "gpu", "Default": "NO"}
+    (found,) = evaluate(SLURM_CHECKS, view({}, gpu, partition="big"))
     assert "there is no partition big" in found.problem
     assert "low, gpu" in found.remedy
-    assert partitions_of(replace(Slurm(), partition="gpu,low"), known) == known
-    assert partitions_of(Slurm(), known) == known[:1]
+    assert [one.name for one in view({}, gpu, partition="gpu,low").chosen] == ["low", "gpu"]
+    assert [one.name for one in view({}, gpu).chosen] == ["low"]
+    (found,) = findings(partition={"Default": "NO"})
+    assert found.problem == "there is no default partition"
 
 
 def test_one_of_several_partitions_that_fits_is_enough() -> None:
-    small, low = Partition({**LOW, "PartitionName": "small", "MaxNodes": "1"}), Partition(LOW)
-    request = Request(cluster=replace(Slurm(), partition="small,low"), nodes=4)
-    assert slurm_findings(Settings(VALUES), [small, low], request) == []
-    (found,) = slurm_findings(Settings(VALUES), [small], replace(request, cluster=replace(Slurm(), partition="small")))
+    small = {"PartitionName": "small", "MaxNodes": "1"}
+    assert evaluate(SLURM_CHECKS, view(small, {}, partition="small,low")) == []
+    (found,) = evaluate(SLURM_CHECKS, view(small, partition="small"))
     assert "at most 1 nodes" in found.problem
 
 
@@ -109,8 +116,7 @@ def test_one_of_several_partitions_that_fits_is_enough() -> None:
 )
 def test_what_accounts_allow_where_that_is_enforced(enforced: str, cluster: dict[str, object], problem: str) -> None:
     accounts = [Association("lab", "", 2, 3, 30), Association("free", "", None, None, None)]
-    request = Request(cluster=replace(Slurm(), **cluster), nodes=1, accounts=accounts)  # type: ignore[arg-type]
-    found = slurm_findings(Settings({**VALUES, "AccountingStorageEnforce": enforced}), [Partition(LOW)], request)
+    found = findings(settings={"AccountingStorageEnforce": enforced}, accounts=accounts, **cluster)
     assert [one.problem for one in found if problem not in one.problem] == []
     assert len(found) == bool(problem)
 
@@ -121,6 +127,6 @@ def test_frequent_saves_make_up_for_a_missing_grace_time() -> None:
 
 
 def test_facts_for_the_reader() -> None:
-    found = facts(Settings(VALUES), Partition(LOW))
+    found = view({}).facts
     assert (found["SLURM"], found["cluster"], found["partition"], found["GraceTime"]) == ("22.05.8", "lab", "low", "60")
     assert found["MpiDefault"] == "none"

@@ -9,12 +9,17 @@ import torch
 
 from hpctrain.config.compose import Composer
 from hpctrain.doctor.folder import DoctorFolder
-from hpctrain.doctor.ranks.checkpoint_size import COPIES, checkpoint_bytes
-from hpctrain.doctor.ranks.compute import flops_per_s
-from hpctrain.doctor.ranks.disk import write_bytes_per_s
-from hpctrain.doctor.ranks.gpus import parse_smi, without_peer_access
-from hpctrain.doctor.ranks.network import interfaces, segments
-from hpctrain.doctor.ranks.record import RankRecord
+from hpctrain.doctor.rank import (
+    COPIES,
+    RankLog,
+    checkpoint_bytes,
+    flops_per_s,
+    interfaces,
+    parse_smi,
+    segments,
+    without_peer_access,
+    write_bytes_per_s,
+)
 from hpctrain.files import read_json
 from hpctrain.rank.interface import own_address
 
@@ -64,7 +69,7 @@ def test_speeds_are_positive_and_leave_nothing(tmp_path: Path) -> None:
 def test_a_record_says_how_far_its_rank_came(tmp_path: Path) -> None:
     folder = DoctorFolder(tmp_path)
     folder.ranks.mkdir()
-    record = RankRecord(folder, 3, {"node": "n1"})
+    record = RankLog(folder, 3, {"node": "n1"})
     record.enter("met", devices=["cpu"])
     record.fail("ValueError: no", "trace")
     assert read_json(folder.rank(3)) == {
