@@ -1,25 +1,176 @@
-"""The drill: an uninterrupted run, an interrupted one, and the comparison of their results."""
+"""The drill: an uninterrupted run, one that is interrupted at random moments, and the comparison of their results."""
 
 from __future__ import annotations
 
+import math
+import random
+import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TextIO
 
 from hpctrain.drill.comparison import Row
-from hpctrain.drill.console import Console
-from hpctrain.drill.launched_run import LaunchedRun, LocalRun, SubmittedRun, saves_of
-from hpctrain.drill.plan import Moment, Plan, TimePlan, signal_of
+from hpctrain.drill.launched_run import LaunchedRun, LocalRun, Progress, SubmittedRun, saves_of
 from hpctrain.phrases import counted
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.run.reason import Reason
+from hpctrain.terminal import is_terminal, unguarded, visible
 
+REDRAW_S = 0.1
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+MARGIN = 1.5
+"""Factor by which a training should be longer than its reactions to all interruptions."""
+START = 0.2
+"""Share of a run's duration in which a program that reports no steps, and saves only at its end, probably starts."""
+LATE = 0.8
+"""Share of a run's duration from which on a first save is no sign that the program saves while it runs."""
+OF_SHARE = (0.3, 0.9)
+"""The part of its share of a run's duration after which an attempt is interrupted."""
 # the drill itself watches its runs
 FORCED = ("cluster.wait=false", "cluster.dry_run=false", "notify.command=null")
 """Overrides that no one can change."""
+
+
+class Console:
+    """Prints events; on a terminal also the current step, in one line that is drawn again and again."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = unguarded(stream)
+        self._is_terminal = is_terminal(stream)
+        self._drawn_at = 0.0
+
+    def show_step(self, run: str, step: int | None) -> None:
+        """Show the last step that a run completed, if one is known."""
+        now = time.monotonic()
+        if step is not None and self._is_terminal and now - self._drawn_at >= REDRAW_S:
+            self._drawn_at = now
+            self._write(f"\r\x1b[K{visible(run)}: step {step}")
+
+    def report(self, event: str) -> None:
+        """Print an event."""
+        self._write(f"\r\x1b[K{visible(event)}\n" if self._is_terminal else f"{visible(event)}\n")
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When to interrupt an attempt: after a step, or so many seconds after its start or its first save."""
+
+    step: int | None = None
+    running_s: float = 0.0
+    after_save: bool = False
+
+    def __str__(self) -> str:
+        if self.step is not None:
+            return f"after step {self.step}"
+        return f"{self.running_s:.1f} s after its {'first save' if self.after_save else 'start'}"
+
+    def is_reached(self, progress: Progress) -> bool:
+        """Whether an attempt is that far."""
+        if self.step is not None:
+            return progress.step is not None and progress.step >= self.step
+        since = progress.first_save_s if self.after_save else 0.0
+        return since is not None and progress.running_s - since >= self.running_s
+
+
+@dataclass(frozen=True, slots=True)
+class TimePlan:
+    """The interruptions of a program that reports no steps; the same for the same seed and duration.
+
+    Args:
+        interruptions: number of interruptions.
+        seed: of the random draws.
+        duration_s: of the uninterrupted run.
+        first_save_s: seconds from its start to its first save, before which an interruption proves little; None if it
+            isn't known.
+    """
+
+    interruptions: int
+    seed: int
+    duration_s: float
+    first_save_s: float | None = None
+
+    def moment(self, done: int, number: int) -> Moment:  # noqa: ARG002 - the program doesn't report it
+        """When to interrupt the attempt with this number, counted from 0."""
+        first_s = self.first_save_s
+        saves_early = first_s is not None and first_s <= LATE * self.duration_s
+        start_s = first_s if first_s is not None and saves_early else START * self.duration_s
+        share_s = (self.duration_s - start_s) / self.interruptions
+        after_s = share_s * _random(self.seed, number).uniform(*OF_SHARE)
+        return Moment(running_s=after_s if saves_early else start_s + after_s, after_save=saves_early)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The interruptions of one drill; the same for the same seed.
+
+    Args:
+        interruptions: number of interruptions.
+        seed: of the random draws.
+        total_steps: of the training.
+        reaction_steps: number of steps that may pass between an interruption and the attempt's last step.
+        first_evaluation: the step after which the training is first evaluated; 0 if it isn't evaluated.
+    """
+
+    interruptions: int
+    seed: int
+    total_steps: int
+    reaction_steps: int
+    first_evaluation: int = 0
+
+    def moment(self, done: int, number: int) -> Moment:
+        """When to interrupt, as `target`."""
+        return Moment(step=self.target(done, number))
+
+    def target(self, done: int, number: int) -> int:
+        """The step after which to interrupt; the attempt has completed at least one step by then.
+
+        Of several interruptions, the first comes before the first evaluation, and the others after it, if the steps
+        suffice: what an evaluation leaves behind must survive an interruption, too.
+
+        Args:
+            done: steps that earlier attempts completed.
+            number: of the interruption, counted from 0.
+        """
+        left = self.interruptions - number
+        begin, spare = done + 1, self._spare(done, left)
+        if self.interruptions > 1 and number == 0 and self.first_evaluation:
+            spare = min(spare, max(0, left * (self.first_evaluation - self.reaction_steps - begin)))
+        elif number and done < self.first_evaluation and self._spare(self.first_evaluation, left) >= left:
+            begin, spare = self.first_evaluation + 1, self._spare(self.first_evaluation, left)
+        return begin + _random(self.seed, number).randrange(max(1, math.ceil(spare / left)))
+
+    def _spare(self, done: int, left: int) -> int:
+        """Return the steps among which the remaining interruptions can be drawn."""
+        return max(0, self.total_steps - done - 1 - self.reaction_steps * left)
+
+
+def signal_of(interruption: int, interruptions: int, seed: int) -> signal.Signals:
+    """Return the signal of an interruption, counted from 0, if the run is interrupted by signals."""
+    return _random(seed, interruption + interruptions).choice(SIGNALS)
+
+
+def enough_steps(interruptions: int, reaction_s: float, step_s: float) -> int:
+    """Return the number of steps that a training needs for its interruptions.
+
+    Args:
+        interruptions: how many.
+        reaction_s: seconds between an interruption and the attempt's last step.
+        step_s: seconds of a step.
+    """
+    return math.ceil(MARGIN * interruptions * (reaction_s / max(step_s, 1e-6) + 2))
+
+
+def _random(seed: int, number: int) -> random.Random:
+    # one generator per interruption: the time at which one took effect doesn't change the next
+    return random.Random(f"{seed}.{number}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +235,8 @@ class Drill(ABC):
         interruptions: number of interruptions.
         seed: of their moments and signals.
         console: displays the progress.
+        overrides: with which its runs are launched; see `overrides_of`.
+        config_dir: a folder with more configuration.
     """
 
     home: Path
@@ -91,6 +244,8 @@ class Drill(ABC):
     interruptions: int
     seed: int
     console: Console
+    overrides: Sequence[str]
+    config_dir: str | None
     _running: list[LaunchedRun] = field(default_factory=list, init=False)
 
     def run(self) -> Report:
@@ -108,6 +263,11 @@ class Drill(ABC):
 
     @abstractmethod
     def _run(self) -> Report: ...
+
+    @property
+    def _options(self) -> list[str]:
+        """The options of the command line of its runs."""
+        return [] if self.config_dir is None else ["--config-dir", self.config_dir]
 
     def _straight(self, words: Sequence[str]) -> tuple[LaunchedRun, Attempt]:
         """Make the uninterrupted run; return it, and the record of its last attempt.
@@ -202,6 +362,11 @@ def step_s(attempt: Attempt) -> float:
     """Mean seconds per step of an attempt, after the first; 0 if they weren't measured."""
     steps = (attempt.end_step or 0) - (attempt.start_step or 0)
     return (attempt.train_s or 0.0) / max(1, steps - 1)
+
+
+def steps_in(seconds: float, attempt: Attempt) -> int:
+    """The number of steps of an attempt that may begin within so many seconds."""
+    return int(seconds / max(step_s(attempt), 1e-6)) + 1
 
 
 def _duration_s(entry: Attempt) -> float:

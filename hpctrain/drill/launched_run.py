@@ -10,11 +10,11 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from hpctrain.attempt.outcome import resume_advice
-from hpctrain.drill.plan import Progress
 from hpctrain.errors import ExitCode, RunDirectoryError, RunFailedError, SchedulerError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Attempt, Ledger
@@ -34,6 +34,21 @@ STOP_S = 20.0
 """Seconds to wait for a run to end after Ctrl-C on the drill."""
 ASK_EVERY_S = 1.0
 """Seconds between two queries to SLURM."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a running attempt is.
+
+    Attributes:
+        step: the last step that it is known to have completed; None before its first.
+        running_s: seconds since its start was recorded.
+        first_save_s: of these, those before its first save; None before it.
+    """
+
+    step: int | None
+    running_s: float
+    first_save_s: float | None = None
 
 
 class LaunchedRun(ABC):

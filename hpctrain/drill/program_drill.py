@@ -7,11 +7,16 @@ from dataclasses import dataclass
 
 from hpctrain.config.program import ProgramConfig
 from hpctrain.config.resources import resources_of
-from hpctrain.drill.comparison import Row, compare_metrics, compare_values, metrics_of
-from hpctrain.drill.drill import FORCED, Drill, Report, duration_s, step_s, unproven
-from hpctrain.drill.last_save import compare_last_saves, find_last_saves
+from hpctrain.drill.comparison import (
+    Row,
+    compare_last_saves,
+    compare_metrics,
+    compare_values,
+    find_last_saves,
+    metrics_of,
+)
+from hpctrain.drill.drill import FORCED, Drill, Plan, Report, TimePlan, duration_s, steps_in, unproven
 from hpctrain.drill.launched_run import LaunchedRun
-from hpctrain.drill.plan import Plan, TimePlan
 from hpctrain.errors import RunFailedError
 from hpctrain.phrases import listed
 from hpctrain.run.code import current_code, read_files
@@ -39,22 +44,17 @@ class ProgramDrill(Drill):
     """A drill of a program.
 
     Args:
-        overrides: with which both runs are launched; see `overrides_of`.
-        config_dir: a folder with more configuration.
         command: the program and its arguments.
         tolerance: the largest relative difference that is accepted.
         ignored: patterns of the names of metrics and tensors that may differ.
     """
 
-    overrides: Sequence[str]
-    config_dir: str | None
     command: Sequence[str]
     tolerance: float
     ignored: Sequence[str]
 
     def _run(self) -> Report:
-        options = [] if self.config_dir is None else ["--config-dir", self.config_dir]
-        words = ["run", *options, *self.overrides, "--", *self.command]
+        words = ["run", *self._options, *self.overrides, "--", *self.command]
         run, last = self._straight(words)
         straight = run.directory
         self._refuse_shared_save(straight)
@@ -74,8 +74,7 @@ class ProgramDrill(Drill):
     def _plan(self, run: LaunchedRun, last: Attempt) -> Plan | TimePlan:
         if not last.end_step:
             return TimePlan(self.interruptions, self.seed, duration_s(run.directory), run.latest.first_save_s)
-        reaction_s = ON_SLURM_S if self.on_slurm else LOCAL_S
-        reaction_steps = int(reaction_s / max(step_s(last), 1e-6)) + 1
+        reaction_steps = steps_in(ON_SLURM_S if self.on_slurm else LOCAL_S, last)
         return Plan(self.interruptions, self.seed, last.end_step, reaction_steps)
 
     def _refuse_shared_save(self, straight: RunDirectory) -> None:

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from hpctrain.config.resources import resources_of
 from hpctrain.config.root import Config
 from hpctrain.drill.comparison import compare, read_result
-from hpctrain.drill.drill import FORCED, Drill, Report, step_s, unproven
-from hpctrain.drill.plan import Plan, enough_steps
+from hpctrain.drill.drill import FORCED, Drill, Plan, Report, enough_steps, step_s, steps_in, unproven
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import is_evaluation
 from hpctrain.status.metrics import read_metrics
@@ -53,30 +52,26 @@ class TrainingDrill(Drill):
 
     Args:
         config: of its trainings.
-        overrides: those from which the config was composed; see `overrides_of`.
         typed: the overrides that the user typed.
-        config_dir: a folder with more configuration.
     """
 
     config: Config
-    overrides: Sequence[str]
     typed: Sequence[str]
-    config_dir: str | None
 
     def _run(self) -> Report:
         overrides = self.overrides
-        run, last = self._straight(self._words(overrides))
+        run, last = self._straight([*self._options, *overrides])
         needed = enough_steps(self.interruptions, self._reaction_s, step_s(last))
         if (last.end_step or 0) < needed and not any(_key(word) == STEPS_KEY for word in self.typed):
             self.console.report(f"{last.end_step} steps are over too soon: training {needed} steps instead")
             # by the measured speed: a guess could make drills of slow models last for hours
             shutil.rmtree(run.directory.path)
             overrides = self._lengthened(overrides, needed)
-            run, last = self._straight(self._words(overrides))
+            run, last = self._straight([*self._options, *overrides])
         straight = run.directory
-        reaction_steps = int(self._reaction_s / max(step_s(last), 1e-6)) + 1
+        reaction_steps = steps_in(self._reaction_s, last)
         plan = Plan(self.interruptions, self.seed, last.end_step or 0, reaction_steps, _first_evaluation(straight))
-        interrupted, interruptions = self._interrupted(self._words(overrides), plan)
+        interrupted, interruptions = self._interrupted([*self._options, *overrides], plan)
         return Report(
             straight=straight,
             interrupted=interrupted,
@@ -84,10 +79,6 @@ class TrainingDrill(Drill):
             rows=tuple(compare(read_result(straight), read_result(interrupted))),
             unproven=unproven(interruptions, f"train for longer with {STEPS_KEY}"),
         )
-
-    def _words(self, overrides: Sequence[str]) -> list[str]:
-        options = [] if self.config_dir is None else ["--config-dir", self.config_dir]
-        return [*options, *overrides]
 
     def _lengthened(self, overrides: Sequence[str], steps: int) -> list[str]:
         """Return the overrides for a longer training with the same number of evaluations."""

@@ -14,8 +14,7 @@ import pytest
 from followed_run import FollowedRun
 from submitted_runs import PROGRAMS, SubmittedRuns
 
-from hpctrain.drill.comparison import compare_metrics, metrics_of
-from hpctrain.drill.last_save import compare_last_saves, find_last_saves
+from hpctrain.drill.comparison import compare_last_saves, compare_metrics, find_last_saves, metrics_of
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.saves import last_save
 

@@ -1,16 +1,20 @@
+"""What is compared of two runs."""
+
 from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from hpctrain.drill.comparison import TrainingResult, compare, read_result
+from hpctrain.drill.comparison import TrainingResult, compare, read_result, LastSaves, compare_last_saves, find_last_saves, newest_entry, result_of
 from hpctrain.metrics.sink import JsonLinesSink
 from hpctrain.run.checkpoints import CheckpointInfo
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.saves import record_save
 
 NEWEST = CheckpointInfo(
     step=3, path=Path("x"), intact=True, problem="", bytes=9, samples_seen=24, weights_digest="ab" * 32
@@ -79,3 +83,121 @@ def test_not_a_number_is_the_same_as_itself(tmp_path):
     assert found.samples == {1: {0: (7, 8), 11: (9,)}}
     assert found.newest is None
     assert set(differing(found, found)) == {"steps", "samples seen", "weights digest"}
+
+
+@pytest.fixture
+def runs(tmp_path):
+    found = [RunDirectory.at(tmp_path / name) for name in ("straight", "interrupted")]
+    for run in found:
+        run.create(0o750)
+    return found
+
+
+def write(run, name, seconds=0):
+    path = run.checkpoints / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"x")
+    for changed in (path, path.parent):
+        os.utime(changed, (seconds, seconds))
+    return path
+
+
+def test_reported_saves_are_compared(runs):
+    for run, step in zip(runs, (5, 6), strict=True):
+        record_save(run, 1, 3, write(run, "first.pt"))
+        record_save(run, 1, step, write(run, f"{step}.pt"))
+        write(run, "later.pt", seconds=9)
+    straight, interrupted = runs
+    found = find_last_saves(*runs)
+    assert found == LastSaves(
+        straight=straight.checkpoints / "5.pt", interrupted=interrupted.checkpoints / "6.pt", steps=(5, 6)
+    )
+
+
+def test_without_reports_what_was_written_last_is_compared_by_its_name(runs):
+    for run in runs:
+        write(run, "checkpoint-2/model.pt", seconds=200)
+        write(run, "checkpoint-1/model.pt", seconds=100)
+        write(run, "args.json", seconds=300)
+        (run.checkpoints / "latest").symlink_to("checkpoint-1")
+    write(runs[1], "checkpoint-9/model.pt", seconds=900)
+    found = find_last_saves(*runs)
+    assert [path.name for path in (found.straight, found.interrupted)] == ["checkpoint-2", "checkpoint-2"]
+    assert found.steps is None
+    write(runs[0], "checkpoint-3/model.pt", seconds=300)
+    assert find_last_saves(*runs).interrupted is None
+
+
+def test_an_empty_folder_has_no_save(tmp_path):
+    assert newest_entry(tmp_path) is None
+    assert newest_entry(tmp_path / "none") is None
+
+
+def test_nothing_saved_proves_nothing():
+    assert "neither run saved" in compare_last_saves(LastSaves(straight=None, interrupted=None), []).unproven
+
+
+def test_a_save_that_one_run_lacks_is_a_difference(tmp_path):
+    result = compare_last_saves(LastSaves(straight=tmp_path / "a.pt", interrupted=None), [])
+    assert [(row.what, row.straight, row.interrupted, row.equal) for row in result.rows] == [
+        ("save", "a.pt", "-", False)
+    ]
+
+
+def test_a_save_that_both_runs_wrote_proves_nothing(tmp_path):
+    (tmp_path / "a.pt").touch()
+    (tmp_path / "b.pt").symlink_to("a.pt")
+    saves = LastSaves(straight=tmp_path / "a.pt", interrupted=tmp_path / "b.pt", steps=(1, 1))
+    assert compare_last_saves(saves, []).unproven.startswith("both runs saved to ")
+
+
+COMPARED = {"tensors": [2, 2], "equal": 1, "identical": [], "unreadable": {}, "left_out": [], "numbers": []}
+NEAR = {"name": "model.w", "problem": "", "dtype": "float32", "shape": [2], "absolute": 0.5, "relative": 0.25}
+OTHER = NEAR | {"name": "rng.cpu", "problem": "uint8 (4,) and uint8 (8,)", "absolute": None, "relative": None}
+
+
+def compared(found, ignored=(), steps=(7, 7)):
+    return result_of(LastSaves(straight=Path("a.pt"), interrupted=Path("b.pt"), steps=steps), COMPARED | found, ignored)
+
+
+def test_the_worst_tensor_is_named():
+    shown = compared({"differing": [NEAR | {"name": "model.v", "relative": 0.1}, NEAR]})
+    save, tensors = shown.rows
+    assert save.equal
+    assert (tensors.straight, tensors.equal, tensors.relative) == ("2", False, 0.25)
+    assert tensors.difference == "2 of them, most of all model.w by 0.5"
+
+
+def test_a_tensor_that_cannot_be_compared_is_within_no_tolerance():
+    tensors = compared({"differing": [NEAR, OTHER]}).rows[1]
+    assert tensors.difference == "2 of them, such as rng.cpu: uint8 (4,) and uint8 (8,)"
+    assert not tensors.is_within(1.0)
+
+
+def test_tensors_can_be_ignored():
+    shown = compared({"differing": [OTHER]}, ignored=["rng.*"])
+    assert all(row.equal for row in shown.rows)
+    assert shown.notes == ("1 tensor differs, and matches --ignore",)
+
+
+def test_saves_of_other_steps_and_unreadable_files_are_differences():
+    shown = compared({"differing": [], "unreadable": {"x.pt": "EOFError: "}}, steps=(7, 8))
+    assert [(row.what, row.difference) for row in shown.rows if not row.equal] == [
+        ("save", "after steps 7 and 8"),
+        ("x.pt", "can't be read: EOFError: "),
+    ]
+
+
+def test_a_save_without_tensors_proves_nothing():
+    found = {"tensors": [0, 0], "differing": [], "left_out": ["state.json"]}
+    shown = compared(found)
+    assert shown.unproven == "there are no tensors in the save a.pt"
+    assert shown.notes == ("without tensors, so not compared: state.json",)
+    assert compared(found | {"identical": ["odd.pt"]}).unproven == ""
+
+
+def test_differing_numbers_of_a_list_are_named_once():
+    names = ["rng.pkl:state.1.0", "rng.pkl:state.1.1", "a.pt:time"]
+    shown = compared({"differing": [], "numbers": names})
+    assert shown.notes == ("numbers outside of tensors differ: a.pt:time, rng.pkl:state (2 numbers)",)
+    assert all(row.equal for row in shown.rows)

@@ -1,3 +1,5 @@
+"""The moments at which a drill interrupts, and the display of its progress."""
+
 from __future__ import annotations
 
 import signal
@@ -6,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.drill.plan import Moment, Plan, Progress, TimePlan, enough_steps, signal_of
+from hpctrain.drill.drill import Console, Moment, Plan, TimePlan, enough_steps, signal_of
+from hpctrain.drill.launched_run import Progress
 
 
 @given(
@@ -95,3 +98,27 @@ def test_a_moment_is_a_step_or_a_time():
     assert [seconds.is_reached(Progress(9, running_s)) for running_s in (1.9, 2.0)] == [False, True]
     assert not saved.is_reached(Progress(None, 9.0))
     assert [saved.is_reached(Progress(None, 9.0, first)) for first in (8.5, 8.0)] == [False, True]
+
+
+class Stream:
+    def __init__(self, terminal):
+        self.terminal, self.text = terminal, ""
+
+    def isatty(self):
+        return self.terminal
+
+    def write(self, text):
+        self.text += text
+
+    def flush(self):
+        pass
+
+
+@pytest.mark.parametrize(("terminal", "text"), [(True, "\r\x1b[Ka: step 1\r\x1b[Kdone\n"), (False, "done\n")])
+def test_steps_are_shown_on_a_terminal_alone(terminal, text):
+    stream = Stream(terminal)
+    console = Console(stream)
+    console.show_step("a", 1)
+    console.show_step("a", 2)
+    console.report("done")
+    assert stream.text == text

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from hpctrain.cli.drill import main
-from hpctrain.cli.drill_report import as_json, closing, conclusion, table
+from hpctrain.cli.drill import as_json, closing, conclusion, main, table
 from hpctrain.drill.comparison import Row
 from hpctrain.drill.drill import Interruption, Report, unproven
 from hpctrain.errors import ConfigError, RunDirectoryError
