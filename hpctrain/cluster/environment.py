@@ -1,14 +1,26 @@
-"""The place of this process in the world, derived once from its environment variables."""
+"""The place of this process in the world, its ports and its cores, derived once from its environment variables."""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
-from hpctrain.cluster import mpi, port, slurm_step, torchrun, unknown_launcher
+from hpctrain.cluster import mpi, slurm_step, torchrun
 from hpctrain.cluster.slurm_step import SlurmJob, in_step, own_node
 from hpctrain.cluster.variables import Place, Variables, ignored_message
+
+LOWEST_PORT = 10_000
+"""First derived port: above the privileged ones and most services."""
+NUM_PORTS = 22_751
+"""A prime; the last derived port is 32750, below the kernel's ephemeral range (32768 to 60999)."""
+NUM_CANDIDATES = 9
+
+_STEP_STRIDE = 151
+_RESTART_STRIDE = 10 * _STEP_STRIDE
+_CANDIDATE_STRIDE = 5_003
 
 
 class Source(StrEnum):
@@ -135,7 +147,7 @@ def _source(variables: Variables) -> Source:
     # without these, each of several processes would train the whole run alone
     if variables.may_exceed_one("WORLD_SIZE"):
         torchrun.refuse_partial(variables)
-    unknown_launcher.refuse(variables)
+    mpi.refuse_unknown(variables)
     return Source.SINGLE
 
 
@@ -192,11 +204,70 @@ def _ports(variables: Variables, source: Source, job: SlurmJob, chosen: int | No
     if preferred is not None:
         return (preferred,)
     if source is Source.SLURM and (text := variables.text("SLURM_STEP_RESV_PORTS")) is not None:
-        if ports := port.reserved(text):
+        if ports := reserved_ports(text):
             return ports
         variables.ignore("SLURM_STEP_RESV_PORTS")
     # the number of the task, not of its array: two tasks of one array may share a node
     number = job.number
     if job.job_id is None and source is not Source.SINGLE:
         number = mpi.port_seed(variables)
-    return port.derived(job=number, step=job.step_number, restart=job.restart_count)
+    return derived_ports(job=number, step=job.step_number, restart=job.restart_count)
+
+
+def cpu_threads(
+    environment: ClusterEnvironment, cpus_per_process: int | None, variables: Mapping[str, str]
+) -> int | None:
+    """Number of threads for one rank's operations; None keeps torch's default.
+
+    The user's OMP_NUM_THREADS comes first, then the rank's cores (`cpu_cores`), unless it has all of this machine's.
+    """
+    if "OMP_NUM_THREADS" in variables:
+        return None
+    if cpus_per_process is None and environment.cpus is None and environment.local_world_size == 1:
+        return None
+    # more threads than cores slow a rank down: they spin while they wait
+    return cpu_cores(environment, cpus_per_process)
+
+
+def cpu_cores(environment: ClusterEnvironment, cpus_per_process: int | None) -> int:
+    """Cores of one rank: the configured number, else its share of the allocated cores or of the machine's."""
+    if cpus_per_process is not None:
+        return cpus_per_process
+    if environment.cpus is not None:
+        return environment.cpus
+    return max(1, len(os.sched_getaffinity(0)) // environment.local_world_size)
+
+
+def derived_ports(*, job: int, step: int = 0, restart: int = 0) -> tuple[int, ...]:
+    """Candidate ports for a job's step, the preferred one first; every rank computes the same ones.
+
+    Each is a guess and can be in use: rank zero binds the first free candidate, and the others try them in turn. On a
+    node that jobs share, another program may answer on a candidate port: a rank that connects must check that it
+    reached its own run.
+
+    The preferred port is `LOWEST_PORT + (job + 151 step + 1510 restart) mod 22751`, a number in mixed radix: jobs fewer
+    than 151 apart, in any of 10 steps and 15 restarts, never share one (151 * 10 * 15 < 22751). Because the modulus is
+    prime, a port repeats along one of the three only after 22751 jobs, steps or restarts.
+
+    Args:
+        job: number of the job; each task of an array has its own.
+        step: number of the step in the job.
+        restart: how often the job was requeued.
+    """
+    preferred = job + _STEP_STRIDE * step + _RESTART_STRIDE * restart
+    return tuple(LOWEST_PORT + (preferred + k * _CANDIDATE_STRIDE) % NUM_PORTS for k in range(NUM_CANDIDATES))
+
+
+def reserved_ports(text: str) -> tuple[int, ...]:
+    """Parse SLURM_STEP_RESV_PORTS, the ports that SLURM reserved for the step: `12000-12003` or `12000-12001,12007`.
+
+    Empty if the text can't be read.
+    """
+    ports: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", part.strip())
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+        if not 0 < first <= last <= 65_535:
+            return ()
+        ports += range(first, last + 1)
+    return tuple(ports)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.cluster import nodelist
 from hpctrain.cluster.variables import Place, Variables, is_loopback
 from hpctrain.errors import ClusterEnvironmentError
 
+_TERM = re.compile(r"(?:[A-Za-z0-9_.-]|\[[^\[\]]*\])+")
+_PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
+_RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
+_COUNT = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
+_MOST_NODES = 65536  # SLURM's own bound on a range; it prevents a mistyped list from filling the memory
 _FIRST_SPECIAL_STEP = 4294967280  # from here up: the batch script, external and interactive steps (slurm.h)
 _STEP_ID = re.compile(r"-?[0-9]+")
 _TITLE_OF_SCRIPT = re.compile(rb"slurmstepd: \[\d+\.[a-z]")  # such as [77.batch]; a step of srun is [77.0]
@@ -106,7 +112,7 @@ def job_nodes(variables: Variables) -> tuple[str, ...]:
     name = "SLURM_STEP_NODELIST" if in_step(variables) else "SLURM_JOB_NODELIST"
     value = variables.text(name)
     try:
-        return () if value is None else tuple(nodelist.expand(value, variable=name))
+        return () if value is None else tuple(expand_nodelist(value, variable=name))
     except ClusterEnvironmentError:
         variables.ignore(name)
         return ()
@@ -119,7 +125,7 @@ def needed_job_nodes(variables: Variables) -> tuple[str, ...]:
         ClusterEnvironmentError: they can't be parsed.
     """
     text = variables.needed_text("SLURM_JOB_NODELIST", "SLURM_JOB_ID")
-    return tuple(nodelist.expand(text, variable="SLURM_JOB_NODELIST"))
+    return tuple(expand_nodelist(text, variable="SLURM_JOB_NODELIST"))
 
 
 def task_cpus(variables: Variables, local_world_size: int) -> int | None:
@@ -144,7 +150,7 @@ def has_one_task_per_node(variables: Variables) -> bool:
     """Whether each node of the step has one task, or SLURM_STEP_TASKS_PER_NODE is unset or can't be parsed."""
     counts = variables.text("SLURM_STEP_TASKS_PER_NODE")
     try:
-        return counts is None or set(nodelist.tasks_per_node(counts)) == {1}
+        return counts is None or set(tasks_per_node(counts)) == {1}
     except ClusterEnvironmentError:
         variables.ignore("SLURM_STEP_TASKS_PER_NODE")
         return True
@@ -163,7 +169,7 @@ def place(variables: Variables) -> Place:
     world_size = variables.needed_number("SLURM_STEP_NUM_TASKS", _BECAUSE)
     variables.require_below("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
     text = variables.needed_text("SLURM_STEP_TASKS_PER_NODE", _BECAUSE)
-    counts = nodelist.tasks_per_node(text, variable="SLURM_STEP_TASKS_PER_NODE")
+    counts = tasks_per_node(text, variable="SLURM_STEP_TASKS_PER_NODE")
     if sum(counts) != world_size:
         raise variables.error(
             f"expected SLURM_STEP_NUM_TASKS to be the sum of SLURM_STEP_TASKS_PER_NODE; {_UNSET}",
@@ -196,7 +202,7 @@ def _names(variables: Variables, num_nodes: int) -> tuple[str, ...]:
     """The names of the step's nodes; empty if they can't be parsed, and aren't needed."""
     try:
         text = variables.needed_text("SLURM_STEP_NODELIST", _BECAUSE)
-        names = tuple(nodelist.expand(text, variable="SLURM_STEP_NODELIST"))
+        names = tuple(expand_nodelist(text, variable="SLURM_STEP_NODELIST"))
         if len(names) != num_nodes:
             raise variables.error(
                 "expected SLURM_STEP_NODELIST and SLURM_STEP_TASKS_PER_NODE to list the same number of nodes; "
@@ -245,3 +251,80 @@ def _follows_node_list(variables: Variables) -> bool:
     # the switches of the cluster's default topology, so versions that are about as new, with a SLUID, are in doubt too.
     has_switches = "." in (variables.text("SLURM_TOPOLOGY_ADDR_PATTERN") or "")
     return not has_switches and variables.text("SLURM_JOB_SLUID") is None
+
+
+def expand_nodelist(nodelist: str, *, variable: str = "nodelist") -> list[str]:
+    """Expand a list such as `rack[01-02]n[1-2],login` into node names, in its order, duplicates included.
+
+    Equal to `scontrol show hostnames`, but needs no SLURM on this machine. Numbers are zero-padded to the width of the
+    range's start.
+
+    Args:
+        nodelist: the list as SLURM writes it.
+        variable: the variable that holds it, for the error.
+
+    Raises:
+        ClusterEnvironmentError: the list can't be read.
+    """
+    names: list[str] = []
+    for term in _terms(nodelist, variable):
+        choices = [
+            _numbers(inside, nodelist, variable) if inside or not literal else [literal]
+            for inside, literal in _PIECE.findall(term)
+        ]
+        if len(names) + math.prod(map(len, choices)) > _MOST_NODES:
+            raise _unreadable(nodelist, f"more than {_MOST_NODES} nodes", variable)
+        names += ("".join(parts) for parts in itertools.product(*choices))
+    return names
+
+
+def tasks_per_node(text: str, *, variable: str = "tasks_per_node") -> list[int]:
+    """Parse the number of tasks on each node from SLURM's `2(x3),1`.
+
+    Raises:
+        ClusterEnvironmentError: the text can't be read.
+    """
+    counts: list[int] = []
+    for part in text.split(","):
+        found = _COUNT.fullmatch(part)
+        if found is None or int(found[2] or 1) > _MOST_NODES:
+            raise ClusterEnvironmentError(
+                f"expected {variable} to read like 2(x3),1; start the ranks with srun, or unset {variable}",
+                {variable: text},
+            )
+        counts += [int(found[1])] * int(found[2] or 1)
+    return counts
+
+
+def _terms(nodelist: str, variable: str) -> list[str]:
+    """Split a list at the commas outside brackets."""
+    # a comma inside brackets separates numbers: it is followed by a closing bracket before any opening one
+    terms = re.split(r",(?![^\[\]]*\])", nodelist)
+    for term in terms:
+        if not _TERM.fullmatch(term):
+            raise _unreadable(nodelist, f"{term!r} is not a node name", variable)
+    return terms
+
+
+def _numbers(inside: str, nodelist: str, variable: str) -> list[str]:
+    """Expand the numbers of one bracket, such as `000-002,7`."""
+    numbers: list[str] = []
+    for part in inside.split(","):
+        found = _RANGE.fullmatch(part)
+        if found is None:
+            raise _unreadable(nodelist, f"{part!r} is not a range of numbers", variable)
+        first, last = found[1], found[2] or found[1]
+        if int(last) < int(first):
+            raise _unreadable(nodelist, f"the range {part} runs backwards", variable)
+        if int(last) - int(first) >= _MOST_NODES:
+            raise _unreadable(nodelist, f"more than {_MOST_NODES} nodes", variable)
+        numbers += (f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1))
+    return numbers
+
+
+def _unreadable(nodelist: str, found: str, variable: str) -> ClusterEnvironmentError:
+    return ClusterEnvironmentError(
+        f"expected {variable} to be a node list such as rack[01-02]n[1-2], but {found}; "
+        f"start the ranks with srun, or unset {variable}",
+        {variable: nodelist},
+    )

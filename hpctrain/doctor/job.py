@@ -31,8 +31,8 @@ from hpctrain.launch.prepare import RunPlan
 from hpctrain.launch.run_dir import claim_default_path
 from hpctrain.launch.submission import submit_doctor
 from hpctrain.phrases import listed
-from hpctrain.scheduler.explain import explain_held, explain_pending
 from hpctrain.scheduler.job import JobRecord as SlurmJob
+from hpctrain.scheduler.job import explain_held, explain_pending
 from hpctrain.scheduler.slurm import Slurm
 
 TIME_LIMIT_MIN = 15

@@ -20,8 +20,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from hpctrain.cluster.cpus import cpu_cores, cpu_threads
-from hpctrain.cluster.environment import ClusterEnvironment
+from hpctrain.cluster.environment import ClusterEnvironment, cpu_cores, cpu_threads
 from hpctrain.config.root import Config
 from hpctrain.config.stored import load
 from hpctrain.doctor.folder import GPU_FIELDS, DoctorFolder, from_json

@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import replace
 
 from hpctrain.errors import SchedulerError, SchedulerMissingError
-from hpctrain.scheduler import answers, fields, settings
-from hpctrain.scheduler.command import UnknownJobError, run
+from hpctrain.scheduler import command, settings
+from hpctrain.scheduler.command import UnknownJobError, array_tasks, run
 from hpctrain.scheduler.job import JobRecord, JobState
 from hpctrain.scheduler.settings import Association, Partition, Settings
 
@@ -61,7 +61,7 @@ class Slurm:
         For an array's id: the record of the task that has the array's own number.
         """
         try:
-            records = answers.scontrol(self._run("scontrol", "show", "job", _checked(job_id)))
+            records = command.scontrol(self._run("scontrol", "show", "job", _checked(job_id)))
         except UnknownJobError:
             return None
         chosen = [record for record in records if job_id in {record.job_id, str(record.number)}] or records
@@ -73,12 +73,12 @@ class Slurm:
         An array's id stands for all of its tasks. Unknown jobs are left out.
         """
         # --all: hidden partitions too; --array: a row per task; --states: without it, finished jobs are left out
-        options = ("--noheader", "--all", "--array", "--states=all", f"--Format={answers.SQUEUE_FORMAT}")
+        options = ("--noheader", "--all", "--array", "--states=all", f"--Format={command.SQUEUE_FORMAT}")
         found: dict[str, JobRecord] = {}
         for ids in _in_command_lines(_all_checked(job_ids)):
             with suppress(UnknownJobError):
                 answer = self._run("squeue", *options, f"--jobs={ids}")
-                found |= {record.job_id: record for record in answers.squeue(answer)}
+                found |= {record.job_id: record for record in command.squeue(answer)}
         return found
 
     def accounting(self, job_ids: Iterable[str]) -> dict[str, JobRecord]:
@@ -93,7 +93,7 @@ class Slurm:
             task: replace(record, job_id=task)
             for ids in _in_command_lines(_all_checked(job_ids))
             for record in self._sacct(ids)
-            for task in fields.array_tasks(record.job_id)
+            for task in array_tasks(record.job_id)
         }
 
     def before_requeue(self, job_id: str) -> JobRecord | None:
@@ -131,16 +131,16 @@ class Slurm:
         """Find those of these nodes that are down, or were restarted after `since` (epoch seconds)."""
         if not names:
             return ()
-        return answers.failed_nodes(self._run("scontrol", "--oneliner", "show", "node", ",".join(names)), since)
+        return command.failed_nodes(self._run("scontrol", "--oneliner", "show", "node", ",".join(names)), since)
 
     def largest_array(self) -> int:
         """How many tasks a job array may have; 1 where SLURM takes no arrays."""
-        return answers.largest_array(self._run("scontrol", "show", "config"))
+        return command.largest_array(self._run("scontrol", "show", "config"))
 
     def batch_host(self, job_id: str) -> str | None:
         """The node of a job's batch script; None if it never began, or SLURM has forgotten the job."""
         try:
-            return answers.batch_host(self._run("scontrol", "show", "job", _checked(job_id)))
+            return command.batch_host(self._run("scontrol", "show", "job", _checked(job_id)))
         except UnknownJobError:
             return None
 
@@ -266,9 +266,9 @@ class Slurm:
 
     def _sacct(self, ids: str, duplicates: bool = False) -> list[JobRecord]:
         # --allocations: without the job's steps; --duplicates: also the records before each requeue
-        options = ["--noheader", "--parsable2", "--allocations", f"--format={answers.SACCT_FORMAT}"]
+        options = ["--noheader", "--parsable2", "--allocations", f"--format={command.SACCT_FORMAT}"]
         options += ["--duplicates"] if duplicates else []
-        return answers.sacct(self._run("sacct", *options, f"--jobs={ids}"))
+        return command.sacct(self._run("sacct", *options, f"--jobs={ids}"))
 
     def _run(self, *arguments: str) -> str:
         return self._run_command(arguments, self._environ, self._timeout_s)
