@@ -15,7 +15,7 @@ from typing import Any
 
 from hpctrain.cli.arguments import add_overrides, command_parser, number
 from hpctrain.cli.batch_search import BatchSearch, Trial
-from hpctrain.cluster.scrub import scrubbed
+from hpctrain.cluster.variables import scrubbed
 from hpctrain.config.batch import counted_shares, uses_cuda_graphs
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.compose import Composer

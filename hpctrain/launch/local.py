@@ -22,7 +22,7 @@ from hpctrain.attempt.notification import SOON_S, Notifier
 from hpctrain.attempt.out_of_memory import oom_complaint, oom_kills, with_memory_advice
 from hpctrain.attempt.outcome import Outcome, death_complaint, record_end, resume_advice
 from hpctrain.attempt.unrecorded import UnrecordedEnds
-from hpctrain.cluster.scrub import scrubbed
+from hpctrain.cluster.variables import scrubbed
 from hpctrain.errors import ExitCode
 from hpctrain.files import TEMPORARY_PREFIX
 from hpctrain.launch.prepare import RunPlan

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from hpctrain.cluster.scrub import scrubbed
+from hpctrain.cluster.variables import scrubbed
 from hpctrain.errors import ConfigError, SchedulerError, SchedulerMissingError
 
 USER_MISTAKES = ("invalid", "not permitted", "more processors", "not available", "unavailable", "unrecognized", "limit")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from hpctrain.cluster.cpus import cpu_cores, cpu_threads
+from hpctrain.cluster.environment import cpu_cores, cpu_threads
 from hpctrain.config.program import command_of
 from hpctrain.config.resources import resources_of
 from hpctrain.program.places import program_path, python_path

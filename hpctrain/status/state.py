@@ -9,8 +9,7 @@ from enum import StrEnum
 from hpctrain.run.ledger import Attempt
 from hpctrain.run.owner import Owner
 from hpctrain.run.reason import Reason
-from hpctrain.scheduler.explain import explain_held, explain_pending
-from hpctrain.scheduler.job import JobRecord, JobState
+from hpctrain.scheduler.job import JobRecord, JobState, explain_held, explain_pending
 
 NOT_REQUEUED = (JobState.FAILED, JobState.OUT_OF_MEMORY, JobState.BOOT_FAIL, JobState.DEADLINE)
 """States of jobs that SLURM doesn't run again."""

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hpctrain.cluster.nodelist import tasks_per_node
+from hpctrain.cluster.slurm_step import tasks_per_node
 from hpctrain.cluster.variables import Variables, ignored_message
 from hpctrain.errors import ClusterEnvironmentError
 

@@ -6,7 +6,7 @@ import logging
 import socket
 from collections.abc import Mapping
 
-from hpctrain.cluster.port import derived
+from hpctrain.cluster.environment import derived_ports
 from hpctrain.cluster.slurm_step import SlurmJob
 from hpctrain.cluster.variables import Variables
 from hpctrain.errors import SchedulerError
@@ -43,7 +43,7 @@ def program_variables(
 def _free_port(environ: Mapping[str, str], in_allocation: int) -> int:
     """Return the first derived port that can be bound on this node, which usually is rank zero's."""
     job = SlurmJob.read(Variables(environ))
-    candidates = derived(job=job.number, step=in_allocation, restart=job.restart_count)
+    candidates = derived_ports(job=job.number, step=in_allocation, restart=job.restart_count)
     return next(filter(_can_be_bound, candidates), candidates[0])
 
 

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hpctrain.cluster.nodelist import expand
+from hpctrain.cluster.slurm_step import expand_nodelist
 from hpctrain.errors import ClusterEnvironmentError
 from hpctrain.launch.containers.engines import enter_container
 from hpctrain.launch.containers.rank_container import RankContainer
@@ -181,7 +181,7 @@ class Step:
         # srun cuts a long list off, and has no name for the nodes of a very large step
         if match is not None and match["node"] != "Unknown":
             with contextlib.suppress(ClusterEnvironmentError):
-                self.nodes |= dict.fromkeys(map(int, expand(f"[{match['ranks']}]")), match["node"])
+                self.nodes |= dict.fromkeys(map(int, expand_nodelist(f"[{match['ranks']}]")), match["node"])
 
 
 def print_error(text: str) -> None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from hpctrain.cluster.scrub import scrubbed
+from hpctrain.cluster.variables import scrubbed
 from hpctrain.config.logger import Logger
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.handover import PREFIX

@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import Store
 from hpctrain.attempt.pause import next_pause
 from hpctrain.attempt.rank_python import other_torch
 from hpctrain.attempt.unrecorded import UnrecordedEnds
-from hpctrain.cluster.cpus import cpu_cores, cpu_threads
+from hpctrain.cluster.environment import cpu_cores, cpu_threads
 from hpctrain.config.batch import check_batch
 from hpctrain.config.mesh import data_parallel_size, mesh_shape
 from hpctrain.errors import RunDirectoryError

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hpctrain.errors import SchedulerError, SchedulerMissingError
-from hpctrain.scheduler.explain import explain_held
-from hpctrain.scheduler.job import JobRecord, JobState
+from hpctrain.scheduler.job import JobRecord, JobState, explain_held
 from hpctrain.scheduler.slurm import Slurm
 
 if TYPE_CHECKING:

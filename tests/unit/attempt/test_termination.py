@@ -10,12 +10,12 @@ import pytest
 from hpctrain.attempt.termination import FILE_NAME, Termination, diagnose
 from hpctrain.files import write_json
 from hpctrain.run.reason import Reason
-from hpctrain.scheduler import answers
+from hpctrain.scheduler import command
 from hpctrain.scheduler.job import JobState
 
 CAPTURED = (Path(__file__).parent / "captured" / "stops.txt").read_text()
 STOPS = {
-    name: (signal.Signals[word], answers.scontrol(answer)[0], float(now))
+    name: (signal.Signals[word], command.scontrol(answer)[0], float(now))
     for name, word, now, answer in re.findall(r"=== (\w+) (\w+) now=(\S+)\n(.*?)(?=\n=== |\Z)", CAPTURED, re.DOTALL)
 }
 

@@ -5,8 +5,7 @@ import os
 import pytest
 import torch
 
-from hpctrain.cluster.cpus import cpu_threads
-from hpctrain.cluster.environment import ClusterEnvironment
+from hpctrain.cluster.environment import ClusterEnvironment, cpu_threads
 from hpctrain.config.mesh import MeshShape
 from hpctrain.rank.mesh import Mesh
 from hpctrain.rank.world import World, bound_device, join

@@ -9,7 +9,7 @@ import time
 import pytest
 from supervising import RUNNING, all_ranks, story
 
-from hpctrain.cluster.port import derived
+from hpctrain.cluster.environment import derived_ports
 from hpctrain.config.compose_program import ProgramComposer
 from hpctrain.errors import ExitCode
 from hpctrain.launch.prepare import plan, prepare
@@ -82,7 +82,7 @@ def variables_of(run, slurm, in_allocation=1, **job):
 
 
 def test_the_port_is_the_first_one_that_is_free_here(planned, slurm):
-    ports = derived(job=7, step=2, restart=1)
+    ports = derived_ports(job=7, step=2, restart=1)
     with socket.create_server(("", ports[0])):
         found = variables_of(planned(), slurm, in_allocation=2, SLURM_RESTART_COUNT="1")
     assert int(found["MASTER_PORT"]) in ports[1:]
