@@ -8,8 +8,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from hpctrain.api.composition import compose as compose
     from hpctrain.api.run import Run as Run
-    from hpctrain.api.start import fit as fit
-    from hpctrain.api.start import submit as submit
+    from hpctrain.api.run import fit as fit
+    from hpctrain.api.run import submit as submit
     from hpctrain.config.root import Config as Config
     from hpctrain.errors import ConfigError as ConfigError
     from hpctrain.errors import HpctrainError as HpctrainError
@@ -28,8 +28,8 @@ _MODULES = {
     "RunState": "status.state",
     "RunStatus": "status.run_status",
     "compose": "api.composition",
-    "fit": "api.start",
-    "submit": "api.start",
+    "fit": "api.run",
+    "submit": "api.run",
 }
 """Names that are loaded when they are first used: the ranks and the command line import this package as well."""
 
