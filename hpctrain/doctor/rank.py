@@ -193,15 +193,8 @@ def _over_the_network(world: World, environment: ClusterEnvironment, record: Ran
         return {"pairs": [], "reductions": []}
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     places = world.broadcast(world.gather([environment.node_rank, environment.local_rank, world.rank, node]))
-    leaders = sorted((node_rank, rank, name) for node_rank, local_rank, rank, name in places if local_rank == 0)
-    pairs: list[Pair] = []
-    if len(leaders) > 1:
-        pairs = measure_pairs(
-            world,
-            [rank for _, rank, _ in leaders],
-            [name for _, _, name in leaders],
-            lambda peer: record.enter(f"exchanging messages with {peer}"),
-        )
+    leaders = [(rank, name) for _, local_rank, rank, name in sorted(places) if local_rank == 0]
+    pairs = measure_pairs(world, leaders, lambda peer: record.enter(f"exchanging messages with {peer}"))
     record.enter("reducing tensors with all ranks")
     return {"pairs": [asdict(pair) for pair in pairs], "reductions": measure_reductions(world)}
 
@@ -333,27 +326,22 @@ def interfaces() -> list[dict[str, Any]]:
     ]
 
 
-def measure_pairs(
-    world: World, leaders: Sequence[int], nodes: Sequence[str], report: Callable[[str], None]
-) -> list[Pair]:
+def measure_pairs(world: World, leaders: Sequence[tuple[int, str]], report: Callable[[str], None]) -> list[Pair]:
     """Measure all pairs of nodes; collective over all ranks. The result is at rank zero, empty elsewhere.
 
     In a round, each node has at most one partner. Slow pairs are measured again, one at a time.
 
     Args:
         world: the ranks; a group of gloo carries the messages.
-        leaders: a rank of each node.
-        nodes: their names.
+        leaders: a rank of each node, and the node's name.
         report: gets the name of a node before messages are exchanged with it.
     """
-    rounds = pair_rounds(len(leaders))
-    own = [_measure_round(world, pairs, leaders, nodes, report) for pairs in rounds]
-    found = _gathered(world, own)
-    wanted = world.broadcast([[pair.first, pair.second] for pair in suspicious(found)[:MOST_REPEATED]])
-    index = {node: number for number, node in enumerate(nodes)}
-    again = [_measure_round(world, [(index[first], index[second])], leaders, nodes, report) for first, second in wanted]
-    better = {(pair.first, pair.second): pair for pair in _gathered(world, again)}
-    return [pair.best_of(better.get((pair.first, pair.second))) for pair in found]
+    pairs = _gathered(world, [_measure_round(world, pairs, leaders, report) for pairs in pair_rounds(len(leaders))])
+    slow = world.broadcast([[pair.first, pair.second] for pair in suspicious(pairs)[:MOST_REPEATED]])
+    index = {node: number for number, (_, node) in enumerate(leaders)}
+    again = [_measure_round(world, [(index[first], index[second])], leaders, report) for first, second in slow]
+    better = {pair.nodes: pair for pair in _gathered(world, again)}
+    return [pair.best_of(better.get(pair.nodes)) for pair in pairs]
 
 
 def _gathered(world: World, own: Sequence[dict[str, Any] | None]) -> list[Pair]:
@@ -365,21 +353,17 @@ def _gathered(world: World, own: Sequence[dict[str, Any] | None]) -> list[Pair]:
 
 
 def _measure_round(
-    world: World,
-    pairs: Sequence[tuple[int, int]],
-    leaders: Sequence[int],
-    nodes: Sequence[str],
-    report: Callable[[str], None],
+    world: World, pairs: Sequence[tuple[int, int]], leaders: Sequence[tuple[int, str]], report: Callable[[str], None]
 ) -> dict[str, Any] | None:
     """Measure a round; return this rank's half of what is known of its pair, if it has one."""
     half = None
-    for first, second in pairs:
-        if world.rank in (leaders[first], leaders[second]):
-            is_first = world.rank == leaders[first]
-            peer = second if is_first else first
-            report(nodes[peer])
-            found = _drive(world, leaders[peer]) if is_first else _echo(world, leaders[peer])
-            half = {"first": nodes[first], "second": nodes[second], **found}
+    for (first, first_node), (second, second_node) in ((leaders[a], leaders[b]) for a, b in pairs):
+        if world.rank == first:
+            report(second_node)
+            half = {"first": first_node, "second": second_node, **_drive(world, second)}
+        elif world.rank == second:
+            report(first_node)
+            half = {"first": first_node, "second": second_node, **_echo(world, first)}
     world.barrier()
     return half
 
