@@ -10,7 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.drill.comparison import TrainingResult, compare, read_result, LastSaves, compare_last_saves, find_last_saves, newest_entry, result_of
+from hpctrain.drill.comparison import (
+    LastSaves,
+    TrainingResult,
+    compare,
+    compare_last_saves,
+    find_last_saves,
+    newest_entry,
+    read_result,
+    result_of,
+)
 from hpctrain.metrics.sink import JsonLinesSink
 from hpctrain.run.checkpoints import CheckpointInfo
 from hpctrain.run.directory import RunDirectory

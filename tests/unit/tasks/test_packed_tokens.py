@@ -17,7 +17,7 @@ from hpctrain.models.gpt import GPT
 from hpctrain.tasks.make_tokens import make_tokens
 from hpctrain.tasks.token_files import IGNORED, PackedTokens, TokenFile, document_ends, sequence_bounds
 from hpctrain.tasks.tokeniser import tokeniser
-from hpctrain.tasks.tokens import IGNORED, PackedTokens, Tokens, document_ends, sequence_bounds
+from hpctrain.tasks.tokens import Tokens
 
 END = 9
 DOCUMENTS = [[1, 2, 3, END], [4, END], [5, 6, END], [1, 2, 3, 4, 5, 6, 7, 8, 1, 2, END], [3, END], [4, 5]]
