@@ -1,126 +1,354 @@
-"""The files that belong to the code of a launch: what git knows, or else what the working directory contains."""
+"""The files that belong to the code of a launch: what git doesn't ignore, or else the small files of the folder."""
 
 from __future__ import annotations
 
+import fnmatch
 import os
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 
-from hpctrain.launch.code_choice import (
-    NEVER,
-    Choice,
-    CodeFiles,
-    CodeFilesError,
-    is_home,
-    require_few_files,
-    too_many_bytes,
-)
-from hpctrain.launch.code_repository import find_in_repository
-from hpctrain.launch.code_runs import Runs
+from hpctrain.config.code import Code
+from hpctrain.config.scripts import INTERPRETERS
+from hpctrain.errors import HpctrainError
+from hpctrain.phrases import scaled
+from hpctrain.run.git import ask_git
+from hpctrain.run.secret_files import secret_folder, secret_part
 
+PACKAGE = Path(__file__).resolve().parent.parent
+"""hpctrain's own folder."""
+MAX_FILES = 20_000
+"""Largest number of files: more are data, and no file system copies them in a moment."""
 SMALL_BYTES = 1_000_000
 """Outside of git, only files up to this size count as code."""
+NEVER = ("__pycache__", ".git", ".hg", ".svn")
+"""Names that are neither copied nor linked: caches that Python would believe, and histories."""
+ENVIRONMENT = {"pyvenv.cfg", "conda-meta"}
+"""What one of Python's environments contains."""
+LIST_TIMEOUT_S = 20.0
+"""Seconds that git may take to find a repository, or to list its files, on a slow file system."""
+NO_REPOSITORY = "not a git repository (or any"
+"""How git's message about a folder that isn't in a repository begins; one that is damaged has another."""
+FOREIGN = ("dubious ownership", "owned by someone else")
+"""Parts of git's messages about a repository of another user."""
 
 
-def find_code(
-    folder: Path, exclude: Sequence[str], home: Path, max_bytes: float, include: Sequence[str] = ()
-) -> CodeFiles:
+class CodeFilesError(HpctrainError):
+    """Code that can't be found or copied.
+
+    Args:
+        problem: what is in the way.
+        remedy: what to do.
+    """
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        self.problem = problem
+        self.remedy = remedy
+        super().__init__(f"{problem}; {remedy}")
+
+
+@dataclass(frozen=True, slots=True)
+class CodeFiles:
+    """The files of a launch's code; paths are relative to the root.
+
+    Attributes:
+        root: of the repository, or the working directory; without symbolic links.
+        working_directory: `.` for the root.
+        commit: of git; None outside of a repository.
+        tracked: files that git tracks, whether they exist or not; empty outside of a repository.
+        copied: files and symbolic links, with their sizes in bytes; some may vanish.
+        folders: of the code, those that are empty as well: a program may write into them.
+        linked: files and folders that the code may use, and that aren't copied.
+        secrets: those of them that aren't copied because their names are usual for passwords and keys.
+    """
+
+    root: Path
+    working_directory: str = "."
+    commit: str | None = None
+    tracked: set[str] = field(default_factory=set)
+    copied: dict[str, int] = field(default_factory=dict)
+    folders: set[str] = field(default_factory=set)
+    linked: set[str] = field(default_factory=set)
+    secrets: set[str] = field(default_factory=set)
+
+
+def find_code(folder: Path, settings: Code, home: Path) -> CodeFiles:
     """Find the code of a launch.
 
     Args:
         folder: the working directory, without symbolic links.
-        exclude: patterns of files and folders that aren't copied.
+        settings: what to copy.
         home: the directory of the run or the sweep, which may be inside of the code.
-        max_bytes: where the search outside of git ends.
-        include: patterns of files that are copied although their names are usual for secrets.
 
     Raises:
-        CodeFilesError: there is too much, or git fails.
+        CodeFilesError: there are too many files, git fails, or the folder isn't one of code.
     """
-    found = find_in_repository(folder, exclude, home, include)
-    if found is None:
-        found = CodeFiles(folder, ".")
-        chosen = Choice(exclude, include, folder)
-        _Folder(found, chosen, Runs(folder, home), max_bytes).add_files()
-        found.secrets.update(chosen.secrets)
-        found.untracked.update(found.copied)
-    return found
+    root = repository_of(folder)
+    if root is not None:
+        commit = ask_git(root, "rev-parse", "--verify", "-q", "HEAD", timeout_s=LIST_TIMEOUT_S).output
+        place = folder.relative_to(root).as_posix()
+        code = CodeFiles(root, place, None if commit is None else commit.decode().strip())
+        _Search(code, settings, home, in_git=True).add_files()
+        if place == "." or place in code.folders:
+            return code
+    # outside of a repository, or where git ignores the folder itself
+    code = CodeFiles(folder)
+    _Search(code, settings, home, in_git=False).add_files()
+    return code
 
 
-class _Folder:
-    """Collects the small files of a folder that isn't in a repository.
+def repository_of(folder: Path) -> Path | None:
+    """Return the root of the repository that contains a folder; None without one, and for that of a home.
+
+    Raises:
+        CodeFilesError: git can't read the repository.
+    """
+    answer = ask_git(folder, "rev-parse", "--show-toplevel", timeout_s=LIST_TIMEOUT_S)
+    if answer.output is not None:
+        root = Path(os.path.realpath(os.fsdecode(answer.output.removesuffix(b"\n"))))
+        # the rest of a home with a repository of configuration files isn't code
+        return None if is_home(root) or not folder.is_relative_to(root) else root
+    top = next((each for each in (folder, *folder.parents) if os.path.lexists(each / ".git")), None)
+    if top is not None and not is_home(top) and not answer.problem.startswith(NO_REPOSITORY):
+        raise _unreadable(top, answer.problem)
+    return None
+
+
+def is_home(root: Path) -> bool:
+    """Return whether a folder is the user's home or the root of the file system, rather than a folder of code."""
+    # not Path.home(), which raises an error without HOME for a user without an entry in /etc/passwd, as in containers
+    return root in (Path(os.path.realpath(os.path.expanduser("~"))), Path("/"))  # noqa: PTH111
+
+
+def _unreadable(repository: Path, problem: str, inside: str = "") -> CodeFilesError:
+    remedy = "correct that"
+    if any(text in problem for text in FOREIGN):
+        remedy = f"it belongs to another user: trust it with `git config --global --add safe.directory {repository}`"
+    elif "ls-files took longer" in problem:
+        remedy = "list large folders in .gitignore"
+    elif inside:
+        remedy = f"repair it with `git submodule update --init {inside}`, leave it out with code.exclude=[{inside}]"
+    return CodeFilesError(
+        f"git can't read the repository {repository} ({problem})",
+        f"{remedy}, or copy no code with code.snapshot=none",
+    )
+
+
+class _Search:
+    """Collects the files of a repository, of those inside of it, or of a folder that isn't in one.
 
     Args:
-        found: gets the files.
-        chosen: decides which are left out.
-        runs: that aren't copied.
-        max_bytes: where the search ends.
+        code: gets the files.
+        settings: decides which are left out. A pattern without a slash is compared with the names of files and
+            folders, and one with a slash with their paths.
+        home: the directory of the run or the sweep.
+        in_git: whether git decides what is code.
     """
 
-    def __init__(self, found: CodeFiles, chosen: Choice, runs: Runs, max_bytes: float) -> None:
-        self._found = found
-        self._chosen = chosen
-        self._runs = runs
-        self._max_bytes = max_bytes
+    def __init__(self, code: CodeFiles, settings: Code, home: Path, *, in_git: bool) -> None:
+        self._code = code
+        self._is_excluded = _matcher(settings.exclude)
+        self._is_included = _matcher(settings.include)
+        self._home = os.path.realpath(home)
+        self._in_git = in_git
+        self._ignored: set[str] = set()
         self._counts: Counter[str] = Counter()
-        self._bytes: Counter[str] = Counter()
 
     def add_files(self) -> None:
-        """Look through the folder, but not for long."""
-        root = self._found.root
+        """Look through the folders, without those that are left out."""
+        root = self._code.root
         if is_home(root):
             remedy = "change into the folder of your code, or set code.snapshot=none"
             raise CodeFilesError(f"{root} is not a folder of code", remedy)
+        if self._home == os.fspath(root):
+            remedy = "choose a folder in it, such as runs/NAME, or set code.snapshot=none"
+            raise CodeFilesError(f"run_dir={root} is the folder of the code itself", remedy)
         folders = [""]
         while folders:
-            prefix = folders.pop()
+            folder = folders.pop()
             try:
-                entries = sorted(os.scandir(root / prefix), key=lambda entry: entry.name)
+                entries = sorted(os.scandir(root / folder), key=lambda entry: entry.name)
             except OSError:
                 continue  # of another user, or removed meanwhile
+            names = {entry.name for entry in entries}
+            if folder and (_is_launch(names) or f"{root}/{folder}" == self._home):
+                continue
+            if folder and names & ENVIRONMENT:
+                self._link(folder)
+                continue
+            if self._in_git and ".git" in names:
+                self._ask_git(folder)
+            if folder:
+                self._code.folders.add(folder)
+            prefix = f"{folder}/" if folder else ""
             folders += filter(None, [self._add(f"{prefix}{entry.name}", entry) for entry in entries])
 
-    def _add(self, path: str, entry: os.DirEntry[str]) -> str | None:
-        """Add an entry; return a folder that is to be searched, with a slash at the end."""
-        is_folder = entry.is_dir(follow_symlinks=False)
-        if entry.name in NEVER or (self._runs.contain_folder(path) if is_folder else self._runs.contain(path)):
-            return None
-        left_out = self._chosen.left_out_folder(path) if is_folder else self._chosen.left_out(path)
-        if left_out or (is_folder and _is_foreign(entry)):
-            self._link(path)
-            return None
-        # folders and large files as well, which bounds the search
-        self._counts[path.partition("/")[0]] += 1
-        require_few_files(self._found, self._counts)
-        if is_folder:
-            self._found.folders.append(path)
-            return f"{path}/"
-        if entry.is_symlink():
-            self._found.copied[path] = 0
-        elif entry.is_file(follow_symlinks=False):
-            self._add_file(path, entry)
-        return None
+    def _ask_git(self, folder: str) -> None:
+        """Ask git which files of a repository it tracks, and which it ignores."""
+        repository, prefix = self._code.root / folder, f"{folder}/" if folder else ""
+        tracked, ignored = (
+            ask_git(repository, "ls-files", "-z", *options, timeout_s=LIST_TIMEOUT_S)
+            for options in ((), ("-o", "-i", "--exclude-standard", "--directory"))
+        )
+        if tracked.output is None or ignored.output is None:
+            raise _unreadable(repository, tracked.problem or ignored.problem, folder)
+        self._code.tracked.update(f"{prefix}{path}" for path in os.fsdecode(tracked.output).split("\0")[:-1])
+        paths = os.fsdecode(ignored.output).split("\0")[:-1]
+        self._ignored.update(f"{prefix}{path.removesuffix('/')}" for path in paths)
 
-    def _add_file(self, path: str, entry: os.DirEntry[str]) -> None:
-        try:
-            size = entry.stat(follow_symlinks=False).st_size
-        except OSError:
-            return
-        if size > SMALL_BYTES:
+    def _add(self, path: str, entry: os.DirEntry[str]) -> str:
+        """Add an entry; return a folder that is to be searched."""
+        is_folder = entry.is_dir(follow_symlinks=False)
+        if entry.name in NEVER or (entry.name.endswith(".pyc") and path not in self._code.tracked):
+            return ""
+        is_hidden = not self._in_git and is_folder and entry.name.startswith(".")
+        if is_hidden or path in self._ignored or self._is_left_out(path, is_folder):
             self._link(path)
-        elif not path.endswith(".pyc"):
-            self._found.copied[path] = size
-            self._bytes[path.partition("/")[0]] += size
-            if self._bytes.total() > self._max_bytes:
-                raise too_many_bytes(self._found, self._bytes, self._max_bytes)
+        elif is_folder:
+            return path
+        elif entry.is_symlink() or entry.is_file():
+            # also large ones outside of git, which bounds the search
+            self._counts[path.partition("/")[0]] += 1
+            self._require_few_files()
+            size = 0 if entry.is_symlink() else _size(entry)
+            if self._in_git or size <= SMALL_BYTES:
+                self._code.copied[path] = size
+            else:
+                self._link(path)
+        return ""
+
+    def _is_left_out(self, path: str, is_folder: bool) -> bool:
+        """Whether the user, or a name that is usual for secrets, leaves a file or a folder out; hpctrain is, too."""
+        if self._is_excluded(path) or f"{self._code.root}/{path}" == str(PACKAGE):
+            return True
+        is_secret = bool(secret_folder(path) if is_folder else secret_part(path))
+        if is_secret and not any(map(self._is_included, parts(path))):
+            self._code.secrets.add(path)
+            return True
+        return False
 
     def _link(self, path: str) -> None:
-        if self._runs.allow_link(path):
-            self._found.linked.append(path)
+        # a link to a folder that contains the copy would send tools that follow links around in circles
+        if not is_below(f"{self._home}/code", f"{self._code.root}/{path}"):
+            self._code.linked.add(path)
+
+    def _require_few_files(self) -> None:
+        if self._counts.total() > MAX_FILES:
+            largest, count = self._counts.most_common(1)[0]
+            raise CodeFilesError(
+                f"the code in {self._code.root} has more than {MAX_FILES:,} files, {largest} alone {count:,}",
+                f"{_leave_out(largest)}, or copy no code with code.snapshot=none",
+            )
 
 
-def _is_foreign(folder: os.DirEntry[str]) -> bool:
-    """Whether a folder outside of git isn't code: a cache or an environment."""
-    names = ("pyvenv.cfg", "conda-meta")
-    return folder.name.startswith(".") or any(os.path.lexists(f"{folder.path}/{name}") for name in names)
+def require_size(code: CodeFiles, max_bytes: float) -> None:
+    """Refuse code that is too large.
+
+    Raises:
+        CodeFilesError: it has more than `max_bytes`.
+    """
+    if sum(code.copied.values()) <= max_bytes:
+        return
+    largest, size = max(code.copied.items(), key=lambda item: item[1])
+    if not code.tracked:  # a folder: its small files are many
+        sizes: Counter[str] = Counter()
+        for path, count in code.copied.items():
+            sizes[path.partition("/")[0]] += count
+        largest, size = sizes.most_common(1)[0]
+    where = f"the code in {code.root} has more than code.max_mb={max_bytes / 1e6:g} MB, {largest} alone"
+    raise CodeFilesError(
+        f"{where} {scaled(size, 'B')}",
+        f"{_leave_out(largest)}, raise code.max_mb, or copy no code with code.snapshot=none",
+    )
+
+
+def _leave_out(path: str) -> str:
+    return f"leave it out with code.exclude=[{path}] or a line in .gitignore"
+
+
+def _size(entry: os.DirEntry[str]) -> int:
+    try:
+        return entry.stat(follow_symlinks=False).st_size
+    except OSError:
+        return 0  # removed meanwhile
+
+
+def _is_launch(names: set[str]) -> bool:
+    """Whether a folder with these names is a run or a sweep; a configuration alone may be anything's."""
+    records = {"attempts", "attempts.jsonl", "jobs.jsonl", "code.jsonl"}
+    if {"attempts", "checkpoints", "logs"} <= names or ("config.yaml" in names and names & records):
+        return True
+    return bool(names & {"sweep.json", "jobs.jsonl", "code.jsonl"}) and any(map(str.isdecimal, names))
+
+
+def exclude_own_folders(code: CodeFiles, patterns: Sequence[str]) -> list[str]:
+    """Exclude the folders into which a program writes from the code, since each run has its own.
+
+    These are the folders that match a pattern, and ignored ones without files. Tracked files in them stay in the code,
+    and so does a folder that contains scripts.
+
+    Args:
+        code: of the program; gets empty folders in their place.
+        patterns: of the folders, as in `code.exclude`.
+
+    Returns:
+        The paths of the excluded folders, and of files that match a pattern.
+    """
+    matches = _matcher(patterns)
+    scripts = [path for path in code.copied if Path(path).suffix in INTERPRETERS]
+    with_scripts = {part for path in (*scripts, code.working_directory) for part in parts(path)}
+
+    def own_part(path: str) -> str:
+        return next((part for part in parts(path) if part not in with_scripts and matches(part)), "")
+
+    def is_output(path: str) -> bool:
+        # a link in the place of a folder leads to other storage
+        return path not in code.tracked or (matches(path) and os.path.islink(code.root / path))  # noqa: PTH114
+
+    own_parts = {path: own_part(path) for path in code.copied if is_output(path)}
+    own_parts |= {path: own_part(path) or (path if is_empty(code.root / path) else "") for path in code.linked}
+    own_paths = sorted({*own_parts.values()} - {""})
+    for path in (path for path, part in own_parts.items() if part):
+        code.copied.pop(path, None)
+        code.linked.discard(path)
+    code.folders.difference_update([path for path in code.folders if any(is_below(path, part) for part in own_paths)])
+    code.folders.update(part for part in own_paths if (code.root / part).is_dir())
+    return own_paths
+
+
+def is_empty(folder: Path) -> bool:
+    """Whether a folder contains no files at any depth, apart from `.gitkeep`."""
+
+    def has_no_file(entry: os.DirEntry[str]) -> bool:
+        return entry.name == ".gitkeep" or (entry.is_dir(follow_symlinks=False) and is_empty(Path(entry.path)))
+
+    try:
+        with os.scandir(folder) as entries:
+            return all(map(has_no_file, entries))
+    except OSError:
+        return False  # a file, or a folder of another user
+
+
+def _matcher(patterns: Iterable[str]) -> Callable[[str], bool]:
+    """Return a function that says whether the path of a file or a folder matches one of the patterns."""
+    plain = [pattern.removesuffix("/") for pattern in patterns]
+    names = _regex(pattern for pattern in plain if "/" not in pattern)
+    paths = _regex(pattern.removeprefix("/") for pattern in plain if "/" in pattern)
+    return lambda path: bool(names.fullmatch(path.rpartition("/")[2]) or paths.fullmatch(path))
+
+
+def _regex(patterns: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(fnmatch.translate, patterns)) or r"(?!)")
+
+
+def parts(path: str) -> Iterable[str]:
+    """The folders above a path, outermost first, and the path itself."""
+    return accumulate(path.split("/"), "{}/{}".format)
+
+
+def is_below(path: str, folder: str) -> bool:
+    """Whether a path is a folder, or inside of it."""
+    return path == folder or path.startswith(f"{folder}/")

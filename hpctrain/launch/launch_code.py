@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,16 +17,14 @@ from hpctrain.config.program import ProgramConfig, command_of
 from hpctrain.config.root import Config
 from hpctrain.config.run_config import RunConfig
 from hpctrain.errors import ConfigError, RunDirectoryError
-from hpctrain.launch.code_choice import CodeFilesError, is_empty, names_own
-from hpctrain.launch.code_repository import repository_with
-from hpctrain.launch.snapshot import CodeCopy, copy_code, set_aside
+from hpctrain.launch.code_copy import CodeCopy, copy_code
+from hpctrain.launch.code_files import CodeFilesError, is_empty
 from hpctrain.phrases import listed
-from hpctrain.run.code import CodeSnapshot, current_code, described, read_files, record_code, write_files
+from hpctrain.run.code import CodeSnapshot, current_code, described, make_own_copy, record_code
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.file_system import explain
-from hpctrain.run.import_path import checked_in, hooked_packages
-from hpctrain.run.own_copy import make_own_copy
-from hpctrain.run.site_packages import hooked_packages_of
+from hpctrain.run.git import ask_git
+from hpctrain.run.import_path import checked_in, hooked_packages, python_prefixes
 from hpctrain.run.written_files import carry_over
 from hpctrain.streams import Report, print_warning
 
@@ -77,20 +76,31 @@ class LaunchCode:
             return described(directory)
         else:
             copy = self._copy(config, own_folders)
-        code = None if copy is None else copy.of(directory)
-        if code is not None and known is not None and code.own_paths is not None:
-            try:
-                code = self._renewed(code, known)
-            except OSError as error:
-                problem = f"its own copy of the code can't be written ({explain(error)})"
-                raise RunDirectoryError(f"{directory.path}: {problem}; make room, and resume again") from error
+        code = None if copy is None else replace(copy.code, run=directory)
+        # in a sweep, a program that has begun runs in its own copy
+        if code is not None and known is not None and code.own_paths is not None and known == known.as_own_copy:
+            code = self._own_copy(code)
         if code != known:
             if code is not None and known is not None and isinstance(config, ProgramConfig):
                 self._carry_over(known, code)
-            fields = {} if copy is None else {"files": copy.count, "bytes": copy.bytes}
-            commit = None if copy is None else copy.files.commit
-            record_code(directory, code, time.time(), **fields, commit=commit)
+            fields = {} if copy is None else {"files": copy.count, "bytes": copy.bytes, "commit": copy.files.commit}
+            record_code(directory, code, time.time(), **fields)
         return described(directory)
+
+    def _own_copy(self, code: CodeSnapshot) -> CodeSnapshot:
+        own_copy = code.as_own_copy
+        if code != own_copy:
+            try:
+                self._warn_of_repair(own_copy, make_own_copy(code))
+            except OSError as error:
+                problem = f"its own copy of the code can't be written ({explain(error)})"
+                raise RunDirectoryError(f"{code.run.path}: {problem}; make room, and resume again") from error
+        return own_copy
+
+    def _warn_of_repair(self, code: CodeSnapshot, files: Sequence[str]) -> None:
+        if files:
+            remedy = "today's files take their place, and what was there is named NAME.damaged-..."
+            self._warn(f"{code.folder} was changed since it was taken ({listed(files)}): {remedy}")
 
     def _require_intact(self, known: CodeSnapshot) -> None:
         """Refuse what the launcher of the next attempt would refuse, which may wait for hours in the queue."""
@@ -129,37 +139,6 @@ class LaunchCode:
             raise ConfigError("run.cwd", config.run.cwd, problem, "leave it out, or choose another run_dir")
         return config.run.own_folders if is_own else None
 
-    def _warn_of_own_folders(self, copy: CodeCopy, config: RunConfig) -> None:
-        """Name folders that are empty in the run's own copy, but not in the original, and paths that bypass them."""
-        if filled := [path for path in copy.own_paths or () if not is_empty(copy.files.root / path)]:
-            remedy = "if the program reads what is in yours, set run.cwd=shared, or run.own_folders without that name"
-            self._warn(f"each run has its own {listed(filled)}, empty at first; {remedy}")
-        if copy.own_paths is None or not isinstance(config, ProgramConfig):
-            return
-        for word in config.run.command:
-            if "{args." not in word and names_own(word, copy.files.root, config.run.own_folders):
-                remedy = "if it writes there, give a relative path, which leads to the run's own folder"
-                self._warn(f"{word} is the same for all runs of the program; {remedy}")
-
-    def _renewed(self, code: CodeSnapshot, known: CodeSnapshot) -> CodeSnapshot:
-        """Return the run's own copy of today's code, if its program has run in such a copy."""
-        own_copy = code.as_own_copy
-        if code == own_copy or known.folder.parent != own_copy.folder.parent:
-            return code  # the run isn't part of a sweep, or no attempt has begun
-        if not own_copy.folder.is_dir():
-            return make_own_copy(code)
-        if not own_copy.find_damage():
-            return own_copy
-        write_files(own_copy.list, read_files(code.list))  # a purge may have removed the list, too
-        aside = set_aside(own_copy.folder)
-        make_own_copy(code)
-        if aside is not None:
-            self._warn(
-                f"{own_copy.folder} was changed since it was taken: it is now {aside.name}, with a new one in its place"
-            )
-            self._carry_over(replace(own_copy, folder=aside), own_copy)
-        return own_copy
-
     def _copy(self, config: RunConfig, own_folders: Sequence[str] | None) -> CodeCopy | None:
         settings = repr((config.code, own_folders))
         if settings not in self._copies:
@@ -174,24 +153,30 @@ class LaunchCode:
                 raise ConfigError("code.snapshot", config.code.snapshot, error.problem, error.remedy) from error
             self._warn(f"the code isn't copied, so the run imports what is there when it starts: {error}")
             return None
-        if copy is not None and copy.files.secrets:
-            secrets = sorted(copy.files.secrets)
+        if copy is not None:
+            self._warn_of(copy, config)
+        return copy
+
+    def _warn_of(self, copy: CodeCopy, config: RunConfig) -> None:
+        if secrets := sorted(copy.files.secrets):
             self._warn(
                 f"{listed(secrets)}: not copied with the code, since such names are usual for passwords and keys; the "
                 f"run finds the originals through links. To copy one: code.include=[{secrets[0]}]"
             )
-        if copy is not None and copy.set_aside is not None:
-            new_name = f"it is {copy.set_aside.name} now, and a new copy was made"
-            self._warn(f"{copy.folder} was changed since it was taken: {new_name}")
-            self._carry_over(replace(copy.of(self._home), folder=copy.set_aside), copy.of(self._home))
-        if copy is not None and not self._now:
-            self._warn_of_own_folders(copy, config)
-        if copy is not None and (hooked := _hooked(copy.of(self._home), config)):
+        self._warn_of_repair(copy.code, copy.repaired)
+        filled = [path for path in copy.code.own_paths or () if not is_empty(copy.files.root / path)]
+        if filled and not self._now:
+            remedy = "if the program reads what is in yours, set run.cwd=shared, or run.own_folders without that name"
+            self._warn(f"each run has its own {listed(filled)}, empty at first; {remedy}")
+        prefixes = [Path(sys.prefix)]
+        if isinstance(config, ProgramConfig):
+            folders = (copy.code.submit_dir, copy.code.root)
+            prefixes += python_prefixes(command_of(config)[0], os.environ, folders)
+        if hooked := hooked_packages(copy.code, prefixes):
             self._warn(
                 f"{listed(hooked)}: installed editable by an import hook, so the run imports the original and not its "
                 "copy; reinstall with `pip install -e . --config-settings editable_mode=compat`"
             )
-        return copy
 
 
 class SweepCode(LaunchCode):
@@ -209,18 +194,6 @@ class SweepCode(LaunchCode):
         known = {name: value for name, value in (described(self._home) or {}).items() if name in ("files", "bytes")}
         record_code(directory, replace(code, run=directory), time.time(), **known, commit=code.commit)
         return described(directory)
-
-
-def _hooked(code: CodeSnapshot, config: RunConfig) -> list[str]:
-    """Return the packages of which the copy can't take the place, in hpctrain's Python or in that of a program."""
-    found = hooked_packages(code)
-    if isinstance(config, ProgramConfig):
-        folders = (code.submit_dir, code.root)
-        others = hooked_packages_of(command_of(config)[0], os.environ, folders)
-        names = {name for name, place in others.items() if Path(place).resolve().is_relative_to(code.root)}
-        # those in the working directory are found there
-        found += [name for name in names if not os.path.lexists(code.working_directory / name)]
-    return sorted(set(found))
 
 
 def needs_code(config: RunConfig) -> bool:
@@ -250,7 +223,7 @@ def importing_code_of(run_dir: str | Path | None, *, now: bool = False) -> Itera
             yield
     except ConfigError as error:
         # its file may have been removed
-        if code is not None and (damage := code.find_damage(contents=False)):
+        if code is not None and (damage := code.find_damage()):
             raise RunDirectoryError(damage) from error
         raise
 
@@ -274,19 +247,17 @@ def require_original_folder(directories: Sequence[RunDirectory], warn: Report = 
         if known is None or (known.submit_dir, known.commit) in seen:
             continue
         seen.add((known.submit_dir, known.commit))
-        expected = _folder_like(known, here)
-        if expected == here:
+        original = known.submit_dir.resolve()
+        if here == original or (known.commit and _is_clone(here, known)):
             continue
-        if expected.is_dir():
-            typed = f"`cd {shlex.quote(str(expected))} && python -m hpctrain resume {directory.as_typed} --code=now`"
-            raise RunDirectoryError(f"{directory.path}: its code comes from {expected}, not from {here}: type {typed}")
-        warn(f"{expected}, from which the code of {directory.path} comes, is gone: today's code is that in {here}")
+        if original.is_dir():
+            typed = f"`cd {shlex.quote(str(original))} && python -m hpctrain resume {directory.as_typed} --code=now`"
+            raise RunDirectoryError(f"{directory.path}: its code comes from {original}, not from {here}: type {typed}")
+        warn(f"{original}, from which the code of {directory.path} comes, is gone: today's code is that in {here}")
 
 
-def _folder_like(known: CodeSnapshot, here: Path) -> Path:
-    """Return the folder of a run's code, in the repository of the working directory if that has the run's commit."""
-    original = known.submit_dir.resolve()
-    if original == here or not known.commit:
-        return original
-    root = repository_with(here, known.commit)
-    return original if root is None else root / known.place
+def _is_clone(here: Path, known: CodeSnapshot) -> bool:
+    """Whether a folder stands for that of a run's code in another clone or work tree of its repository."""
+    prefix = ask_git(here, "rev-parse", "--show-prefix").output
+    place = b"" if known.place == "." else os.fsencode(f"{known.place}/")
+    return prefix == place + b"\n" and ask_git(here, "cat-file", "-e", f"{known.commit}^{{commit}}").output is not None

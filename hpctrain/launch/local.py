@@ -31,14 +31,13 @@ from hpctrain.launch.rank_output import copy_output
 from hpctrain.rank.private_folder import lockable_folder
 from hpctrain.rank.stop_request import STOP_SIGNALS
 from hpctrain.run.checkpoints import saved_step
-from hpctrain.run.code import CheckedCode, current_code
+from hpctrain.run.code import CheckedCode, code_for_attempt, current_code
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import first_cause, read_exit_records
 from hpctrain.run.file_system import explain
 from hpctrain.run.handover import Handover
 from hpctrain.run.import_path import imported_from
 from hpctrain.run.ledger import Ledger
-from hpctrain.run.own_copy import code_for_attempt
 from hpctrain.run.owner import Owner
 from hpctrain.run.process import environ_replaced, handlers_restored, may_handle_signals, signals_blocked
 from hpctrain.run.reason import Reason

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpctrain.config.cluster import Slurm
-from hpctrain.launch.code_choice import PACKAGE
+from hpctrain.launch.code_files import PACKAGE
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.run.code import CodeSnapshot
 from hpctrain.run.import_path import python_path

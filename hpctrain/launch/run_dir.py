@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import read_json_lines, write_atomic
-from hpctrain.run.code import DAMAGED, list_of
+from hpctrain.run.code import list_of
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.file_system import explain
 from hpctrain.run.gone_checkpoints import STARTS_OVER
@@ -98,8 +98,8 @@ def _launches(directory: RunDirectory) -> tuple[dict[Path, int], list[int]]:
 
 
 def _copies(directory: RunDirectory) -> set[str]:
-    """The digests of the copies of the code; one that was set aside isn't a launch's to remove."""
-    return {path.stem for path in directory.code.glob("[!.]*") if not path.name.startswith(DAMAGED)}
+    """The digests of the copies of the code."""
+    return {path.stem for path in directory.code.glob("[!.]*")}
 
 
 def _remove_copies(directory: RunDirectory, digests: Collection[str]) -> None:

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpctrain.run.code import CodeSnapshot
-from hpctrain.run.import_path import in_copy
-from hpctrain.run.site_packages import editable_places
+from hpctrain.run.import_path import editable_places, in_copy, python_prefixes
 
 
 def python_path(
@@ -29,7 +28,7 @@ def python_path(
     if places is None:
         # without -P, Python has put the working directory first
         places = sys.path if sys.flags.safe_path else sys.path[1:]
-    installed = editable_places(word, variables, (code.submit_dir, code.root))
+    installed = editable_places(python_prefixes(word, variables, (code.submit_dir, code.root)))
     own = [copy for place in (*places, *installed) if (copy := in_copy(code, place)) != place]
     return os.pathsep.join(dict.fromkeys([*found, *own]))
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
+import secrets
+import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +17,14 @@ from typing import Any
 import xxhash
 
 from hpctrain.errors import RunDirectoryError
-from hpctrain.files import append_json_line, on_each_file, read_json, read_json_lines, write_atomic
+from hpctrain.files import (
+    append_json_line,
+    on_each_file,
+    read_json,
+    read_json_lines,
+    temporary_name,
+    write_atomic,
+)
 from hpctrain.phrases import listed
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.record_fields import COUNT, PATH, TEXT, TEXTS, TIME, require_fields
@@ -23,8 +34,6 @@ FILE, EXECUTABLE, LINK = "100644", "100755", "120000"
 BLOCK_BYTES = 1 << 20
 MISSING = "was removed"
 """The problem with a file of the copy that isn't there."""
-DAMAGED = "damaged-"
-"""How the names of damaged copies begin that a launch set aside."""
 
 _RECORD = {
     "digest": TEXT,
@@ -87,7 +96,7 @@ class CodeSnapshot:
 
     @property
     def as_own_copy(self) -> CodeSnapshot:
-        """The run's own copy of the same code (`hpctrain.run.own_copy`), which may not exist yet."""
+        """The run's own copy of the same code, which may not exist yet; see `make_own_copy`."""
         return replace(self, folder=self.run.code / self.digest)
 
     @property
@@ -100,21 +109,26 @@ class CodeSnapshot:
         """The list of its files."""
         return list_of(self.folder)
 
-    def find_damage(self, *, contents: bool = True) -> str:
-        """Compare the files with the list; return a line on those that are missing or on a changed one, or nothing.
+    def damaged_files(self) -> Sequence[tuple[str, str]]:
+        """Compare the files with the list; return the paths of those that differ, each with its problem.
 
-        Args:
-            contents: also read the files.
+        Raises:
+            OSError: the file system is unavailable, or the list is missing.
+            RunDirectoryError: the list isn't one.
+        """
+        return [damage for damage in on_each_file(self._describe_damage, read_files(self.list)) if damage]
+
+    def find_damage(self) -> str:
+        """Compare the files with the list; return a line on those that are missing or on a changed one, or nothing.
 
         Raises:
             OSError: the file system is unavailable.
         """
         if not self.folder.is_dir():
-            where = f"{self.folder}, the code of this run, is missing"
+            restore = "restore it"
             if self.folder.parent != self.run.code:
-                moved = f"if the run was moved out of its sweep, copy the sweep's folder code into {self.run.path}"
-                return f"{where}: {moved}, or {self._remedy}"
-            return f"{where}: restore it, or {self._remedy}"
+                restore = f"if the run was moved out of its sweep, copy the sweep's folder code into {self.run.path}"
+            return f"{self.folder}, the code of this run, is missing: {restore}, or {self._remedy}"
         try:
             files = read_files(self.list)
         except (FileNotFoundError, RunDirectoryError) as error:
@@ -122,17 +136,14 @@ class CodeSnapshot:
         if digest_of(files) != self.digest:
             which = f"{self.list}, the list of the run's code, was changed"
             return f"{which} since the code was taken: restore it, or {self._remedy}"
-        describe = self._describe_damage if contents else self._describe_missing
-        damage = list(filter(None, on_each_file(describe, files)))
-        return self._explain(damage, len(files)) if damage else ""
-
-    def _explain(self, damage: Sequence[tuple[str, str]], count: int) -> str:
+        damage = self.damaged_files()
         missing = [path for path, problem in damage if problem == MISSING]
         if len(missing) > 1:
-            which = f"{len(missing)} of {count} files were removed since the code was taken ({listed(missing)})"
+            which = f"{len(missing)} of {len(files)} files were removed since the code was taken ({listed(missing)})"
             return f"{self.folder}: {which}: restore them, or {self._remedy}"
-        path, problem = (missing[0], MISSING) if missing else damage[0]
-        return f"{self.folder / path} {problem} since the code was taken: restore it, or {self._remedy}"
+        for path, problem in [(path, MISSING) for path in missing] or damage:
+            return f"{self.folder / path} {problem} since the code was taken: restore it, or {self._remedy}"
+        return ""
 
     @property
     def _remedy(self) -> str:
@@ -146,9 +157,6 @@ class CodeSnapshot:
         except PermissionError:
             return file.path, "was closed to this user"
         return None if found == file else (file.path, "was changed")
-
-    def _describe_missing(self, file: CodeFile) -> tuple[str, str] | None:
-        return None if os.path.lexists(self.folder / file.path) else (file.path, MISSING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +194,8 @@ def describe_file(path: Path, name: str) -> CodeFile:
     """
     state = path.lstat()
     if stat.S_ISLNK(state.st_mode):
-        return link_to(os.readlink(path), name)  # noqa: PTH115 - Path.readlink would change its text
+        text = os.fsencode(os.readlink(path))  # noqa: PTH115 - Path.readlink would change its text
+        return CodeFile(name, LINK, len(text), xxhash.xxh3_128_hexdigest(text))
     if not stat.S_ISREG(state.st_mode):
         return CodeFile(name, f"{stat.S_IFMT(state.st_mode):o}", 0, "")
     size, digest = 0, xxhash.xxh3_128()
@@ -194,18 +203,8 @@ def describe_file(path: Path, name: str) -> CodeFile:
         while block := file.read(BLOCK_BYTES):
             size += len(block)
             digest.update(block)
-    return CodeFile(name, mode_of(state), size, digest.hexdigest())
-
-
-def mode_of(state: os.stat_result) -> str:
-    """Return whether a regular file is executable, as a mode."""
-    return EXECUTABLE if state.st_mode & stat.S_IXUSR else FILE
-
-
-def link_to(target: str, name: str) -> CodeFile:
-    """Describe a symbolic link."""
-    text = os.fsencode(target)
-    return CodeFile(name, LINK, len(text), xxhash.xxh3_128_hexdigest(text))
+    mode = EXECUTABLE if state.st_mode & stat.S_IXUSR else FILE
+    return CodeFile(name, mode, size, digest.hexdigest())
 
 
 def digest_of(files: Sequence[CodeFile]) -> str:
@@ -305,12 +304,107 @@ def current_code(directory: RunDirectory, digest: str | None = None) -> CodeSnap
     )
 
 
-def check_code(directory: RunDirectory) -> CheckedCode:
-    """Find the copy with which a run is made, and compare it with its list.
+def code_for_attempt(directory: RunDirectory) -> CheckedCode:
+    """Return the checked code of an attempt that is about to start, and make the run's own copy if it needs one.
+
+    Only the launcher of the attempt calls this, before the ranks start on any node.
 
     Raises:
-        OSError: the file system is unavailable.
+        OSError: the file system is unavailable, or full.
         RunDirectoryError: a field of a record can't be.
     """
-    copy = current_code(directory)
-    return CheckedCode(copy, "" if copy is None else copy.find_damage())
+    code = current_code(directory)
+    if code is None or (damage := code.find_damage()):
+        return CheckedCode(code, "" if code is None else damage)
+    if code.own_paths is not None and code != code.as_own_copy:
+        make_own_copy(code)
+        code = code.as_own_copy
+    return CheckedCode(code)
+
+
+def make_own_copy(code: CodeSnapshot) -> list[str]:
+    """Make the copy in which a program of a sweep runs, complete or not at all; repair one that was made before.
+
+    It consists of hard links to the copy that the sweep's runs share: they take no space and no inodes. Its `__file__`
+    is in the run directory, so a program that writes beside its source files writes into its own run.
+
+    Args:
+        code: the copy that the runs of the sweep share.
+
+    Returns:
+        Damaged files of an earlier own copy that were replaced.
+
+    Raises:
+        OSError: it can't be written.
+        RunDirectoryError: the list of the copy isn't one.
+    """
+    own_copy = code.as_own_copy
+    with code.run.permissions():
+        code.run.close_folder(code.run.code, 0o777)
+        write_files(own_copy.list, read_files(code.list))
+        temporary = temporary_name(code.run.code / "copy")
+        try:
+            _link_all(code.folder, temporary)
+            for path in code.own_paths or ():
+                place = temporary / path
+                if place.is_symlink():  # from runs that share the original
+                    is_folder = place.is_dir()
+                    place.unlink()
+                    if is_folder:
+                        place.mkdir()
+            temporary.rename(own_copy.folder)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+            return repair(own_copy, code.folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    return []
+
+
+def _link_all(source: Path, target: Path) -> None:
+    """Make the folders of a copy in another place, with hard links to its files."""
+    files = []
+    for above, folders, names in os.walk(source, onerror=_raise):
+        place = target / Path(above).relative_to(source)
+        place.mkdir()
+        names += [name for name in folders if Path(above, name).is_symlink()]
+        files += [(Path(above, name), place / name) for name in names]
+    on_each_file(lambda pair: _link(*pair), files)
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def repair(code: CodeSnapshot, source: Path) -> list[str]:
+    """Replace the damaged files of a copy, and return their paths; what is there stays, as `NAME.damaged-XXXXXXXX`.
+
+    Args:
+        code: the copy, which a program may have written into, with its list.
+        source: a folder with the same files.
+
+    Raises:
+        OSError: a file can't be replaced.
+        RunDirectoryError: the list isn't one.
+    """
+    damaged = [path for path, _ in code.damaged_files()]
+    for path in damaged:
+        place = code.folder / path
+        if os.path.lexists(place):
+            place.rename(place.with_name(f"{place.name}.damaged-{secrets.token_hex(4)}"))
+        place.parent.mkdir(parents=True, exist_ok=True)
+        _link(source / path, place)
+    return damaged
+
+
+def _link(source: Path, target: Path) -> None:
+    if source.is_symlink():
+        target.symlink_to(os.readlink(source))  # noqa: PTH115 - Path.readlink would change its text
+        return
+    if not os.access(source, os.W_OK):  # root may write, and would change the files of the other runs
+        with contextlib.suppress(OSError):  # between folders of BeeGFS and AFS, or of another member of the group
+            target.hardlink_to(source)
+            return
+    shutil.copyfile(source, target)
+    target.chmod(source.stat().st_mode & 0o777)

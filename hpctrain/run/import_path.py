@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import importlib.machinery
 import os
+import re
+import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hpctrain.config.module_source import working_directory_replaced
 from hpctrain.run.code import CodeSnapshot
 from hpctrain.run.process import environ_replaced
 from hpctrain.search_path import with_working_directory
+
+PACKAGES = ("lib/python3*/site-packages", "lib64/python3*/site-packages", "lib/python3*/dist-packages")
+MAPPING = re.compile(r"^MAPPING\b[^=\n]*= (\{.*\})$", re.MULTILINE)
+"""The line of setuptools' hooks (setuptools.command.editable_wheel, `_FINDER_TEMPLATE`) that names the packages."""
 
 _imported: set[Path] = set()
 """Copies from which this process may have imported modules."""
@@ -57,15 +64,12 @@ def python_path(code: CodeSnapshot, environ: Mapping[str, str]) -> str:
         code: of the run.
         environ: with the PYTHONPATH of the original.
     """
-    return os.pathsep.join(search_path(code, _given(environ), environ))
-
-
-def _given(environ: Mapping[str, str]) -> list[str]:
     # an empty entry is the working directory, but an empty variable has none
-    return environ["PYTHONPATH"].split(os.pathsep) if environ.get("PYTHONPATH") else []
+    places = environ["PYTHONPATH"].split(os.pathsep) if environ.get("PYTHONPATH") else []
+    return os.pathsep.join(search_path(code, places, environ))
 
 
-@contextmanager
+@contextlib.contextmanager
 def imported_from(code: CodeSnapshot | None) -> Iterator[None]:
     """Inside the context, this process and those that it starts import a run's code.
 
@@ -89,7 +93,7 @@ def imported_from(code: CodeSnapshot | None) -> Iterator[None]:
         sys.path[:] = before
 
 
-@contextmanager
+@contextlib.contextmanager
 def checked_in(code: CodeSnapshot | None) -> Iterator[None]:
     """Inside the context, classes are looked up in a run's code, without importing them; None changes nothing."""
     if code is None:
@@ -113,23 +117,61 @@ def _forget_modules(folder: Path) -> None:
             del sys.modules[name]
 
 
-def hooked_packages(code: CodeSnapshot) -> list[str]:
-    """Return the packages of the original that only an import hook finds, so that the copy can't take their place.
+def hooked_packages(code: CodeSnapshot, prefixes: Iterable[Path]) -> list[str]:
+    """Return packages of the original that only an import hook finds, so that the copy can't take their place.
 
-    `pip install --editable` makes such hooks, for layouts that an entry of the search path can't describe.
+    setuptools makes such hooks for layouts of editable installations that an entry of the search path can't describe.
+
+    Args:
+        code: of the run.
+        prefixes: of environments; see `python_prefixes`.
     """
+    packages: dict[str, str] = {}
+    for file in _installed_files("__editable___*_finder.py", prefixes):
+        try:
+            mapping = MAPPING.search(file.read_text(errors="replace"))
+            packages |= ast.literal_eval(mapping[1]) if mapping else {}
+        except (OSError, ValueError, SyntaxError, TypeError):
+            continue  # not setuptools', or of a version that writes it differently
     places = search_path(code, with_working_directory(), os.environ)
-    found = []
-    for name, module in list(sys.modules.items()):
-        mapping = getattr(module, "MAPPING", None) if name.startswith("__editable___") else None
-        for package, place in mapping.items() if isinstance(mapping, dict) else ():
-            inside = Path(str(place)).resolve().is_relative_to(code.root)
-            if inside and importlib.machinery.PathFinder.find_spec(str(package), places) is None:
-                found.append(str(package))
-    # of the package `editables`, which hatchling and pdm use for such layouts
-    finder = getattr(sys.modules.get("editables.redirector"), "RedirectingFinder", None)
-    for package, place in dict(getattr(finder, "_redirections", {})).items():
-        inside = Path(str(place)).resolve().is_relative_to(code.root)
-        if inside and importlib.machinery.PathFinder.find_spec(str(package), places) is None:
-            found.append(str(package))
-    return sorted(found)
+    return sorted(
+        name
+        for name, place in packages.items()
+        if Path(place).resolve().is_relative_to(code.root)
+        and importlib.machinery.PathFinder.find_spec(name, places) is None
+    )
+
+
+def editable_places(prefixes: Iterable[Path]) -> list[str]:
+    """Return the folders that .pth files of environments add to Python's search path, as editable installations do."""
+    places: dict[str, None] = {}
+    for file in _installed_files("*.pth", prefixes):
+        with contextlib.suppress(OSError):
+            for line in map(str.strip, file.read_text(errors="replace").splitlines()):
+                if line and not line.startswith(("#", "import ", "import\t")):
+                    places[os.path.normpath(file.parent / line)] = None
+    return list(places)
+
+
+def python_prefixes(word: str, variables: Mapping[str, str], folders: Sequence[Path]) -> Iterator[Path]:
+    """Yield the environments of a command, of `python` in PATH, of VIRTUAL_ENV, CONDA_PREFIX and the user, and `.venv`.
+
+    Args:
+        word: the first word of the command.
+        variables: of the program.
+        folders: in which the command may be and `.venv` is looked for; the first is the working directory.
+    """
+    for name in (str(folders[0] / word) if "/" in word else word, "python", "python3"):
+        if (program := shutil.which(name, path=variables.get("PATH"))) is not None:
+            # not resolved: in a virtual environment it is a link to another Python
+            yield (folders[0] / program).parent.parent
+    yield from (Path(variables[name]) for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if variables.get(name))
+    yield from (folder / ".venv" for folder in folders)
+    if "HOME" in variables and not variables.get("PYTHONNOUSERSITE"):
+        yield Path(variables.get("PYTHONUSERBASE") or f"{variables['HOME']}/.local")
+
+
+def _installed_files(name: str, prefixes: Iterable[Path]) -> Iterator[Path]:
+    for prefix in dict.fromkeys(prefixes):
+        for pattern in PACKAGES:
+            yield from sorted(prefix.glob(f"{pattern}/{name}"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from itertools import accumulate, islice
+from itertools import islice
 from pathlib import Path
 
 from hpctrain.run.code import CodeSnapshot, read_files
@@ -21,9 +21,23 @@ def written_files(code: CodeSnapshot) -> list[str]:
         OSError: the copy or its list can't be read.
         RunDirectoryError: the list isn't one.
     """
-    files = {file.path for file in read_files(code.list)}
-    folders = {above for path in (*files, f"{code.place}/.") for above in _folders_above(path)}
-    return sorted(_Walk(code, files, folders).below(""))
+    files = {Path(file.path) for file in read_files(code.list)}
+    folders = {above for path in (*files, Path(code.place, "file")) for above in path.parents}
+
+    def written_below(folder: Path) -> Iterator[Path]:
+        with os.scandir(code.folder / folder) as entries:
+            for entry in entries:
+                path = folder / entry.name
+                if path in files or entry.name == CACHE or path.suffix == ".pyc":
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    # a new folder may have been made for links to the original
+                    inside = written_below(path)
+                    yield from inside if path in folders else ([path] if any(inside) else [])
+                elif not _leads_to_original(code, Path(entry.path)):
+                    yield path
+
+    return sorted(path.as_posix() for path in written_below(Path()))
 
 
 def written_originals(code: CodeSnapshot, since: float) -> list[str]:
@@ -41,8 +55,7 @@ def written_originals(code: CodeSnapshot, since: float) -> list[str]:
     outputs = {code.folder / path for path in written_files(code)}
     links: list[Path] = []
     for above, folders, files in os.walk(code.folder):
-        paths = [Path(above, name) for name in (*folders, *files)]
-        links += [path for path in paths if path.is_symlink() and _leads_to_original(code, path)]
+        links += [path for name in (*folders, *files) if _leads_to_original(code, path := Path(above, name))]
         folders[:] = [name for name in folders if Path(above, name) not in outputs]
     return sorted(link.relative_to(code.folder).as_posix() for link in links if _newest_time(link) > since)
 
@@ -58,44 +71,9 @@ def _newest_time(path: Path) -> float:
         return 0.0
 
 
-def _folders_above(path: str) -> Iterator[str]:
-    return accumulate(path.split("/")[:-1], "{}/{}".format)
-
-
-class _Walk:
-    """Finds what is in a copy beyond its list.
-
-    Args:
-        code: the copy.
-        files: of its list.
-        folders: that contain them.
-    """
-
-    def __init__(self, code: CodeSnapshot, files: set[str], folders: set[str]) -> None:
-        self._code = code
-        self._files = files
-        self._folders = folders
-
-    def below(self, prefix: str) -> Iterator[str]:
-        with os.scandir(self._code.folder / prefix) as entries:
-            for entry in entries:
-                path = prefix + entry.name
-                if path not in self._files and entry.name != CACHE and not entry.name.endswith(".pyc"):
-                    yield from self._at(path, entry)
-
-    def _at(self, path: str, entry: os.DirEntry[str]) -> Iterator[str]:
-        if not entry.is_dir(follow_symlinks=False):
-            if not (entry.is_symlink() and _leads_to_original(self._code, Path(entry.path))):
-                yield path
-        elif path in self._folders:
-            yield from self.below(f"{path}/")
-        elif any(self.below(f"{path}/")):  # a folder may have been made for links to the original
-            yield path
-
-
-def _leads_to_original(code: CodeSnapshot, link: Path) -> bool:
-    """Whether a link leads to what wasn't copied: the next copy has one of its own."""
-    target = link.readlink()
+def _leads_to_original(code: CodeSnapshot, path: Path) -> bool:
+    """Whether a file of the copy is a link to what wasn't copied: the next copy has one of its own."""
+    target = path.readlink() if path.is_symlink() else Path()
     return target.is_absolute() and target.is_relative_to(code.root)
 
 
@@ -113,36 +91,16 @@ def _carry(old: CodeSnapshot, new: CodeSnapshot, path: str) -> Iterator[str]:
     source, place = old.folder / path, new.folder / path
     if not source.exists():
         return
-    if _is_folder(source) and _is_folder(place):
+    if source.is_dir() and place.is_dir() and not (source.is_symlink() or place.is_symlink()):
         for inside in sorted(source.iterdir()):
-            if inside.name != CACHE and not (inside.is_symlink() and _leads_to_original(old, inside)):
+            if inside.name != CACHE and not _leads_to_original(old, inside):
                 yield from _carry(old, new, f"{path}/{inside.name}")
-    elif os.path.lexists(place):
-        if place.resolve() != source.resolve():
-            yield path
-    elif _is_inside(place, new.folder):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        target = _target(source, old.folder)
-        # relative to where it really is: the run may be moved
-        text = os.path.relpath(target.parent.resolve() / target.name, place.parent.resolve())
-        place.symlink_to(text)
-    else:
-        yield path
-
-
-def _is_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
-
-
-def _is_inside(place: Path, folder: Path) -> bool:
-    """Whether a path that doesn't exist would be made in a folder itself, and not behind a link or below a file."""
+        return
     above = next(each for each in place.parents if os.path.lexists(each))
-    return above.is_dir() and above.resolve().is_relative_to(folder.resolve())
-
-
-def _target(source: Path, folder: Path) -> Path:
-    """Return what to link to: not a link that an earlier change of the code made, since long chains fail."""
-    if not source.is_symlink():
-        return source
-    target = Path(os.path.normpath(source.parent / source.readlink()))
-    return source if target.is_relative_to(folder) else target
+    is_free = above.is_dir() and above.resolve().is_relative_to(new.folder.resolve())
+    if not os.path.lexists(place) and is_free:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        # to the file itself, since long chains fail; relative to where it really is, since the run may be moved
+        place.symlink_to(os.path.relpath(source.resolve(), place.parent.resolve()))
+    elif place.resolve() != source.resolve():
+        yield path

@@ -17,9 +17,8 @@ from hpctrain.attempt.unrecorded import UnrecordedEnds
 from hpctrain.errors import ExitCode, HpctrainError, RunDirectoryUnavailableError, SchedulerError, SupersededError
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.retry import retry
-from hpctrain.run.code import CheckedCode
+from hpctrain.run.code import CheckedCode, code_for_attempt
 from hpctrain.run.ledger import Ledger
-from hpctrain.run.own_copy import code_for_attempt
 from hpctrain.run.reason import Reason
 from hpctrain.run.start_record import nodes_by_rank
 from hpctrain.scheduler.slurm import SILENCE_S, Slurm

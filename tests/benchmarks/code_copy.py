@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from hpctrain.config.code import Code
-from hpctrain.launch.snapshot import copy_code
+from hpctrain.launch.code_copy import copy_code
 from hpctrain.run.directory import RunDirectory
 
 MODE = 0o750
@@ -53,7 +53,7 @@ def main() -> None:
             copied = time.perf_counter()
             assert copy is not None
             assert copy.count == options.files
-            assert not copy.of(run).find_damage()
+            assert not copy.code.find_damage()
             copies.append(copied - begin)
             checks.append(time.perf_counter() - copied)
     print(f"copying {options.files} files   {shown(copies)}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import types
 
 import pytest
 
@@ -113,15 +112,12 @@ def test_classes_are_looked_up_in_the_copy(code, is_imported, monkeypatch):
     assert "Project" in source.names()
 
 
-def test_packages_that_only_an_import_hook_finds(code, monkeypatch):
-    hook = types.ModuleType("__editable___mypkg_1_0_finder")
-    hook.MAPPING = {"mypkg": f"{code.root}/src/mypkg", "other": "/opt/other"}
-    monkeypatch.setitem(sys.modules, hook.__name__, hook)
-    assert hooked_packages(code) == ["mypkg"]
+def test_packages_that_only_an_import_hook_finds(code, tmp_path, monkeypatch):
+    packages = tmp_path / "env" / "lib" / "python3.12" / "site-packages"
+    packages.mkdir(parents=True)
+    mapping = {"mypkg": f"{code.root}/src/mypkg", "other": "/opt/other"}
+    (packages / "__editable___mypkg_1_0_finder.py").write_text(f"MAPPING: dict[str, str] = {mapping!r}\n")
+    (packages / "__editable___older_1_0_finder.py").write_text("MAPPING = another form\n")
+    assert hooked_packages(code, [tmp_path / "env", tmp_path / "gone"]) == ["mypkg"]
     monkeypatch.syspath_prepend(f"{code.root}/src")
-    assert hooked_packages(code) == []
-    redirector = types.ModuleType("editables.redirector")
-    redirections = {"theirs": f"{code.root}/lib/theirs/__init__.py", "other": "/opt/other/__init__.py"}
-    redirector.RedirectingFinder = types.SimpleNamespace(_redirections=redirections)
-    monkeypatch.setitem(sys.modules, redirector.__name__, redirector)
-    assert hooked_packages(code) == ["theirs"]
+    assert hooked_packages(code, [tmp_path / "env"]) == []

@@ -10,9 +10,17 @@ from dataclasses import replace
 
 import pytest
 
-from hpctrain.run.code import CodeSnapshot, current_code, describe_file, digest_of, list_of, record_code, write_files
+from hpctrain.run.code import (
+    CodeSnapshot,
+    code_for_attempt,
+    current_code,
+    describe_file,
+    digest_of,
+    list_of,
+    record_code,
+    write_files,
+)
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.own_copy import code_for_attempt
 from hpctrain.run.written_files import written_files, written_originals
 
 
@@ -64,18 +72,6 @@ def test_a_run_reads_the_copy_and_the_data_and_writes_for_itself(home):
     assert code_for_attempt(runs[0]).copy == codes[0]  # after a requeue
     assert (codes[0].folder / "new").read_text() == "mine"
     assert [path.name for path in runs[0].code.glob(".*")] == []
-
-
-def test_what_other_runs_wrote_into_the_copy_stays_there(home):
-    shared = begin(home, 0, own_paths=None)
-    assert code_for_attempt(shared).copy.folder == home.folder
-    (home.folder / "outputs").unlink()
-    for path in ("outputs/last", "log", "pkg/state"):
-        (home.folder / path).parent.mkdir(exist_ok=True)
-        (home.folder / path).write_text("shared")
-    folder = code_for_attempt(begin(home, 1)).copy.folder
-    assert [path.name for path in (folder / "outputs").iterdir()] == []
-    assert not any((folder / path).exists() for path in ("log", "pkg/state"))
 
 
 @pytest.mark.parametrize("is_root", [True, False])
