@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: the names of its files, their sizes and checksums, read without torch.
+"""The manifest of a checkpoint, with its files, and the index of one of which each rank wrote a part; without torch.
 
 The format is in docs/reference/checkpoint_format.md.
 """
@@ -6,8 +6,10 @@ The format is in docs/reference/checkpoint_format.md.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,8 @@ import xxhash
 from hpctrain.errors import CheckpointDamagedError
 from hpctrain.files import parse_json, read_bytes
 from hpctrain.run.record_fields import COUNT, TEXT, TIME, describe_wrong_field
-from hpctrain.run.tensor_index import INDEX
 
+INDEX = "index.json"
 FORMAT_VERSION = 1
 """Of a checkpoint that rank zero wrote whole."""
 SHARDED_VERSION = 2
@@ -110,3 +112,144 @@ def _is_name(name: str) -> bool:
 def _record_checksum(record: object) -> str:
     canonical = json.dumps(record, sort_keys=True, separators=(",", ":"))
     return xxhash.xxh3_128(canonical.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A box inside a tensor; of a tensor without dimensions, all of it.
+
+    Attributes:
+        offsets: where it begins, by dimension.
+        sizes: by dimension.
+    """
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def whole(cls, shape: tuple[int, ...]) -> Region:
+        """All of a tensor of this shape."""
+        return cls((0,) * len(shape), tuple(shape))
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.sizes)
+
+    def intersect(self, other: Region) -> Region | None:
+        """Return the box that lies in both; None if it has no elements."""
+        begins = tuple(map(max, self.offsets, other.offsets))
+        ends = tuple(
+            min(mine + size, yours + other_size)
+            for mine, size, yours, other_size in zip(self.offsets, self.sizes, other.offsets, other.sizes, strict=True)
+        )
+        sizes = tuple(end - begin for begin, end in zip(begins, ends, strict=True))
+        return Region(begins, sizes) if all(size > 0 for size in sizes) else None
+
+    def relative_to(self, outer: Region) -> Region:
+        """Return the same box, with offsets counted from the begin of a box around it."""
+        offsets = tuple(own - begin for own, begin in zip(self.offsets, outer.offsets, strict=True))
+        return Region(offsets, self.sizes)
+
+    def slices(self) -> tuple[slice, ...]:
+        """What selects the box from the whole tensor."""
+        return tuple(slice(begin, begin + size) for begin, size in zip(self.offsets, self.sizes, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPlace:
+    """Where a part of a tensor is.
+
+    Attributes:
+        region: of the part.
+        file: its name.
+        offset: of what torch.save wrote, in bytes from the beginning of the file.
+        bytes: of what torch.save wrote.
+        data_offset: of the elements, which are contiguous and little-endian, in bytes from the beginning of the file.
+    """
+
+    region: Region
+    file: str
+    offset: int
+    bytes: int
+    data_offset: int
+
+    def as_list(self) -> list[Any]:
+        """The place as JSON has it."""
+        return [
+            list(self.region.offsets),
+            list(self.region.sizes),
+            self.file,
+            self.offset,
+            self.bytes,
+            self.data_offset,
+        ]
+
+    @classmethod
+    def from_list(cls, values: Any) -> ChunkPlace:
+        """Read a result of `as_list`.
+
+        Raises:
+            ValueError: it isn't one.
+        """
+        offsets, sizes, file, *numbers = values
+        if not isinstance(file, str) or len(numbers) != 3 or len(offsets) != len(sizes):
+            raise ValueError("not a place")
+        if not all(isinstance(number, int) and number >= 0 for number in (*offsets, *sizes, *numbers)):
+            raise ValueError("not a place")
+        return cls(Region(tuple(offsets), tuple(sizes)), file, *numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedTensor:
+    """A tensor, and where its parts are.
+
+    Attributes:
+        shape: of the whole tensor.
+        dtype: such as `float32`.
+        chunks: which together are the tensor.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    chunks: tuple[ChunkPlace, ...]
+
+
+def encode_index(tensors: Mapping[str, IndexedTensor]) -> bytes:
+    """Return the bytes of an index."""
+    record = {
+        name: {"shape": list(one.shape), "dtype": one.dtype, "chunks": [place.as_list() for place in one.chunks]}
+        for name, one in sorted(tensors.items())
+    }
+    return json.dumps(record, separators=(",", ":")).encode()
+
+
+def decode_index(data: bytes) -> dict[str, IndexedTensor]:
+    """Read a result of `encode_index`.
+
+    Raises:
+        CheckpointDamagedError: it isn't one.
+    """
+    try:
+        return {name: _tensor(one) for name, one in parse_json(data).items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise CheckpointDamagedError(f"{INDEX} isn't an index of tensors") from None
+
+
+def _tensor(record: Any) -> IndexedTensor:
+    shape, dtype = tuple(record["shape"]), record["dtype"]
+    chunks = tuple(map(ChunkPlace.from_list, record["chunks"]))
+    if not isinstance(dtype, str) or not all(isinstance(size, int) and size >= 0 for size in shape):
+        raise ValueError("not a tensor")
+    if not all(_is_inside(place, shape) for place in chunks):
+        raise ValueError("not a part of the tensor")
+    return IndexedTensor(shape, dtype, chunks)
+
+
+def _is_inside(place: ChunkPlace, shape: tuple[int, ...]) -> bool:
+    region = place.region
+    return (
+        len(shape) == len(region.sizes)
+        and all(begin + size <= end for begin, size, end in zip(region.offsets, region.sizes, shape, strict=True))
+        and place.offset <= place.data_offset <= place.offset + place.bytes
+    )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import read_json, write_json
-from hpctrain.run.collectives import Collectives
-from hpctrain.run.disk_reserve import release_of_rank, write_with_reserve
+from hpctrain.run.file_system import release_of_rank, write_with_reserve
 from hpctrain.run.reason import Reason
 from hpctrain.run.record_fields import COUNT, FLAG, TEXT, TIME, FieldType, describe_wrong_field
 
@@ -27,6 +27,14 @@ _FIELD_TYPES = {
     "done": FLAG,
     "lost_lines": COUNT,
     "lost_bytes": COUNT,
+}
+_COLLECTIVES = {
+    "begun": FieldType(
+        "counts by group", lambda value: isinstance(value, dict) and all(map(COUNT.accepts, value.values()))
+    ),
+    "group": TEXT,
+    "operation": TEXT,
+    "number": COUNT,
 }
 
 
@@ -113,3 +121,38 @@ def _failed_alike(one: ExitRecord, other: ExitRecord) -> bool:
     """Whether two ranks failed with the same error, which isn't that of a machine or of another rank."""
     failures = {(record.reason, record.message, record.blames_peer) for record in (one, other)}
     return failures == {(Reason.FAILED, other.message, False)}
+
+
+@dataclass(frozen=True, slots=True)
+class Collectives:
+    """The collectives of one rank.
+
+    Attributes:
+        begun: how many it had begun, by backend and group, such as ``nccl default_pg``.
+        group: of the oldest collective that wasn't finished; empty if all were.
+        operation: of that collective, such as ``all_reduce``.
+        number: of that collective in its group, from 1.
+    """
+
+    begun: Mapping[str, int] = field(default_factory=dict)
+    group: str = ""
+    operation: str = ""
+    number: int = 0
+
+    @classmethod
+    def from_json(cls, value: object) -> Collectives | None:
+        """Read the field of a record; None if it isn't there, or has another form."""
+        if not isinstance(value, dict) or describe_wrong_field(value, _COLLECTIVES, required=tuple(_COLLECTIVES)):
+            return None
+        known: dict[str, Any] = {name: value[name] for name in _COLLECTIVES}
+        return cls(**known)
+
+    @property
+    def waits_on_nccl(self) -> bool:
+        """Whether the unfinished collective is one of NCCL, for whose result whatever follows on the GPU waits."""
+        return self.group.startswith("nccl ")
+
+    @property
+    def description(self) -> str:
+        """The unfinished one, such as ``all_reduce (collective 120 of nccl default_pg)``; empty without one."""
+        return f"{self.operation} (collective {self.number} of {self.group})" if self.group else ""

@@ -1,4 +1,4 @@
-"""The file system that holds a folder, and which of its limits a failed write has met."""
+"""The file system that holds a folder: the limits that a failed write has met, and what an attempt reserves there."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import errno
 import os
 import re
 import resource
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,14 @@ QUOTA_COMMANDS = {
     "btrfs": "btrfs qgroup show {folder}",
 }
 """The command that shows a user's quota, by type of file system; elsewhere it is `quota -s`."""
+
+RESERVE = "room"
+RESERVED_BYTES = 256 * 2**10
+"""Size of the file that the launcher and the ranks share: a traceback may be long."""
+SMALL_RESERVED_BYTES = 16 * 2**10
+"""Size of each other file."""
+LAUNCHER_RESERVES = tuple(f"{RESERVE}_{number}" for number in (1, 2, 3))
+"""For the marker of the end, a record that doesn't exist yet, and a temporary file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,3 +160,74 @@ def explain(error: OSError, path: Path | None = None) -> str:
 def nearest_existing(folder: Path) -> Path:
     """The folder, or the closest one above it that exists."""
     return next(place for place in (folder, *folder.parents) if place.exists())
+
+
+def reserve(claim: Path) -> None:
+    """Reserve the space and the files that the launcher needs at the end, and the space for a traceback if it fits.
+
+    Raises:
+        OSError: the disk is full already; nothing is reserved.
+    """
+    try:
+        for name in LAUNCHER_RESERVES:
+            # random, since some file systems store no zeros
+            (claim / name).write_bytes(os.urandom(SMALL_RESERVED_BYTES))
+    except OSError as error:
+        if error.errno in FULL:
+            release(claim)
+            raise
+    try:
+        (claim / RESERVE).write_bytes(os.urandom(RESERVED_BYTES))
+    except OSError:
+        with contextlib.suppress(OSError):
+            (claim / RESERVE).unlink(missing_ok=True)  # a part of it would leave nothing for the run itself
+
+
+def reserve_for_rank(claim: Path, rank: int) -> None:
+    """Reserve the file of a rank's exit record, if the disk isn't full."""
+    with contextlib.suppress(OSError):
+        _of_rank(claim, rank).write_bytes(os.urandom(SMALL_RESERVED_BYTES))
+
+
+def release(claim: Path) -> None:
+    """Release what is left, once the end is recorded."""
+    with contextlib.suppress(OSError):
+        for path in claim.glob(f"{RESERVE}*"):
+            path.unlink(missing_ok=True)
+
+
+def release_of_rank(claim: Path, rank: int) -> None:
+    """Release the file of a rank that has written its exit record."""
+    with contextlib.suppress(OSError):
+        _of_rank(claim, rank).unlink(missing_ok=True)
+
+
+def write_with_reserve(claim: Path, write: Callable[[], None], *, rank: int | None = None) -> None:
+    """Write; while the disk is full, release one reserved file after the other and write again.
+
+    Args:
+        claim: of the attempt.
+        write: may be called several times.
+        rank: the one that writes, which doesn't release the launcher's files; None for the launcher.
+
+    Raises:
+        OSError: it still can't be written.
+    """
+    files = [claim / name for name in (RESERVE, *LAUNCHER_RESERVES)]
+    if rank is not None:
+        files = [_of_rank(claim, rank), claim / RESERVE]
+    for file in files:
+        if not file.exists():
+            continue
+        try:
+            return write()
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+        with contextlib.suppress(OSError):
+            file.unlink(missing_ok=True)
+    return write()
+
+
+def _of_rank(claim: Path, rank: int) -> Path:
+    return claim / f"{RESERVE}_of_rank_{rank}"

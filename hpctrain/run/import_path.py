@@ -15,7 +15,7 @@ from pathlib import Path
 from hpctrain.config.module_source import working_directory_replaced
 from hpctrain.run.code import CodeSnapshot
 from hpctrain.run.process import environ_replaced
-from hpctrain.search_path import with_working_directory
+from hpctrain.startup import with_working_directory
 
 PACKAGES = ("lib/python3*/site-packages", "lib64/python3*/site-packages", "lib/python3*/dist-packages")
 MAPPING = re.compile(r"^MAPPING\b[^=\n]*= (\{.*\})$", re.MULTILINE)

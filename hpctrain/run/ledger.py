@@ -11,8 +11,7 @@ from typing import Annotated, Any
 from hpctrain.errors import RunDirectoryUnavailableError, SupersededError
 from hpctrain.files import append_json_line, fsync_directory, read_json_lines
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.disk_reserve import release, reserve, write_with_reserve
-from hpctrain.run.file_system import explain
+from hpctrain.run.file_system import explain, release, reserve, write_with_reserve
 from hpctrain.run.reason import Reason
 from hpctrain.run.record_fields import COUNT, FLAG, RANKS, TEXT, TEXTS, TIME, field_types, require_fields
 from hpctrain.run.secret import discard_secret, write_secret

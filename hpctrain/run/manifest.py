@@ -17,12 +17,10 @@ from typing import Any
 
 from hpctrain.files import open_file, read_json_or_empty
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.git import ask_git
-from hpctrain.run.secret_files import secret_part
+from hpctrain.run.source_folder import git_state
 from hpctrain.startup import __version__
 
 PACKAGES = ("torch", "submitit", "hydra-core", "omegaconf", "tensorboard", "numpy")
-LARGEST_DIFF_BYTES = 1_000_000
 HEAD_BYTES = 16 * 2**10
 """Bytes in which `varied` is looked for first: what precedes it is the command and a folder."""
 
@@ -41,7 +39,7 @@ def manifest(command: Sequence[str], folder: Path) -> dict[str, Any]:
         "time": time.time(),
         "user": _user(),
         "host": socket.gethostname(),
-        "git": _git_state(folder),
+        "git": git_state(folder),
         "versions": {"hpctrain": __version__, "python": platform.python_version(), **_versions()},
         "executable": sys.executable,
     }
@@ -117,44 +115,3 @@ def _versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
-
-
-def _git_state(folder: Path) -> dict[str, Any] | None:
-    names = ask_git(folder, "rev-parse", "HEAD", "HEAD^{tree}").output
-    if names is None:
-        return None
-    commit, tree = names.decode().split()
-    filters = _without_filters(folder)
-    # a submodule's changes would be asked for with its own configuration, which may name programs, too
-    options = ("--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=dirty")
-    diff = None if filters is None else _diff(folder, filters, options)
-    left_out = diff is None or len(diff) > LARGEST_DIFF_BYTES
-    text = "" if diff is None or left_out else diff.decode(errors="replace")
-    return {"commit": commit, "tree": tree, "diff": text, "diff_left_out": left_out}
-
-
-def _diff(folder: Path, filters: Mapping[str, str], options: Sequence[str]) -> bytes | None:
-    """The changes since the commit, without those of files whose names are usual for passwords and keys."""
-    # the first name of a renamed file counts, too
-    names = ask_git(folder, "diff", *options, "--no-renames", "--name-only", "-z", "HEAD", instead=filters).output
-    if names is None:
-        return None
-    changed = os.fsdecode(names).split("\0")[:-1]
-    left_out = [f":(top,exclude,literal){path}" for path in changed if secret_part(path)]
-    paths = ["--", ":/", *left_out] if left_out else []
-    return ask_git(folder, "diff", *options, "HEAD", *paths, instead=filters).output if changed else b""
-
-
-def _without_filters(folder: Path) -> dict[str, str] | None:
-    """Configuration that switches off the filters of this repository, for which git has no option.
-
-    None if that isn't possible: then a diff could execute them.
-    """
-    listed = ask_git(folder, "config", "-z", "--name-only", "--list").output
-    if listed is None:
-        return None
-    filters = {key.rpartition(".")[0] for key in os.fsdecode(listed).split("\0") if key.startswith("filter.")}
-    if any("=" in name for name in filters):
-        return None  # for git -c, a key ends at the first =
-    values = {"clean": "", "smudge": "", "process": "", "required": "false"}
-    return {f"{name}.{key}": value for name in filters for key, value in values.items()}

@@ -1,4 +1,4 @@
-"""The record that each rank writes when it begins, because only the rank itself knows its node for certain.
+"""The records that ranks write when they begin, because only the rank itself knows its node for certain.
 
 A rank's node can't be computed from its number: SLURM 26.05 places tasks in the order of the cluster's switches, and
 users may choose another distribution.
@@ -6,6 +6,7 @@ users may choose another distribution.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -13,15 +14,21 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.errors import RendezvousError, RunDirectoryError
-from hpctrain.files import read_json, write_json
-from hpctrain.run.record_fields import COUNT, TEXT, TIME, describe_wrong_field
+from hpctrain.files import read_json, read_json_or_empty, write_json
+from hpctrain.phrases import numbered
+from hpctrain.run.record_fields import COUNT, RANKS, TEXT, TIME, describe_wrong_field
+
+if TYPE_CHECKING:
+    from hpctrain.cluster.environment import ClusterEnvironment
 
 RANK_ZERO_S = 60.0
 """Seconds to wait for rank zero's record: srun may take long to start the tasks of a large step."""
 _FIELD_TYPES = {"rank": COUNT, "node": TEXT, "host": TEXT, "pid": COUNT, "time": TIME}
+UNCONNECTED_FILE_NAME = "unconnected_ranks.json"
+_UNCONNECTED = {"count": RANKS, "unit": TEXT, "framework": TEXT}
 
 log = logging.getLogger("hpctrain.run")
 
@@ -116,3 +123,49 @@ def address_of_rank_zero(
 
 def _path(claim: Path, rank: int) -> Path:
     return claim / f"start_{rank}.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnconnectedRanks:
+    """Record, in an attempt's claim, that each rank of a program may be training its own model.
+
+    Attributes:
+        count: how many ranks there are, or nodes if the program starts the ranks of each node itself.
+        unit: `rank` or `node`.
+        framework: a launcher such as `torchrun` that the program starts, or `Lightning`, if its script imports it;
+            otherwise empty.
+    """
+
+    count: int
+    unit: str
+    framework: str = ""
+
+    @property
+    def text(self) -> str:
+        """The warning, in one line."""
+        others = numbered(self.unit, range(1, self.count))
+        verb = "has" if self.count == 2 else "have"
+        with_framework = f" with {self.framework}" if self.framework else ""
+        return f"{others} {verb} not connected to {self.unit} 0, so each may be training its own model{with_framework}"
+
+    @classmethod
+    def read(cls, claim: Path) -> UnconnectedRanks | None:
+        """Read the record of an attempt; None if there is none."""
+        fields = read_json_or_empty(claim / UNCONNECTED_FILE_NAME)
+        if not fields or describe_wrong_field(fields, _UNCONNECTED, required=tuple(_UNCONNECTED)):
+            return None
+        return cls(**{name: fields[name] for name in _UNCONNECTED})
+
+    def write(self, claim: Path) -> None:
+        """Write the record.
+
+        Raises:
+            OSError: it can't be written.
+        """
+        write_json(claim / UNCONNECTED_FILE_NAME, asdict(self), durable=False)
+
+    @staticmethod
+    def withdraw(claim: Path) -> None:
+        """Remove the record, once the ranks have connected."""
+        with contextlib.suppress(OSError):
+            (claim / UNCONNECTED_FILE_NAME).unlink(missing_ok=True)

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from hpctrain.run.collectives import Collectives
-from hpctrain.run.exit_record import ExitRecord, first_cause, read_exit_records
+from hpctrain.run.exit_record import Collectives, ExitRecord, first_cause, read_exit_records
 from hpctrain.run.reason import Reason
 
 

@@ -9,8 +9,8 @@ import zlib
 import pytest
 
 from hpctrain.files import write_json
-from hpctrain.run import git as git_module
 from hpctrain.run import manifest as manifest_module
+from hpctrain.run import source_folder
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.manifest import HEAD_BYTES, as_typed, manifest, read_varied, value_text
 
@@ -62,7 +62,7 @@ def test_the_diff_has_nothing_of_files_that_hold_secrets(repository):
 
 
 def test_a_large_diff_is_left_out(repository, monkeypatch):
-    monkeypatch.setattr(manifest_module, "LARGEST_DIFF_BYTES", 10)
+    monkeypatch.setattr(source_folder, "LARGEST_DIFF_BYTES", 10)
     (repository / "train.py").write_text("lr = 2\n")
     found = manifest([], repository)["git"]
     assert (found["diff"], found["diff_left_out"]) == ("", True)
@@ -138,7 +138,7 @@ def test_git_executes_nothing_that_the_repository_configures(hostile, repository
 
 @pytest.mark.parametrize("ends", ["exit 128", "exec sleep 60"])
 def test_without_a_list_of_the_filters_the_diff_is_left_out(hostile, repository, wrapped_git, monkeypatch, ends):
-    monkeypatch.setattr(git_module, "TIMEOUT_S", 2.0)
+    monkeypatch.setattr(source_folder, "TIMEOUT_S", 2.0)
     wrapped_git(f'case " $* " in *" config "*) {ends};; esac')
     found = manifest([], repository)["git"]
     assert executed(hostile) == []

@@ -1,18 +1,20 @@
-"""The process that launched an attempt on its own machine."""
+"""The launcher of an attempt: what it passes to its ranks through their environment, and which process it is."""
 
 from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import read_json, write_json
-from hpctrain.run.disk_reserve import write_with_reserve
+from hpctrain.run.file_system import write_with_reserve
 from hpctrain.run.process import command_line, process_start
 from hpctrain.run.record_fields import NAME, WHOLE, FieldType, require_fields
 
+PREFIX = "HPCTRAIN_"
 FILE_NAME = "owner.json"
 _FIELD_TYPES = {
     "host": NAME,
@@ -20,6 +22,50 @@ _FIELD_TYPES = {
 }
 CLOCK_SLACK_S = 5.0
 """Seconds by which the clocks of a file server and of this machine may differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handover:
+    """The data that a rank receives from its launcher; empty for a rank started by hand, with srun or torchrun.
+
+    Attributes:
+        attempt: claimed by the launcher, which also records its end; None if rank zero has to do both.
+        logged: whether standard output already goes into the rank's log in the run directory.
+        store: the file by which ranks on one machine meet, in a folder that only their user may enter; empty without.
+        parent: the process id of a launcher on the same machine, whose ranks must not outlive it.
+        terminal: the file descriptor of the launcher's terminal, which rank zero inherits; None without one.
+        code: digest of the copy of the code from which the rank imports; empty if there is none.
+        version: of the launcher's hpctrain, which the rank's has to be; empty if both are the same installation.
+    """
+
+    attempt: int | None = None
+    logged: bool = False
+    store: str = ""
+    parent: int | None = None
+    terminal: int | None = None
+    code: str = ""
+    version: str = ""
+
+    @classmethod
+    def read(cls, variables: Mapping[str, str]) -> Handover:
+        """Read the variables that the launcher set, if there was one."""
+        attempt, parent, terminal = (variables.get(f"{PREFIX}{name}") for name in ("CLAIM", "PARENT", "TERMINAL"))
+        return cls(
+            attempt=int(attempt) if attempt else None,
+            logged=variables.get(f"{PREFIX}LOGGED") == "1",
+            store=variables.get(f"{PREFIX}STORE", ""),
+            parent=int(parent) if parent else None,
+            terminal=int(terminal) if terminal else None,
+            code=variables.get(f"{PREFIX}CODE", ""),
+            version=variables.get(f"{PREFIX}VERSION", ""),
+        )
+
+    def variables(self) -> dict[str, str]:
+        """The environment variables that pass this to a rank."""
+        # not ATTEMPT: programs get that one, and ranks of hpctrain that a program starts belong to another run
+        found = {"CLAIM": self.attempt, "LOGGED": int(self.logged), "STORE": self.store, "PARENT": self.parent}
+        found |= {"TERMINAL": self.terminal, "CODE": self.code, "VERSION": self.version}
+        return {f"{PREFIX}{name}": str(value) for name, value in found.items() if value}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpctrain.run.secret_files import secret_folder, secret_part
+from hpctrain.run.source_folder import secret_folder, secret_part
 
 SECRET = """.env a/.env prod.env .ENV .env.local .envrc .netrc .pgpass .my.cnf .git-credentials .npmrc .pypirc
     .dockercfg .docker/config.json deploy/.docker/config.json kubeconfig kubeconfig-prod.yaml gcp-service-account.json
