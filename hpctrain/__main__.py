@@ -2,7 +2,7 @@
 
 import sys
 
-from hpctrain.search_path import exclude_working_directory
+from hpctrain.startup import exclude_working_directory
 
 
 def main() -> int:

@@ -13,7 +13,7 @@ from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.errors import ERROR_PREFIX, HpctrainError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord
-from hpctrain.run.handover import Handover
+from hpctrain.run.launcher import Handover
 from hpctrain.run.reason import Reason
 from hpctrain.terminal import visible
 

@@ -20,8 +20,8 @@ from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.code import current_code
 from hpctrain.run.config_change import changes_weights, keep_config, revert_config
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.disk_reserve import write_with_reserve
 from hpctrain.run.exit_record import ExitRecord, first_cause, read_exit_records
+from hpctrain.run.file_system import write_with_reserve
 from hpctrain.run.gone_checkpoints import allow_start_over, may_start_over, recorded_step
 from hpctrain.run.ledger import EndFacts, Ledger, StartFacts
 from hpctrain.run.reason import Reason

@@ -17,8 +17,8 @@ from hpctrain.errors import HpctrainError, SchedulerError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import first_cause, read_exit_records
 from hpctrain.run.job_records import JobRecords
+from hpctrain.run.launcher import Owner
 from hpctrain.run.ledger import Attempt, EndFacts, Ledger
-from hpctrain.run.owner import Owner
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.job import JobState
 from hpctrain.scheduler.slurm import Slurm

@@ -11,7 +11,7 @@ from hpctrain.checkpoint.state import Stateful
 from hpctrain.config.checkpoint import EVAL_PREFIX, Checkpoint
 from hpctrain.errors import ConfigError
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.score import Score, best_steps
+from hpctrain.run.evaluation import Score, best_steps
 
 
 def judged_by(policy: Checkpoint, metric: str, mode: str) -> tuple[str, str | None]:

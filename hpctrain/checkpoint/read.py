@@ -19,12 +19,11 @@ from hpctrain.checkpoint.sharded.verification import SharedVerification
 from hpctrain.checkpoint.state import Snapshot
 from hpctrain.errors import CheckpointDamagedError, CheckpointError, CheckpointUnlikeError
 from hpctrain.rank.world import World
-from hpctrain.run.checkpoint_manifest import STATE
+from hpctrain.run.checkpoint_manifest import INDEX, STATE
 from hpctrain.run.checkpoints import CheckpointInfo, ShowRead, Verify, find_damage, newest_intact
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.gone_checkpoints import describe_gone, gone_step, may_start_over, move_records_aside
 from hpctrain.run.ledger import Claim
-from hpctrain.run.tensor_index import INDEX
 
 log = logging.getLogger("hpctrain.checkpoint")
 

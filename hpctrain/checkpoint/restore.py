@@ -19,7 +19,7 @@ from hpctrain.data.micro_batch import map_tensors
 from hpctrain.errors import CheckpointError
 from hpctrain.parallel.local_part import is_sharded, local_part
 from hpctrain.phrases import listed
-from hpctrain.run.region import Region
+from hpctrain.run.checkpoint_manifest import Region
 
 _INITIAL_LR = "initial_lr"
 

@@ -17,8 +17,8 @@ from hpctrain.files import TEMPORARY_PREFIX, fsync_directory, temporary_name
 from hpctrain.run.checkpoint_manifest import MANIFEST, is_known_name, read_manifest
 from hpctrain.run.checkpoints import CheckpointInfo, find_damage, list_checkpoints
 from hpctrain.run.directory import SET_ASIDE, RunDirectory
+from hpctrain.run.evaluation import best_steps
 from hpctrain.run.ledger import Claim
-from hpctrain.run.score import best_steps
 
 log = logging.getLogger("hpctrain.checkpoint")
 

@@ -15,7 +15,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from hpctrain.checkpoint.host_memory import HostCopy, sharing_key
 from hpctrain.checkpoint.page_locked import PageLockedMemory
-from hpctrain.run.score import Score
+from hpctrain.run.evaluation import Score
 
 NAMED = "named"
 """Key of the states of several optimizers; a single one's state dict has no such key."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hpctrain.checkpoint.sharded.stored_tensor import StoredTensor
-from hpctrain.run.region import Region
+from hpctrain.run.checkpoint_manifest import Region
 
 PIECE_BYTES = 16 << 20
 """Bytes that are read at a time; more, if one row of the tensor is larger."""

@@ -20,8 +20,8 @@ from hpctrain.phrases import counted, duration, listed, spreadsheet_text
 from hpctrain.results.ranking import RankedRow, Ranking, rank
 from hpctrain.results.ranking_metric import judging_metric, named_metric
 from hpctrain.results.run_result import SEED, RunResult, read_results
+from hpctrain.run.evaluation import MODES
 from hpctrain.run.manifest import value_text
-from hpctrain.run.score import MODES
 from hpctrain.terminal import is_terminal
 
 _EPILOG = """\

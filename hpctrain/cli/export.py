@@ -16,8 +16,7 @@ from hpctrain.cli.byte_progress import ByteProgress
 from hpctrain.config.plain_yaml import is_program
 from hpctrain.errors import CheckpointDamagedError, CheckpointError, ConfigError, ExitCode, HpctrainError
 from hpctrain.phrases import byte_size, counted, listed
-from hpctrain.run.best_checkpoint import BestCheckpoint
-from hpctrain.run.checkpoints import find_damage, newest_intact
+from hpctrain.run.checkpoints import BestCheckpoint, find_damage, newest_intact
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.gone_checkpoints import gone_step
 from hpctrain.streams import print_warning

@@ -27,13 +27,13 @@ from hpctrain.config.root import Config
 from hpctrain.config.stored import to_yaml
 from hpctrain.errors import ConfigError, ExitCode, HpctrainError, RunFailedError
 from hpctrain.files import write_atomic
-from hpctrain.run.temporary_folder import temporary_folder
+from hpctrain.run.process import temporary_folder
 
 GB = 1e9
 MARGIN = 0.1
 TRIAL = """\
 import sys
-from hpctrain.search_path import exclude_working_directory
+from hpctrain.startup import exclude_working_directory
 exclude_working_directory()
 from hpctrain.train.batch_trial import main
 sys.exit(main(sys.argv[1:]))"""

@@ -14,8 +14,7 @@ from hpctrain.config.plain_yaml import is_program
 from hpctrain.errors import ExitCode
 from hpctrain.files import TEMPORARY_PREFIX
 from hpctrain.phrases import byte_size, local_time
-from hpctrain.run.best_checkpoint import BestCheckpoint
-from hpctrain.run.checkpoints import CheckpointInfo, list_checkpoints
+from hpctrain.run.checkpoints import BestCheckpoint, CheckpointInfo, list_checkpoints
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.gone_checkpoints import gone_step
 

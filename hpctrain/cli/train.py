@@ -23,7 +23,7 @@ from hpctrain.config.program import split_command
 from hpctrain.config.schema import SWEEP_GROUP
 from hpctrain.config.sweep import kind_of
 from hpctrain.errors import ERROR_PREFIX, ConfigError, ExitCode, HpctrainError
-from hpctrain.search_path import with_working_directory
+from hpctrain.startup import with_working_directory
 from hpctrain.streams import ignore_write_errors
 
 EXPERIMENT = "write what it changes into conf/experiment/NAME.yaml, and add experiment=NAME"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
 from pathlib import Path
 
-from hpctrain.search_path import with_working_directory
+from hpctrain.startup import with_working_directory
 
 MAX_BYTES = 200_000
 """Longer files aren't read: parsing 100 kB takes 15 ms."""

@@ -15,8 +15,8 @@ from hpctrain.files import write_json
 from hpctrain.phrases import listed
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.job_records import JobRecords
+from hpctrain.run.launcher import Owner
 from hpctrain.run.ledger import Ledger
-from hpctrain.run.owner import Owner
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.status.report import Jobs, ask_slurm, job_ids, read_statuses
 from hpctrain.streams import Report, print_warning

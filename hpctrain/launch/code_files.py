@@ -15,8 +15,7 @@ from hpctrain.config.code import Code
 from hpctrain.config.scripts import INTERPRETERS
 from hpctrain.errors import HpctrainError
 from hpctrain.phrases import scaled
-from hpctrain.run.git import ask_git
-from hpctrain.run.secret_files import secret_folder, secret_part
+from hpctrain.run.source_folder import ask_git, secret_folder, secret_part
 
 PACKAGE = Path(__file__).resolve().parent.parent
 """hpctrain's own folder."""

@@ -23,8 +23,8 @@ from hpctrain.phrases import listed
 from hpctrain.run.code import CodeSnapshot, current_code, described, make_own_copy, record_code
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.file_system import explain
-from hpctrain.run.git import ask_git
 from hpctrain.run.import_path import checked_in, hooked_packages, python_prefixes
+from hpctrain.run.source_folder import ask_git
 from hpctrain.run.written_files import carry_over
 from hpctrain.streams import Report, print_warning
 

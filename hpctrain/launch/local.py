@@ -35,13 +35,17 @@ from hpctrain.run.code import CheckedCode, code_for_attempt, current_code
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import first_cause, read_exit_records
 from hpctrain.run.file_system import explain
-from hpctrain.run.handover import Handover
 from hpctrain.run.import_path import imported_from
+from hpctrain.run.launcher import Handover, Owner
 from hpctrain.run.ledger import Ledger
-from hpctrain.run.owner import Owner
-from hpctrain.run.process import environ_replaced, handlers_restored, may_handle_signals, signals_blocked
+from hpctrain.run.process import (
+    environ_replaced,
+    handlers_restored,
+    may_handle_signals,
+    signals_blocked,
+    temporary_folder,
+)
 from hpctrain.run.reason import Reason
-from hpctrain.run.temporary_folder import temporary_folder
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.streams import LogFile, LostOutput
 from hpctrain.terminal import can_redraw, is_terminal

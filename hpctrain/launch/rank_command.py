@@ -12,7 +12,7 @@ from hpctrain.launch.code_files import PACKAGE
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.run.code import CodeSnapshot
 from hpctrain.run.import_path import python_path
-from hpctrain.search_path import with_working_directory
+from hpctrain.startup import with_working_directory
 
 IMAGE_PYTHON = "python3"
 """The Python of an image, by the name that all official ones give it."""

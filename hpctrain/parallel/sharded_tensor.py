@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement, Shard, _StridedShard
 
 from hpctrain.parallel.local_part import local_part
-from hpctrain.run.region import Region
+from hpctrain.run.checkpoint_manifest import Region
 
 Spans: TypeAlias = tuple[tuple[int, int], ...]
 """Where consecutive indices of a dimension begin and end; in ascending order, and apart from each other."""

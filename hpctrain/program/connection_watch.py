@@ -17,7 +17,7 @@ from hpctrain.config.rank_launchers import RankLauncher
 from hpctrain.config.resources import resources_of
 from hpctrain.program.process_tree import Process
 from hpctrain.program.rank import ProgramRank
-from hpctrain.run.unconnected_ranks import UnconnectedRanks
+from hpctrain.run.start_record import UnconnectedRanks
 
 LOOK_EVERY_S = 5.0
 """Seconds between two looks at the connections; the kernel lists a closed one for another 60 s."""

@@ -42,13 +42,11 @@ from hpctrain.program.session_events import EventPipe
 from hpctrain.program.signals import Signals
 from hpctrain.run.code import current_code
 from hpctrain.run.directory import RunDirectory, umask_of
-from hpctrain.run.disk_reserve import reserve_for_rank
-from hpctrain.run.file_system import explain
-from hpctrain.run.handover import Handover
-from hpctrain.run.process import end_with_parent, process_age_s
+from hpctrain.run.file_system import explain, reserve_for_rank
+from hpctrain.run.launcher import Handover
+from hpctrain.run.process import end_with_parent, process_age_s, temporary_folder
 from hpctrain.run.reason import Reason
 from hpctrain.run.start_record import StartRecord, address_of_rank_zero
-from hpctrain.run.temporary_folder import temporary_folder
 from hpctrain.run.times import Times
 from hpctrain.run.written_files import written_files, written_originals
 from hpctrain.streams import LogHandler

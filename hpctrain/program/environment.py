@@ -12,7 +12,7 @@ from hpctrain.program.places import program_path, python_path
 from hpctrain.program.rank import ProgramRank
 from hpctrain.rank.interface import choose_interface
 from hpctrain.run.code import CodeSnapshot
-from hpctrain.run.handover import Handover
+from hpctrain.run.launcher import Handover
 
 _OF_EACH_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME")
 """Variables of a rank; a program that starts the ranks by itself sets them."""

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hpctrain.run.collectives import Collectives
+from hpctrain.run.exit_record import Collectives
 
 READ_S = 2.0
 """Seconds for reading: torch asks the device about each collective, and the device may be what hangs. Other ranks wait

@@ -26,7 +26,7 @@ from hpctrain.rank.mesh import Mesh, form_mesh
 from hpctrain.rank.message import decode, encode
 from hpctrain.rank.nccl_variables import set_nccl_variables
 from hpctrain.rank.sealed_store import SealedStore
-from hpctrain.run.collectives import Collectives
+from hpctrain.run.exit_record import Collectives
 
 _GLOO_IDLE_S = 0.05
 """Pause between the last collective and the end of the groups."""

@@ -23,8 +23,8 @@ from hpctrain.files import (
     temporary_name,
 )
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.evaluation import MODES
 from hpctrain.run.record_fields import COUNT, NUMBER, TEXT, TIME, up_to
-from hpctrain.run.score import MODES
 
 FOLDER = "search"
 """Name of the journal's folder in the folder of the sweep."""

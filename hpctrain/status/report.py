@@ -13,18 +13,17 @@ from typing import Any
 from hpctrain.config.plain_yaml import read_plain_values
 from hpctrain.errors import RunDirectoryError, SchedulerError, SchedulerMissingError
 from hpctrain.files import describe_os_error
-from hpctrain.run.best_checkpoint import BestCheckpoint
 from hpctrain.run.bottleneck import last_bottleneck
-from hpctrain.run.checkpoints import is_complete, saved_step
+from hpctrain.run.checkpoints import BestCheckpoint, is_complete, saved_step
 from hpctrain.run.config_change import trained_varied
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import last_evaluation
 from hpctrain.run.gone_checkpoints import gone_step
+from hpctrain.run.launcher import Owner
 from hpctrain.run.ledger import Attempt
-from hpctrain.run.owner import Owner
 from hpctrain.run.record_fields import COUNT
 from hpctrain.run.saves import last_save
-from hpctrain.run.unconnected_ranks import UnconnectedRanks
+from hpctrain.run.start_record import UnconnectedRanks
 from hpctrain.scheduler.job import JobRecord
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.status.accounting import Account, account

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpctrain.run.bottleneck import Bottleneck
+from hpctrain.run.evaluation import Score
 from hpctrain.run.ledger import Attempt
-from hpctrain.run.score import Score
 from hpctrain.status.accounting import NOTHING, Account
 from hpctrain.status.state import RunState
 

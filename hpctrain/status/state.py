@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from hpctrain.run.launcher import Owner
 from hpctrain.run.ledger import Attempt
-from hpctrain.run.owner import Owner
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.job import JobRecord, JobState, explain_held, explain_pending
 

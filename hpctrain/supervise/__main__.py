@@ -4,7 +4,7 @@ The new run is a training, or a program if ``-- COMMAND`` follows.
 """
 
 # ruff: noqa: E402 - all imports come after the working directory is excluded, the slow ones after signals are blocked
-from hpctrain.search_path import exclude_working_directory
+from hpctrain.startup import exclude_working_directory
 
 # only the ranks import the user's code; another user may own the folder, or it has a signal.py
 exclude_working_directory()

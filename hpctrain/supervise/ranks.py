@@ -14,7 +14,7 @@ from hpctrain.launch.rank_command import code_variables, rank_python
 from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.code import CheckedCode
 from hpctrain.run.exit_record import read_exit_records
-from hpctrain.run.handover import Handover
+from hpctrain.run.launcher import Handover
 from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.startup import __version__

@@ -1,7 +1,7 @@
 """The program of an array task of a search: ``python -m hpctrain.sweep HOME``."""
 
 # ruff: noqa: E402 - all imports come after the working directory is excluded, the slow ones after signals are blocked
-from hpctrain.search_path import exclude_working_directory
+from hpctrain.startup import exclude_working_directory
 
 # as in `hpctrain.supervise`
 exclude_working_directory()

@@ -12,7 +12,7 @@ from hpctrain.errors import ExitCode, RunDirectoryError
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.phrases import counted, listed
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.owner import CLOCK_SLACK_S
+from hpctrain.run.launcher import CLOCK_SLACK_S
 from hpctrain.run.process import process_start
 from hpctrain.run.reason import Reason
 from hpctrain.search.journal import Decision

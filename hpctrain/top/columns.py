@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hpctrain.phrases import duration, listed
+from hpctrain.run.evaluation import Score
 from hpctrain.run.manifest import varied_text
-from hpctrain.run.score import Score
 from hpctrain.top.curve import sparkline
 from hpctrain.top.watched_run import WatchedRun
 

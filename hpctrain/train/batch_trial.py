@@ -42,7 +42,7 @@ from hpctrain.rank.determinism import set_determinism
 from hpctrain.rank.devices import choose_devices
 from hpctrain.rank.world import World
 from hpctrain.run.process import open_files_raised
-from hpctrain.search_path import with_working_directory
+from hpctrain.startup import with_working_directory
 from hpctrain.streams import flush_output
 from hpctrain.train.training import build
 from hpctrain.train.update import JointUpdate, parameters_of

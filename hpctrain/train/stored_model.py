@@ -18,7 +18,7 @@ from hpctrain.config.root import Config
 from hpctrain.errors import CheckpointError
 from hpctrain.phrases import listed
 from hpctrain.rank.determinism import seed_everything
-from hpctrain.run.best_checkpoint import BestCheckpoint
+from hpctrain.run.checkpoints import BestCheckpoint
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.gone_checkpoints import describe_gone
 from hpctrain.tasks.task import Task

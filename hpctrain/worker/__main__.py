@@ -16,8 +16,8 @@ from hpctrain.config.stored import load  # noqa: E402 - as above
 from hpctrain.errors import ExitCode  # noqa: E402 - as above
 from hpctrain.run.code import current_code  # noqa: E402 - as above
 from hpctrain.run.directory import RunDirectory  # noqa: E402 - as above
-from hpctrain.run.handover import Handover  # noqa: E402 - as above
 from hpctrain.run.import_path import search_path  # noqa: E402 - as above
+from hpctrain.run.launcher import Handover  # noqa: E402 - as above
 from hpctrain.streams import ignore_write_errors, open_streams  # noqa: E402 - as above
 from hpctrain.worker.entry import end_process, run_rank  # noqa: E402 - as above
 

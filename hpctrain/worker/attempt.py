@@ -32,9 +32,9 @@ from hpctrain.rank.refusal import read_refusal, share_refusal
 from hpctrain.rank.rendezvous import meet, open_private_store
 from hpctrain.rank.world import World, join
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.disk_reserve import reserve_for_rank
+from hpctrain.run.file_system import reserve_for_rank
+from hpctrain.run.launcher import Owner
 from hpctrain.run.ledger import Claim, Ledger, StartFacts
-from hpctrain.run.owner import Owner
 from hpctrain.run.reason import Reason
 from hpctrain.run.secret import discard_secret, read_secret, user_secret
 from hpctrain.run.times import PhaseTimes

@@ -19,7 +19,7 @@ from hpctrain.errors import ExitCode, HpctrainError, RendezvousError, Superseded
 from hpctrain.phrases import DATE_TIME
 from hpctrain.rank.stop_request import HANDLED, StopRequest
 from hpctrain.run.directory import RunDirectory, umask_of
-from hpctrain.run.handover import Handover
+from hpctrain.run.launcher import Handover
 from hpctrain.run.process import end_with_parent, handlers_restored, open_files_raised, process_age_s
 from hpctrain.run.reason import Reason
 from hpctrain.run.start_record import StartRecord

@@ -21,9 +21,8 @@ from hpctrain.errors import HpctrainError, error_text
 from hpctrain.rank.stop_request import StopRequest
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord, first_cause, read_exit_records
-from hpctrain.run.handover import Handover
+from hpctrain.run.launcher import Handover, Owner
 from hpctrain.run.ledger import Ledger
-from hpctrain.run.owner import Owner
 from hpctrain.run.reason import Reason
 from hpctrain.run.stacks import request_stacks
 from hpctrain.run.times import Times

@@ -23,10 +23,9 @@ from pathlib import Path
 
 from hpctrain.files import write_json
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.evaluation import EvaluationRecord
+from hpctrain.run.evaluation import EvaluationRecord, Score
 from hpctrain.run.ledger import Ledger, StartFacts
 from hpctrain.run.reason import Reason
-from hpctrain.run.score import Score
 
 BEGIN = 1_795_000_000.0
 SPENT = {"import_s": 2.0, "first_step_s": 1.0, "train_s": 800.0, "eval_s": 50.0, "save_s": 5.0}

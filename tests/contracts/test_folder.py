@@ -77,7 +77,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # `--help` of all commands shares a process
 HELP = f"""
 import sys
-from hpctrain.search_path import exclude_working_directory
+from hpctrain.startup import exclude_working_directory
 exclude_working_directory()
 import contextlib
 from hpctrain.cli import main

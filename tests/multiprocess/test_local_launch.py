@@ -24,8 +24,8 @@ from hpctrain.launch.rank_command import rank_variables
 from hpctrain.report.run_page import run_page
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import read_exit_records
+from hpctrain.run.launcher import Owner
 from hpctrain.run.ledger import Ledger
-from hpctrain.run.owner import Owner
 from hpctrain.status.other_runs import OtherRuns
 from hpctrain.status.report import read_statuses
 

@@ -28,7 +28,7 @@ from hpctrain.errors import ExitCode
 from hpctrain.launch.local import free_port, rank_variables
 from hpctrain.launch.prepare import prepare
 from hpctrain.run.checkpoints import list_checkpoints
-from hpctrain.run.handover import Handover
+from hpctrain.run.launcher import Handover
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.slurm import Slurm

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.evaluation import EvaluationRecord
+from hpctrain.run.evaluation import EvaluationRecord, Score
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
-from hpctrain.run.score import Score
 from hpctrain.search.asha import Asha
 from hpctrain.search.search import Assignment, Search
 

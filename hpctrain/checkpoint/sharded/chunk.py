@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hpctrain.run.region import Region
+from hpctrain.run.checkpoint_manifest import Region
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

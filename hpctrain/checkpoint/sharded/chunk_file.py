@@ -15,7 +15,7 @@ import torch
 from hpctrain.checkpoint.checksummed_file import UNCOPIED_FROM_BYTES, ChecksummedFile
 from hpctrain.checkpoint.sharded.chunk import Chunk
 from hpctrain.checkpoint.write import without_crc32
-from hpctrain.run.tensor_index import ChunkPlace
+from hpctrain.run.checkpoint_manifest import ChunkPlace
 
 ALIGNMENT = 64
 """Each tensor begins at a multiple of so many bytes, as inside torch's own files."""

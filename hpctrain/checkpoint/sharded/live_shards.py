@@ -21,7 +21,7 @@ from hpctrain.errors import CheckpointError
 from hpctrain.parallel.local_part import is_sharded, local_part
 from hpctrain.parallel.sharded_tensor import layout, local_pieces, replicas
 from hpctrain.rank.world import World
-from hpctrain.run.region import Region
+from hpctrain.run.checkpoint_manifest import Region
 
 Path = tuple[str, ...]
 """Where a tensor is in the nested dicts of a checkpoint, such as ``("model", "blocks.0.norm.weight")``."""

@@ -20,8 +20,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from hpctrain.checkpoint.sharded.stored_tensor import DTYPES
-from hpctrain.run.region import Region
-from hpctrain.run.tensor_index import IndexedTensor
+from hpctrain.run.checkpoint_manifest import IndexedTensor, Region
 
 
 def encode_metadata(tensors: Mapping[str, IndexedTensor], paths: Mapping[str, tuple[str, ...]]) -> bytes:

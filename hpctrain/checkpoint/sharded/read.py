@@ -11,7 +11,7 @@ from hpctrain.checkpoint.sharded.stored_marker import without_markers
 from hpctrain.checkpoint.sharded.stored_tensor import StoredTensor, open_index
 from hpctrain.errors import CheckpointError
 from hpctrain.files import read_bytes
-from hpctrain.run.tensor_index import INDEX, decode_index
+from hpctrain.run.checkpoint_manifest import INDEX, decode_index
 
 LARGEST_INDEX_BYTES = 2**30
 """Of the index: it has a line per part that a rank wrote of a tensor."""

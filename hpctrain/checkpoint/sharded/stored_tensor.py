@@ -12,8 +12,7 @@ from torch import Tensor
 
 from hpctrain.errors import CheckpointError
 from hpctrain.phrases import listed
-from hpctrain.run.region import Region
-from hpctrain.run.tensor_index import ChunkPlace, IndexedTensor
+from hpctrain.run.checkpoint_manifest import ChunkPlace, IndexedTensor, Region
 
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 """Of mmap(2); Python has the name from 3.13 on."""

@@ -20,10 +20,17 @@ from hpctrain.checkpoint.write import without_crc32, write_part
 from hpctrain.errors import CheckpointError
 from hpctrain.rank.packed_state import packed, unpacked
 from hpctrain.rank.world import World
-from hpctrain.run.checkpoint_manifest import METADATA, SHARDED_VERSION, STATE
+from hpctrain.run.checkpoint_manifest import (
+    INDEX,
+    METADATA,
+    SHARDED_VERSION,
+    STATE,
+    ChunkPlace,
+    IndexedTensor,
+    encode_index,
+)
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Claim
-from hpctrain.run.tensor_index import INDEX, ChunkPlace, IndexedTensor, encode_index
 
 
 class ShardedWriter:

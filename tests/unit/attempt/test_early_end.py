@@ -9,7 +9,7 @@ import pytest
 from hpctrain.attempt.early_end import record_early_end
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import read_exit_records
-from hpctrain.run.handover import Handover
+from hpctrain.run.launcher import Handover
 from hpctrain.run.reason import Reason
 from hpctrain.startup import __version__
 

@@ -4,8 +4,7 @@ import signal
 
 from hpctrain.attempt.hang_report import GIL_HELD, alarm_complaint, hang_report
 from hpctrain.attempt.outcome import Outcome
-from hpctrain.run.collectives import Collectives
-from hpctrain.run.exit_record import ExitRecord
+from hpctrain.run.exit_record import Collectives, ExitRecord
 from hpctrain.run.reason import Reason
 
 GROUP = "nccl default_pg"

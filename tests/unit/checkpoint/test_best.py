@@ -5,7 +5,7 @@ import pytest
 from hpctrain.checkpoint.best import Best
 from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.errors import ConfigError
-from hpctrain.run.score import Score
+from hpctrain.run.evaluation import Score
 
 
 def updated(best, values, first=1):

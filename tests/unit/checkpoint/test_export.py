@@ -22,8 +22,7 @@ from hpctrain.checkpoint.sharded.stored_tensor import open_index
 from hpctrain.checkpoint.state import Head, LiveState
 from hpctrain.checkpoint.warm_start import read_weights
 from hpctrain.errors import CheckpointError
-from hpctrain.run.region import Region
-from hpctrain.run.tensor_index import IndexedTensor
+from hpctrain.run.checkpoint_manifest import IndexedTensor, Region
 
 HEAD = Head(step=1, samples_seen=8, world_size=1, config_digest="c0")
 

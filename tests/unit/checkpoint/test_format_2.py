@@ -16,9 +16,7 @@ from hpctrain.checkpoint.sharded.chunk import Chunk
 from hpctrain.checkpoint.sharded.chunk_file import write_chunks
 from hpctrain.checkpoint.sharded.digest import MODULUS, combined, partial_sums
 from hpctrain.checkpoint.sharded.metadata import encode_metadata
-from hpctrain.run.checkpoint_manifest import MANIFEST, SHARDED_VERSION
-from hpctrain.run.region import Region
-from hpctrain.run.tensor_index import INDEX, IndexedTensor, encode_index
+from hpctrain.run.checkpoint_manifest import INDEX, MANIFEST, SHARDED_VERSION, IndexedTensor, Region, encode_index
 
 PAGE = (Path(__file__).parents[3] / "docs/reference/checkpoint_format.md").read_text()
 VERSION_2 = PAGE.partition("## Version 2")[2].partition("## How it is written")[0]

@@ -25,7 +25,7 @@ from hpctrain.errors import SupersededError
 from hpctrain.rank.world import World
 from hpctrain.run.checkpoint_manifest import MANIFEST
 from hpctrain.run.checkpoints import CheckpointInfo, find_damage, list_checkpoints, saved_step
-from hpctrain.run.score import Score
+from hpctrain.run.evaluation import Score
 
 ALONE = World(rank=0, size=1, local_rank=0, devices=(torch.device("cpu"),))
 

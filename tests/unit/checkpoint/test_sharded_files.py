@@ -18,9 +18,8 @@ from hpctrain.checkpoint.sharded.digest import MODULUS, combined, partial_sums
 from hpctrain.checkpoint.sharded.metadata import encode_metadata
 from hpctrain.checkpoint.sharded.stored_tensor import StoredTensor, open_index
 from hpctrain.errors import CheckpointDamagedError, CheckpointError
+from hpctrain.run.checkpoint_manifest import IndexedTensor, Region, decode_index, encode_index
 from hpctrain.run.checkpoints import file_checksum
-from hpctrain.run.region import Region
-from hpctrain.run.tensor_index import IndexedTensor, decode_index, encode_index
 
 TYPES = ["float32", "bfloat16", "float16", "float64", "int64", "uint8", "bool", "complex64"]
 

@@ -16,10 +16,9 @@ from hpctrain.config.identity import flat
 from hpctrain.config.stored import load
 from hpctrain.run.config_change import change_config, keep_config
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.evaluation import EvaluationRecord
+from hpctrain.run.evaluation import EvaluationRecord, Score
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
-from hpctrain.run.score import Score
 from hpctrain.search.record import SweepRecord
 
 pytestmark = pytest.mark.usefixtures("no_slurm")

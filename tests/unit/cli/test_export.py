@@ -21,8 +21,8 @@ from hpctrain.checkpoint.write import CheckpointWriter
 from hpctrain.cli import main
 from hpctrain.cli.byte_progress import ByteProgress
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.evaluation import Score
 from hpctrain.run.ledger import Claim, Ledger
-from hpctrain.run.score import Score
 
 
 class Stateful(nn.Linear):

@@ -15,12 +15,11 @@ from hpctrain.errors import RunDirectoryError
 from hpctrain.run.checkpoint_manifest import ALGORITHM, FORMAT_VERSION, MANIFEST, encode_manifest
 from hpctrain.run.checkpoints import file_checksum
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.evaluation import EvaluationRecord
+from hpctrain.run.evaluation import EvaluationRecord, Score
 from hpctrain.run.gone_checkpoints import record_saved
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.run.saves import record_save
-from hpctrain.run.score import Score
 from hpctrain.status.report import read_status
 
 

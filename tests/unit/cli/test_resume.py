@@ -9,8 +9,8 @@ from hpctrain.launch.prepare import prepare
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.gone_checkpoints import may_start_over
 from hpctrain.run.job_records import JobRecords
+from hpctrain.run.launcher import Owner
 from hpctrain.run.ledger import EndFacts, Ledger
-from hpctrain.run.owner import Owner
 from hpctrain.run.reason import Reason
 
 SITE = "defaults: [slurm, _self_]\npartition: long\n"

@@ -18,13 +18,12 @@ from hpctrain.files import write_json
 from hpctrain.metrics.sink import JsonLinesSink
 from hpctrain.run.checkpoint_manifest import MANIFEST
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.evaluation import EvaluationRecord
+from hpctrain.run.evaluation import EvaluationRecord, Score
 from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import EndFacts, Ledger, StartFacts
 from hpctrain.run.reason import Reason
 from hpctrain.run.saves import record_save
-from hpctrain.run.score import Score
 from hpctrain.run.times import PhaseTimes
 
 NOW = time.time()

@@ -6,7 +6,7 @@ from hpctrain.cluster import mpi
 from hpctrain.config.cluster import Local, Slurm
 from hpctrain.errors import ConfigError
 from hpctrain.run import secret
-from hpctrain.run.handover import PREFIX, Handover
+from hpctrain.run.launcher import PREFIX, Handover
 
 GPUS = {
     "gres": ["gpu", "gpu:4", "gpu:a100:4", "nvme:1,gpu:2", "gpu:a100:2(S:0)", "gres/gpu:1", "gres:gpu:1"],

@@ -25,7 +25,7 @@ from hpctrain.launch.rank_output import copy_output
 from hpctrain.rank.private_folder import lockable_folder
 from hpctrain.rank.stop_request import STOP_SIGNALS, StopRequest
 from hpctrain.run.exit_record import ExitRecord
-from hpctrain.run.handover import Handover
+from hpctrain.run.launcher import Handover
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.run.times import Times

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from hpctrain.parallel.local_part import is_sharded, local_part, local_parts, whole
 from hpctrain.parallel.sharded_tensor import local_pieces, pieces_like, placed_like, replicas
-from hpctrain.run.region import Region
+from hpctrain.run.checkpoint_manifest import Region
 
 
 def test_a_tensor_of_this_rank_alone_is_its_own_part():

@@ -23,7 +23,7 @@ from hpctrain.config.stored import to_yaml
 from hpctrain.launch.rank_command import rank_variables
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import read_exit_records
-from hpctrain.run.handover import Handover
+from hpctrain.run.launcher import Handover
 from hpctrain.run.ledger import Ledger
 
 

@@ -17,7 +17,7 @@ from hpctrain.program.connection_watch import CONNECT_S, ConnectionWatch
 from hpctrain.program.output import ProgramOutput
 from hpctrain.program.process_tree import Process
 from hpctrain.program.rank import ProgramRank
-from hpctrain.run.unconnected_ranks import UnconnectedRanks
+from hpctrain.run.start_record import UnconnectedRanks
 
 RANK = """
 import mmap, os, socket, sys

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from hpctrain.run.code import CodeSnapshot, list_of, record_code, write_files
-from hpctrain.run.handover import Handover
+from hpctrain.run.launcher import Handover
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.run.times import read_times

@@ -6,7 +6,7 @@ import pytest
 
 from hpctrain.rank import flight_recorder
 from hpctrain.rank.flight_recorder import read_collectives, summarize
-from hpctrain.run.collectives import Collectives
+from hpctrain.run.exit_record import Collectives
 
 
 def entry(number, operation="nccl:all_reduce", *, retired=True, at=None, group=("0", "default_pg"), is_p2p=False):

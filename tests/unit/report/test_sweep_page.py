@@ -9,10 +9,9 @@ from hpctrain.metrics.sink import JsonLinesSink
 from hpctrain.report.run_page import run_page
 from hpctrain.report.sweep_page import sweep_page
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.evaluation import EvaluationRecord
+from hpctrain.run.evaluation import EvaluationRecord, Score
 from hpctrain.run.ledger import Ledger, StartFacts
 from hpctrain.run.reason import Reason
-from hpctrain.run.score import Score
 from hpctrain.search.journal import Decision, Event, Journal
 from hpctrain.status.search import find_runs
 

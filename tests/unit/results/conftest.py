@@ -12,10 +12,9 @@ import yaml
 from hpctrain.files import write_json
 from hpctrain.metrics.sink import JsonLinesSink
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.evaluation import EvaluationRecord
+from hpctrain.run.evaluation import EvaluationRecord, Score
 from hpctrain.run.ledger import Ledger, StartFacts
 from hpctrain.run.reason import Reason
-from hpctrain.run.score import Score
 
 MakeRun = Callable[..., RunDirectory]
 """Make a run; see `make_run`."""

@@ -5,8 +5,7 @@ import pytest
 from hpctrain.errors import ConfigError, RunDirectoryError
 from hpctrain.results.ranking_metric import RankingMetric, judging_metric, named_metric
 from hpctrain.results.run_result import read_results
-from hpctrain.run.evaluation import EvaluationRecord
-from hpctrain.run.score import Score
+from hpctrain.run.evaluation import EvaluationRecord, Score
 from hpctrain.status.search import find_runs
 
 DIGITS = {"task": {"_target_": "hpctrain.tasks.digits.Digits"}}

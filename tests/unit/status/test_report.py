@@ -19,7 +19,7 @@ from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import EndFacts, Ledger, StartFacts
 from hpctrain.run.reason import Reason
-from hpctrain.run.unconnected_ranks import UnconnectedRanks
+from hpctrain.run.start_record import UnconnectedRanks
 from hpctrain.scheduler.job import JobRecord, JobState
 from hpctrain.status.log import SETUP_ERROR
 from hpctrain.status.report import job_ids, read_status

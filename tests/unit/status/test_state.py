@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from hpctrain.run.launcher import Owner
 from hpctrain.run.ledger import Attempt
-from hpctrain.run.owner import Owner
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.job import JobRecord, JobState
 from hpctrain.status.state import RunFacts, RunState, derive_state, job_that_may_run

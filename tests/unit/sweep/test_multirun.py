@@ -19,9 +19,9 @@ from hpctrain.errors import ExitCode, RunFailedError
 from hpctrain.files import read_json_lines
 from hpctrain.launch.launcher import launch_here
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.launcher import Owner
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.manifest import read_varied
-from hpctrain.run.owner import Owner
 from hpctrain.search.record import SweepRecord
 from hpctrain.sweep.multirun import register_launcher, without_hydra_overrides
 from hpctrain.sweep.sweep import Sweep

@@ -2,8 +2,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from hpctrain.errors import ConfigError, RunFailedError
-from hpctrain.run.evaluation import EvaluationRecord
-from hpctrain.run.score import Score
+from hpctrain.run.evaluation import EvaluationRecord, Score
 from hpctrain.sweep.objective import Direction, objective, sweeper_direction
 
 

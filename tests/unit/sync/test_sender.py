@@ -15,7 +15,7 @@ from logged_run import LoggedRun
 
 from hpctrain.errors import ExitCode, RunDirectoryError
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.owner import Owner
+from hpctrain.run.launcher import Owner
 from hpctrain.run.reason import Reason
 from hpctrain.sync import transfer as transfers
 from hpctrain.sync.sender import BusyError, Cursor, SenderClaim, cursor_path

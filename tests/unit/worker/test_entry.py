@@ -18,7 +18,7 @@ from hpctrain.errors import ClusterEnvironmentError, ConfigError, ExitCode, Task
 from hpctrain.launch.rank_command import rank_variables
 from hpctrain.rank.stop_request import StopRequest
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.handover import Handover
+from hpctrain.run.launcher import Handover
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.process import end_with_parent
 from hpctrain.run.times import Times

@@ -11,13 +11,11 @@ from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.root import Config
 from hpctrain.errors import TaskError
 from hpctrain.rank.stop_request import StopRequest
-from hpctrain.run.collectives import Collectives
 from hpctrain.run.config_change import change_config, keep_config
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.exit_record import ExitRecord, read_exit_records
-from hpctrain.run.handover import Handover
+from hpctrain.run.exit_record import Collectives, ExitRecord, read_exit_records
+from hpctrain.run.launcher import Handover, Owner
 from hpctrain.run.ledger import Ledger
-from hpctrain.run.owner import Owner
 from hpctrain.run.reason import Reason
 from hpctrain.run.times import Times
 from hpctrain.streams import open_log

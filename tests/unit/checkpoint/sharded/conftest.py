@@ -7,8 +7,7 @@ import torch
 
 from hpctrain.checkpoint.sharded.chunk import Chunk
 from hpctrain.checkpoint.sharded.chunk_file import write_chunks
-from hpctrain.run.region import Region
-from hpctrain.run.tensor_index import IndexedTensor
+from hpctrain.run.checkpoint_manifest import IndexedTensor, Region
 
 
 def _values(shape, dtype="float32", seed=0):

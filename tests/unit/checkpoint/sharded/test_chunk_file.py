@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hpctrain.checkpoint.sharded.chunk import Chunk
 from hpctrain.checkpoint.sharded.chunk_file import ALIGNMENT, WrittenFile, write_chunks
 from hpctrain.rank.message import decode, encode
+from hpctrain.run.checkpoint_manifest import Region
 from hpctrain.run.checkpoints import file_checksum
-from hpctrain.run.region import Region
 
 TYPES = ["float32", "bfloat16", "float16", "float64", "int64", "uint8", "bool", "complex64"]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hpctrain.checkpoint.sharded.stored_tensor import open_index
 from hpctrain.errors import CheckpointError
-from hpctrain.run.region import Region
+from hpctrain.run.checkpoint_manifest import Region
 
 
 @given(st.data())
