@@ -8,40 +8,36 @@ import os
 import shutil
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.config.code import Code
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import errors_naming, on_each_file, temporary_name
-from hpctrain.launch.code_files import CodeFiles, CodeFilesError, exclude_own_folders, find_code, parts, require_size
+from hpctrain.launch.code_files import (
+    CodeFiles,
+    CodeFilesError,
+    exclude_own_folders,
+    find_code,
+    is_empty,
+    parts,
+    require_size,
+)
+from hpctrain.phrases import listed
 from hpctrain.run.code import CodeFile, CodeSnapshot, describe_file, digest_of, repair, write_files
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.file_system import explain
-
-
-@dataclass(frozen=True, slots=True)
-class CodeCopy:
-    """The copied code of a launch.
-
-    Attributes:
-        code: the copy, as the code of the run or the sweep into which it was copied.
-        files: what was found.
-        count: number of copied files.
-        bytes: in them.
-        repaired: files of an earlier copy of the same code that were damaged, and are as they were now.
-    """
-
-    code: CodeSnapshot
-    files: CodeFiles
-    count: int
-    bytes: int
-    repaired: Sequence[str]
+from hpctrain.streams import Report, print_warning
 
 
 def copy_code(
-    folder: Path, settings: Code, home: RunDirectory, mode: int, own_folders: Sequence[str] | None = None
-) -> CodeCopy | None:
+    folder: Path,
+    settings: Code,
+    home: RunDirectory,
+    mode: int,
+    *,
+    own_folders: Sequence[str] | None = None,
+    warn: Report = print_warning,
+) -> CodeSnapshot | None:
     """Copy the code of a launch into the directory of a run or a sweep, which exists; None if there isn't any code.
 
     Args:
@@ -51,6 +47,10 @@ def copy_code(
         mode: permissions of the run.
         own_folders: patterns of folders of which each run has its own; None if the runs share everything. With them,
             even a folder without files is copied.
+        warn: gets lines on what isn't copied, and on an earlier copy that was damaged.
+
+    Returns:
+        The copy, as the code of that run or sweep.
 
     Raises:
         CodeFilesError: the code can't be found or read, or there is too much.
@@ -64,31 +64,56 @@ def copy_code(
     with home.permissions(mode):
         home.close_folder(home.code, mode)
         try:
-            return _publish(files, home, own_paths)
+            code, repaired = _publish(files, home, own_paths)
         except OSError as error:
             raise RunDirectoryError(
                 f"run_dir={home.path}: the code can't be copied there ({explain(error)}); make room, choose "
                 "a folder that you may write to, or copy no code with code.snapshot=none"
             ) from error
+    if secrets := sorted(files.secrets):
+        warn(
+            f"{listed(secrets)}: not copied with the code, since such names are usual for passwords and keys; the "
+            f"run finds the originals through links. To copy one: code.include=[{secrets[0]}]"
+        )
+    warn_of_repair(code, repaired, warn)
+    if filled := [path for path in own_paths or () if not is_empty(files.root / path)]:
+        remedy = "if the program reads what is in yours, set run.cwd=shared, or run.own_folders without that name"
+        warn(f"each run has its own {listed(filled)}, empty at first; {remedy}")
+    return code
 
 
-def _publish(files: CodeFiles, home: RunDirectory, own_paths: tuple[str, ...] | None) -> CodeCopy:
-    """Make a copy under a temporary name and rename it, unless there is one of the same code."""
+def warn_of_repair(code: CodeSnapshot, files: Sequence[str], warn: Report) -> None:
+    """Name the damaged files of a copy that were replaced."""
+    if files:
+        remedy = "today's files take their place, and what was there is named NAME.damaged-..."
+        warn(f"{code.folder} was changed since it was taken ({listed(files)}): {remedy}")
+
+
+def _publish(
+    files: CodeFiles, home: RunDirectory, own_paths: tuple[str, ...] | None
+) -> tuple[CodeSnapshot, Sequence[str]]:
+    """Make a copy under a temporary name and rename it; repair one of the same code instead, if there is one.
+
+    Returns:
+        The copy, and the damaged files that were replaced.
+    """
     temporary = temporary_name(home.code / "copy")
     temporary.mkdir()
     try:
         copied = _copy(files, temporary)
+        digest = digest_of(copied)
         code = CodeSnapshot(
             run=home,
-            digest=(digest := digest_of(copied)),
+            digest=digest,
             folder=home.code / digest,
             root=files.root,
             place=files.working_directory,
             commit=files.commit or "",
+            files=len(copied),
+            bytes=sum(file.size for file in copied),
             own_paths=own_paths,
         )
         write_files(code.list, copied)
-        repaired: Sequence[str] = ()
         try:
             temporary.rename(code.folder)
         except OSError as error:
@@ -96,9 +121,10 @@ def _publish(files: CodeFiles, home: RunDirectory, own_paths: tuple[str, ...] | 
                 raise
             repaired = repair(code, temporary)
             _add_folders_and_links(files, code.folder)
+            return code, repaired
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # nothing of it is left after the renaming
-    return CodeCopy(code, files, len(copied), sum(file.size for file in copied), repaired)
+    return code, ()
 
 
 def _copy(files: CodeFiles, target: Path) -> Sequence[CodeFile]:

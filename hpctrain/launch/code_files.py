@@ -211,7 +211,9 @@ class _Search:
         elif entry.is_symlink() or entry.is_file():
             # also large ones outside of git, which bounds the search
             self._counts[path.partition("/")[0]] += 1
-            self._require_few_files()
+            if self._counts.total() > MAX_FILES:
+                largest, count = self._counts.most_common(1)[0]
+                raise _too_much(self._code, f"{MAX_FILES:,} files", largest, f"{count:,}")
             size = 0 if entry.is_symlink() else _size(entry)
             if self._in_git or size <= SMALL_BYTES:
                 self._code.copied[path] = size
@@ -234,14 +236,6 @@ class _Search:
         if not is_below(f"{self._home}/code", f"{self._code.root}/{path}"):
             self._code.linked.add(path)
 
-    def _require_few_files(self) -> None:
-        if self._counts.total() > MAX_FILES:
-            largest, count = self._counts.most_common(1)[0]
-            raise CodeFilesError(
-                f"the code in {self._code.root} has more than {MAX_FILES:,} files, {largest} alone {count:,}",
-                f"{_leave_out(largest)}, or copy no code with code.snapshot=none",
-            )
-
 
 def require_size(code: CodeFiles, max_bytes: float) -> None:
     """Refuse code that is too large.
@@ -249,23 +243,22 @@ def require_size(code: CodeFiles, max_bytes: float) -> None:
     Raises:
         CodeFilesError: it has more than `max_bytes`.
     """
-    if sum(code.copied.values()) <= max_bytes:
-        return
-    largest, size = max(code.copied.items(), key=lambda item: item[1])
-    if not code.tracked:  # a folder: its small files are many
-        sizes: Counter[str] = Counter()
-        for path, count in code.copied.items():
-            sizes[path.partition("/")[0]] += count
+    sizes: Counter[str] = Counter()
+    for path, size in code.copied.items():
+        # outside of git, many small files add up
+        sizes[path if code.tracked else path.partition("/")[0]] += size
+    if sizes.total() > max_bytes:
         largest, size = sizes.most_common(1)[0]
-    where = f"the code in {code.root} has more than code.max_mb={max_bytes / 1e6:g} MB, {largest} alone"
-    raise CodeFilesError(
-        f"{where} {scaled(size, 'B')}",
-        f"{_leave_out(largest)}, raise code.max_mb, or copy no code with code.snapshot=none",
+        bound = f"code.max_mb={max_bytes / 1e6:g} MB"
+        raise _too_much(code, bound, largest, scaled(size, "B"), ", raise code.max_mb")
+
+
+def _too_much(code: CodeFiles, bound: str, largest: str, amount: str, remedy: str = "") -> CodeFilesError:
+    return CodeFilesError(
+        f"the code in {code.root} has more than {bound}, {largest} alone {amount}",
+        f"leave it out with code.exclude=[{largest}] or a line in .gitignore{remedy}, or copy no code with "
+        "code.snapshot=none",
     )
-
-
-def _leave_out(path: str) -> str:
-    return f"leave it out with code.exclude=[{path}] or a line in .gitignore"
 
 
 def _size(entry: os.DirEntry[str]) -> int:

@@ -17,10 +17,10 @@ from hpctrain.config.program import ProgramConfig, command_of
 from hpctrain.config.root import Config
 from hpctrain.config.run_config import RunConfig
 from hpctrain.errors import ConfigError, RunDirectoryError
-from hpctrain.launch.code_copy import CodeCopy, copy_code
-from hpctrain.launch.code_files import CodeFilesError, is_empty
+from hpctrain.launch.code_copy import copy_code, warn_of_repair
+from hpctrain.launch.code_files import CodeFilesError
 from hpctrain.phrases import listed
-from hpctrain.run.code import CodeSnapshot, current_code, described, make_own_copy, record_code
+from hpctrain.run.code import CodeSnapshot, current_code, make_own_copy, record_code
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.file_system import explain
 from hpctrain.run.import_path import checked_in, hooked_packages, python_prefixes
@@ -49,7 +49,7 @@ class LaunchCode:
         self._now = now
         self._required = required
         self._warn = warn
-        self._copies: dict[str, CodeCopy | None] = {}
+        self._copies: dict[str, CodeSnapshot | None] = {}
         self._checked: set[Path] = set()
         self._carried: set[tuple[Path, Path]] = set()
 
@@ -70,37 +70,32 @@ class LaunchCode:
         known = current_code(directory)
         own_folders = self._own_folders(directory, config, known)
         if config.code.snapshot == "none":
-            copy = None
+            code = None
         elif known is not None and not self._now:
             self._require_intact(known)
-            return described(directory)
+            return known.description
         else:
-            copy = self._copy(config, own_folders)
-        code = None if copy is None else replace(copy.code, run=directory)
-        # in a sweep, a program that has begun runs in its own copy
-        if code is not None and known is not None and code.own_paths is not None and known == known.as_own_copy:
-            code = self._own_copy(code)
+            code = self._copy(config, own_folders)
+        if code is not None:
+            code = replace(code, run=directory)
+            # in a sweep, a program that has begun runs in its own copy
+            if known is not None and code.own_paths is not None and known == known.as_own_copy:
+                code = self._own_copy(code)
         if code != known:
             if code is not None and known is not None and isinstance(config, ProgramConfig):
                 self._carry_over(known, code)
-            fields = {} if copy is None else {"files": copy.count, "bytes": copy.bytes, "commit": copy.files.commit}
-            record_code(directory, code, time.time(), **fields)
-        return described(directory)
+            record_code(directory, code, time.time())
+        return None if code is None else code.description
 
     def _own_copy(self, code: CodeSnapshot) -> CodeSnapshot:
         own_copy = code.as_own_copy
         if code != own_copy:
             try:
-                self._warn_of_repair(own_copy, make_own_copy(code))
+                warn_of_repair(own_copy, make_own_copy(code), self._warn)
             except OSError as error:
                 problem = f"its own copy of the code can't be written ({explain(error)})"
                 raise RunDirectoryError(f"{code.run.path}: {problem}; make room, and resume again") from error
         return own_copy
-
-    def _warn_of_repair(self, code: CodeSnapshot, files: Sequence[str]) -> None:
-        if files:
-            remedy = "today's files take their place, and what was there is named NAME.damaged-..."
-            self._warn(f"{code.folder} was changed since it was taken ({listed(files)}): {remedy}")
 
     def _require_intact(self, known: CodeSnapshot) -> None:
         """Refuse what the launcher of the next attempt would refuse, which may wait for hours in the queue."""
@@ -139,44 +134,31 @@ class LaunchCode:
             raise ConfigError("run.cwd", config.run.cwd, problem, "leave it out, or choose another run_dir")
         return config.run.own_folders if is_own else None
 
-    def _copy(self, config: RunConfig, own_folders: Sequence[str] | None) -> CodeCopy | None:
+    def _copy(self, config: RunConfig, own_folders: Sequence[str] | None) -> CodeSnapshot | None:
         settings = repr((config.code, own_folders))
         if settings not in self._copies:
             self._copies[settings] = self._copy_once(config, own_folders)
         return self._copies[settings]
 
-    def _copy_once(self, config: RunConfig, own_folders: Sequence[str] | None) -> CodeCopy | None:
+    def _copy_once(self, config: RunConfig, own_folders: Sequence[str] | None) -> CodeSnapshot | None:
         try:
-            copy = copy_code(Path.cwd(), config.code, self._home, config.mode, own_folders)
+            mode = config.mode
+            code = copy_code(Path.cwd(), config.code, self._home, mode, own_folders=own_folders, warn=self._warn)
         except CodeFilesError as error:
             if self._required and needs_code(config):
                 raise ConfigError("code.snapshot", config.code.snapshot, error.problem, error.remedy) from error
             self._warn(f"the code isn't copied, so the run imports what is there when it starts: {error}")
             return None
-        if copy is not None:
-            self._warn_of(copy, config)
-        return copy
-
-    def _warn_of(self, copy: CodeCopy, config: RunConfig) -> None:
-        if secrets := sorted(copy.files.secrets):
-            self._warn(
-                f"{listed(secrets)}: not copied with the code, since such names are usual for passwords and keys; the "
-                f"run finds the originals through links. To copy one: code.include=[{secrets[0]}]"
-            )
-        self._warn_of_repair(copy.code, copy.repaired)
-        filled = [path for path in copy.code.own_paths or () if not is_empty(copy.files.root / path)]
-        if filled and not self._now:
-            remedy = "if the program reads what is in yours, set run.cwd=shared, or run.own_folders without that name"
-            self._warn(f"each run has its own {listed(filled)}, empty at first; {remedy}")
-        prefixes = [Path(sys.prefix)]
-        if isinstance(config, ProgramConfig):
-            folders = (copy.code.submit_dir, copy.code.root)
-            prefixes += python_prefixes(command_of(config)[0], os.environ, folders)
-        if hooked := hooked_packages(copy.code, prefixes):
-            self._warn(
-                f"{listed(hooked)}: installed editable by an import hook, so the run imports the original and not its "
-                "copy; reinstall with `pip install -e . --config-settings editable_mode=compat`"
-            )
+        if code is not None:
+            prefixes = [Path(sys.prefix)]
+            if isinstance(config, ProgramConfig):
+                prefixes += python_prefixes(command_of(config)[0], os.environ, (code.submit_dir, code.root))
+            if hooked := hooked_packages(code, prefixes):
+                self._warn(
+                    f"{listed(hooked)}: installed editable by an import hook, so the run imports the original and not "
+                    "its copy; reinstall with `pip install -e . --config-settings editable_mode=compat`"
+                )
+        return code
 
 
 class SweepCode(LaunchCode):
@@ -191,9 +173,9 @@ class SweepCode(LaunchCode):
         code = current_code(self._home)
         if code is None or current_code(directory) is not None:
             return super().assign_to(directory, config)
-        known = {name: value for name, value in (described(self._home) or {}).items() if name in ("files", "bytes")}
-        record_code(directory, replace(code, run=directory), time.time(), **known, commit=code.commit)
-        return described(directory)
+        code = replace(code, run=directory)
+        record_code(directory, code, time.time())
+        return code.description
 
 
 def needs_code(config: RunConfig) -> bool:

@@ -77,6 +77,8 @@ class CodeSnapshot:
         root: of the original: a git repository, or the working directory.
         place: of the working directory in both; `.` for the root.
         commit: of git, when it was taken; empty if that isn't known.
+        files: their number.
+        bytes: in them.
         own_paths: of a program with `run.cwd=own`: the folders that are empty in own copies, such as
             `outputs`, and the files that these lack, relative to the root; None for a program in the shared copy.
     """
@@ -87,6 +89,8 @@ class CodeSnapshot:
     root: Path
     place: str
     commit: str = field(default="", compare=False)
+    files: int = field(default=0, compare=False)
+    bytes: int = field(default=0, compare=False)
     own_paths: tuple[str, ...] | None = None
 
     @property
@@ -108,6 +112,12 @@ class CodeSnapshot:
     def list(self) -> Path:
         """The list of its files."""
         return list_of(self.folder)
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What the manifest says of it."""
+        folder = os.path.relpath(self.folder, self.run.path)
+        return {"digest": self.digest, "folder": folder, "files": self.files, "bytes": self.bytes}
 
     def damaged_files(self) -> Sequence[tuple[str, str]]:
         """Compare the files with the list; return the paths of those that differ, each with its problem.
@@ -239,23 +249,26 @@ def read_files(path: Path) -> Sequence[CodeFile]:
     return found
 
 
-def record_code(directory: RunDirectory, code: CodeSnapshot | None, when: float, **fields: object) -> None:
+def record_code(directory: RunDirectory, code: CodeSnapshot | None, when: float) -> None:
     """Record the code with which a run is made from now on.
 
     Args:
         directory: of the run.
         code: None if its ranks are to import from their working directory.
         when: epoch seconds.
-        fields: with a copy, its `files` and `bytes`, and git's `commit`.
     """
-    known: dict[str, Any] = {"digest": None}
+    record: dict[str, Any] = {"digest": None}
     if code is not None:
-        folder = os.path.relpath(code.folder, directory.path)
-        known = {"digest": code.digest, "folder": folder, "root": str(code.root), "working_directory": code.place}
+        record = {
+            **replace(code, run=directory).description,
+            "root": str(code.root),
+            "working_directory": code.place,
+            "commit": code.commit or None,
+        }
         if code.own_paths is not None:
-            known["own_paths"] = list(code.own_paths)
+            record["own_paths"] = list(code.own_paths)
     with directory.permissions():
-        append_json_line(directory.code_records, {**known, **fields, "time": when}, durable=True)
+        append_json_line(directory.code_records, {**record, "time": when}, durable=True)
 
 
 def code_records(directory: RunDirectory) -> Iterator[dict[str, Any]]:
@@ -268,12 +281,6 @@ def code_records(directory: RunDirectory) -> Iterator[dict[str, Any]]:
         required = tuple(_RECORD.keys() - {"commit", "own_paths"}) if record.get("digest") else ()
         require_fields(directory.code_records, record, _RECORD, required)
         yield record
-
-
-def described(directory: RunDirectory) -> dict[str, Any] | None:
-    """Return what the manifest says of a run's code; None if it has no copy."""
-    record: dict[str, Any] = next(reversed(list(code_records(directory))), {})
-    return {name: record[name] for name in ("digest", "folder", "files", "bytes")} if record.get("digest") else None
 
 
 def current_code(directory: RunDirectory, digest: str | None = None) -> CodeSnapshot | None:
@@ -300,6 +307,8 @@ def current_code(directory: RunDirectory, digest: str | None = None) -> CodeSnap
         root=Path(record["root"]),
         place=record["working_directory"],
         commit=record.get("commit") or "",
+        files=record["files"],
+        bytes=record["bytes"],
         own_paths=tuple(record["own_paths"]) if "own_paths" in record else None,
     )
 

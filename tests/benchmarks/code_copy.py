@@ -52,8 +52,8 @@ def main() -> None:
             copy = copy_code(folder / "repository", Code(), run, MODE)
             copied = time.perf_counter()
             assert copy is not None
-            assert copy.count == options.files
-            assert not copy.code.find_damage()
+            assert copy.files == options.files
+            assert not copy.find_damage()
             copies.append(copied - begin)
             checks.append(time.perf_counter() - copied)
     print(f"copying {options.files} files   {shown(copies)}")

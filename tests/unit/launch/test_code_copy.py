@@ -74,8 +74,8 @@ def repository(prepared, tmp_path):
     return Path(shutil.copytree(prepared, tmp_path / "repository"))
 
 
-def take(folder, home, **settings):
-    return copy_code(folder, Code(**settings), home, 0o750)
+def take(folder, home, warn=lambda _: None, **settings):
+    return copy_code(folder, Code(**settings), home, 0o750, warn=warn)
 
 
 BASE = {".gitignore": "data/\n*.log\nruns/\n__pycache__/\n", "pkg/net.py": "width = 8\n", "train.py": "lr = 1\n"}
@@ -86,19 +86,19 @@ def test_tracked_and_untracked_files_as_they_are_now(repository, home):
     (repository / "pkg" / "net.py").unlink()
     taken = take(repository, home)
     now = {".gitignore": BASE[".gitignore"], "new.py": "x = 1\n", "train.py": "lr = 2\n"}
-    assert files_in(taken.code.folder) == now
-    assert (taken.code.folder, taken.count) == (home.code / taken.code.digest, 3)
+    assert files_in(taken.folder) == now
+    assert (taken.folder, taken.files) == (home.code / taken.digest, 3)
     assert taken.bytes == sum(map(len, now.values()))
     commit = subprocess.check_output(["git", "-C", repository, "rev-parse", "HEAD"], text=True).strip()
-    assert taken.files.commit == commit
-    assert taken.code.find_damage() == ""
+    assert taken.commit == commit
+    assert taken.find_damage() == ""
 
 
 def test_what_git_ignores_is_linked(repository, home):
     write(repository, {"data/a.bin": "a", "out.log": "b", "pkg/x.log": "c", "runs/old/config.yaml": "d"})
     write(repository, {"pkg/__pycache__/net.pyc": "e"})
     links = {name: f"-> {repository / name}" for name in ("data", "out.log", "pkg/x.log", "runs")}
-    assert files_in(take(repository, home).code.folder) == BASE | links
+    assert files_in(take(repository, home).folder) == BASE | links
 
 
 def test_copies_are_new_whatever_the_age_of_the_originals(repository, home):
@@ -106,7 +106,7 @@ def test_copies_are_new_whatever_the_age_of_the_originals(repository, home):
     for path in (repository, *repository.rglob("*")):
         os.utime(path, (1, 1))
     taken = take(repository, home)
-    assert all(path.lstat().st_mtime > 1e9 for path in (taken.code.folder, *taken.code.folder.rglob("*"), home.code))
+    assert all(path.lstat().st_mtime > 1e9 for path in (taken.folder, *taken.folder.rglob("*"), home.code))
 
 
 @pytest.mark.parametrize("in_git", [True, False], ids=["git", "folder"])
@@ -125,30 +125,30 @@ def test_each_run_has_its_own_output_folders(repository, home, tmp_path, in_git)
         shutil.rmtree(repository / ".git")
     own = ["checkpoints", "outputs", "pkg/logs", "results", "wandb"]
     own = sorted([*own, "logs", "scratch"] if in_git else own)
-    taken = copy_code(repository, Code(), home, 0o750, ProgramRun().own_folders)
-    assert list(taken.code.own_paths) == own
-    assert all((taken.code.folder / name).is_dir() and not (taken.code.folder / name).is_symlink() for name in own)
+    taken = copy_code(repository, Code(), home, 0o750, own_folders=ProgramRun().own_folders)
+    assert list(taken.own_paths) == own
+    assert all((taken.folder / name).is_dir() and not (taken.folder / name).is_symlink() for name in own)
     copied = {"train.py", "pkg/net.py", ".gitignore", "runs/plot.py", "runs/plot.yaml"}
     copied |= {"results/base.csv"} if in_git else {"data/a", "mine/f"}
     linked = {"data", "mine"} if in_git else set()
-    assert files_in(taken.code.folder).keys() == copied | linked
-    assert taken.code.find_damage() == ""
+    assert files_in(taken.folder).keys() == copied | linked
+    assert taken.find_damage() == ""
 
 
 def test_own_folders_are_configurable(repository, home):
     write(repository, {"data/a": "a", "outputs/b": "b", "weights/c": "c", "last.pt": "d"})
     (repository / ".gitignore").write_text("data/\noutputs/\nweights/\n*.pt\n")
-    taken = copy_code(repository, Code(), home, 0o750, ["weights/", "*.pt"])
-    assert taken.code.own_paths == ("last.pt", "weights")
-    links = {name for name, text in files_in(taken.code.folder).items() if text.startswith("->")}
+    taken = copy_code(repository, Code(), home, 0o750, own_folders=["weights/", "*.pt"])
+    assert taken.own_paths == ("last.pt", "weights")
+    links = {name for name, text in files_in(taken.folder).items() if text.startswith("->")}
     assert links == {"data", "outputs"}
-    assert list((taken.code.folder / "weights").iterdir()) == []
+    assert list((taken.folder / "weights").iterdir()) == []
 
 
 def test_a_folder_that_contains_the_run_is_not_linked(repository):
     directory = RunDirectory.at(repository / "runs" / "a" / "b")
     directory.create(0o750)
-    assert files_in(take(repository, directory).code.folder) == BASE
+    assert files_in(take(repository, directory).folder) == BASE
 
 
 def make_run(path):
@@ -176,7 +176,7 @@ def test_runs_and_sweeps_are_not_copied_but_what_lies_beside_them_is(repository,
     directory = RunDirectory.at(repository / where)
     directory.create_for_sweep(0o750)
     for _ in range(2):
-        found = files_in(take(repository, directory).code.folder)
+        found = files_in(take(repository, directory).folder)
         assert found == {name: BASE[name] for name in ("pkg/net.py", "train.py")} | MINE
 
 
@@ -184,7 +184,7 @@ def test_a_run_that_is_being_made_is_not_copied(repository, home):
     (repository / ".gitignore").unlink()
     RunDirectory.at(repository / "runs" / "digits" / "1").create(0o750)
     write(repository, {"runs/digits/1/code/.tmp-copy-01234567/train.py": "half", "runs/digits/1/code.jsonl": ""})
-    assert files_in(take(repository, home).code.folder) == {name: BASE[name] for name in ("pkg/net.py", "train.py")}
+    assert files_in(take(repository, home).folder) == {name: BASE[name] for name in ("pkg/net.py", "train.py")}
 
 
 def test_a_run_in_the_folder_of_the_code_itself_is_refused(repository):
@@ -194,20 +194,20 @@ def test_a_run_in_the_folder_of_the_code_itself_is_refused(repository):
 
 def test_a_virtual_environment_is_linked_though_git_does_not_ignore_it(repository, home):
     write(repository, {"env/pyvenv.cfg": "home = /usr\n", "env/lib/big.py": "x"})
-    assert files_in(take(repository, home).code.folder) == BASE | {"env": f"-> {repository / 'env'}"}
+    assert files_in(take(repository, home).folder) == BASE | {"env": f"-> {repository / 'env'}"}
 
 
 def test_a_folder_of_secrets_is_linked_and_one_that_is_named_like_a_file_of_secrets_is_copied(repository, home):
     write(repository, {".aws/credentials": "key", "token/net.py": "x", "secrets.yaml": "y", ".env.example": "NAME="})
     git(repository, "add", "-f", ".")
-    copy = take(repository, home)
+    warnings = []
+    copy = take(repository, home, warnings.append)
     linked = {name: f"-> {repository / name}" for name in (".aws", "secrets.yaml")}
-    assert files_in(copy.code.folder) == BASE | linked | {"token/net.py": "x", ".env.example": "NAME="}
-    assert copy.files.secrets == {".aws", "secrets.yaml"}
-    copy = take(repository, home, include=["secrets.*", ".aws"])
-    assert files_in(copy.code.folder)["secrets.yaml"] == "y"
-    assert files_in(copy.code.folder)[".aws/credentials"] == "key"
-    assert copy.files.secrets == set()
+    assert files_in(copy.folder) == BASE | linked | {"token/net.py": "x", ".env.example": "NAME="}
+    assert warnings[0].startswith(".aws, secrets.yaml: not copied with the code")
+    copy = take(repository, home, pytest.fail, include=["secrets.*", ".aws"])
+    assert files_in(copy.folder)["secrets.yaml"] == "y"
+    assert files_in(copy.folder)[".aws/credentials"] == "key"
 
 
 def test_secrets_are_linked(repository, home):
@@ -216,19 +216,19 @@ def test_secrets_are_linked(repository, home):
     write(repository, dict.fromkeys(names, "KEY=hunter2"))
     git(repository, "add", "-f", ".")
     linked = {name: f"-> {repository / name}" for name in names}
-    assert files_in(take(repository, home).code.folder) == BASE | linked
+    assert files_in(take(repository, home).folder) == BASE | linked
 
 
 @pytest.mark.parametrize("pattern", ["pkg", "pkg/", "/pkg", "p?g", "pkg/*"])
 def test_excluded_files_are_linked(repository, home, pattern):
-    found = files_in(take(repository, home, exclude=[pattern]).code.folder)
+    found = files_in(take(repository, home, exclude=[pattern]).folder)
     name = "pkg/net.py" if pattern == "pkg/*" else "pkg"
     assert found == {name: f"-> {repository / name}", **{key: BASE[key] for key in (".gitignore", "train.py")}}
 
 
 def test_the_working_directory_in_a_subfolder(repository, home):
     taken = take(repository / "pkg", home)
-    code = taken.code
+    code = taken
     assert (code.root, code.place) == (repository, "pkg")
     assert (code.working_directory / "net.py").read_text() == "width = 8\n"
     assert code.submit_dir == repository / "pkg"
@@ -236,28 +236,28 @@ def test_the_working_directory_in_a_subfolder(repository, home):
 
 def test_an_empty_working_directory_exists(repository, home):
     (repository / "empty").mkdir()
-    assert take(repository / "empty", home).code.working_directory.is_dir()
+    assert take(repository / "empty", home).working_directory.is_dir()
 
 
 def test_a_working_directory_that_git_ignores_is_taken_as_a_folder(repository, home):
     write(repository, {"data/mine/task.py": "x = 1\n"})
     taken = take(repository / "data" / "mine", home)
-    assert files_in(taken.code.folder) == {"task.py": "x = 1\n"}
-    assert taken.files.root == repository / "data" / "mine"
+    assert files_in(taken.folder) == {"task.py": "x = 1\n"}
+    assert taken.root == repository / "data" / "mine"
 
 
 def test_a_working_directory_that_git_ignores_may_contain_the_run(repository):
     write(repository, {"data/mine/task.py": "x = 1\n"})
     directory = RunDirectory.at(repository / "data" / "mine" / "runs" / "1")
     directory.create(0o750)
-    assert files_in(take(repository / "data" / "mine", directory).code.folder) == {"task.py": "x = 1\n"}
+    assert files_in(take(repository / "data" / "mine", directory).folder) == {"task.py": "x = 1\n"}
 
 
 def test_a_working_directory_inside_a_run_is_taken_as_a_folder(repository, home):
     (repository / ".gitignore").unlink()
     make_run(repository / "runs" / "1")
     inside = repository / "runs" / "1" / "code" / DIGEST
-    assert files_in(take(inside, home).code.folder) == {"train.py": "old"}
+    assert files_in(take(inside, home).folder) == {"train.py": "old"}
 
 
 EMPTY = ["out", "pkg/out", "new/out/deep", "party/out"]
@@ -277,7 +277,7 @@ def test_empty_folders_are_there_for_a_program_that_writes_into_them(repository,
             shutil.rmtree(inside / ".git")
         (repository / "data").rename(repository / ".data")
     for _ in range(2):
-        folder = take(repository, home, exclude=["left"]).code.folder
+        folder = take(repository, home, exclude=["left"]).folder
         found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_dir()}
         found = {path for path in found if not (folder / path).is_symlink()}
         more = {"new", "new/out", "party", "party/pkg", "pkg"}
@@ -289,12 +289,12 @@ def test_empty_folders_are_there_for_a_program_that_writes_into_them(repository,
 def test_an_empty_folder_is_not_made_where_the_program_wrote_something_else(repository, home, tmp_path):
     for name in ("out/deep", "other"):
         (repository / name).mkdir(parents=True)
-    folder = take(repository, home).code.folder
+    folder = take(repository, home).folder
     shutil.rmtree(folder / "out")
     (folder / "out").symlink_to(tmp_path)
     (folder / "other").rmdir()
     (folder / "other").write_text("x")
-    assert take(repository, home).code.folder == folder
+    assert take(repository, home).folder == folder
     assert not (tmp_path / "deep").exists()
 
 
@@ -306,7 +306,7 @@ def test_links_stay_inside_if_they_can(repository, home, tmp_path):
     (repository / "scratch").symlink_to(tmp_path / "elsewhere")
     (repository / "pkg" / "up").symlink_to("../../elsewhere")
     (repository / "nowhere").symlink_to("gone")
-    found = files_in(take(repository, home).code.folder)
+    found = files_in(take(repository, home).folder)
     outside = f"-> {tmp_path / 'elsewhere'}"
     links = {"pkg/same.py": "-> ../train.py", "whole.py": "-> pkg/net.py", "folder": "-> pkg", "nowhere": "-> gone"}
     assert found == BASE | links | {"scratch": outside, "pkg/up": outside}
@@ -319,7 +319,7 @@ def test_absolute_links_by_another_name_of_the_repository_stay_inside(repository
     (repository / "pkg" / "b.py").symlink_to(tmp_path / "above" / "repository" / "train.py")
     (repository / "pkg" / "c.py").symlink_to("../../name/train.py")
     (repository / "whole").symlink_to(tmp_path / "name")
-    found = files_in(take(repository, home).code.folder)
+    found = files_in(take(repository, home).folder)
     links = {"a.py": "-> pkg/net.py", "pkg/b.py": "-> ../train.py", "pkg/c.py": "-> ../train.py", "whole": "-> ."}
     assert found == BASE | links
 
@@ -335,14 +335,14 @@ def test_links_to_what_the_copy_does_not_have_lead_to_the_original(repository, i
         make_run(repository / "outputs" / "old")
     (repository / "best").symlink_to("outputs/old/last.pt")
     (repository / "a.bin").symlink_to("data/a.bin")
-    folder = take(repository, directory).code.folder
+    folder = take(repository, directory).folder
     assert (folder / "a.bin").readlink() == Path("data/a.bin")
     assert (folder / "best").readlink() == repository / "outputs/old/last.pt"
 
 
 def test_permissions(repository, home):
     (repository / "train.py").chmod(0o777)
-    folder = take(repository, home).code.folder
+    folder = take(repository, home).folder
     modes = {name: stat.S_IMODE((folder / name).stat().st_mode) for name in ("train.py", "pkg/net.py", "pkg")}
     assert modes == {"train.py": 0o550, "pkg/net.py": 0o440, "pkg": 0o750}
     assert stat.S_IMODE(folder.stat().st_mode) == stat.S_IMODE(home.code.stat().st_mode) == 0o750
@@ -351,43 +351,45 @@ def test_permissions(repository, home):
 def test_a_copy_has_no_permissions_that_its_source_has_not(repository, home):
     (repository / "train.py").chmod(0o700)
     (repository / "pkg" / "net.py").chmod(0o600)
-    folder = take(repository, home).code.folder
+    folder = take(repository, home).folder
     modes = [stat.S_IMODE((folder / name).stat().st_mode) for name in ("train.py", "pkg/net.py")]
     assert modes == [0o500, 0o400]
 
 
 def test_equal_code_is_copied_once(repository, home):
     first = take(repository, home)
-    entry = (first.code.folder / "train.py").stat().st_ino
+    entry = (first.folder / "train.py").stat().st_ino
     os.utime(repository / "train.py", (1, 1))
     again = take(repository / "pkg", home)
-    assert again.code.folder == first.code.folder
-    assert (again.code.folder / "train.py").stat().st_ino == entry
+    assert again.folder == first.folder
+    assert (again.folder / "train.py").stat().st_ino == entry
     (repository / "train.py").chmod(0o755)
-    assert take(repository, home).code.digest != first.code.digest
+    assert take(repository, home).digest != first.digest
     assert len(list(home.code.iterdir())) == 4  # two folders, each with its list
 
 
 def test_equal_code_gets_links_that_are_new(repository, home):
-    folder = take(repository, home).code.folder
+    folder = take(repository, home).folder
     write(repository, {"data/a.bin": "a"})
-    assert take(repository, home).code.folder == folder
+    assert take(repository, home).folder == folder
     assert (folder / "data" / "a.bin").read_text() == "a"
 
 
 def test_an_earlier_copy_that_was_changed_is_repaired(repository, home):
     first = take(repository, home)
-    place = first.code.folder / "train.py"
+    place = first.folder / "train.py"
     place.chmod(0o600)
     place.write_text("lr = 3\n")
-    shutil.rmtree(first.code.folder / "pkg")
-    first.code.list.unlink()
-    again = take(repository, home)
-    assert (again.code, again.code.find_damage()) == (first.code, "")
-    assert sorted(again.repaired) == ["pkg/net.py", "train.py"]
-    (aside,) = first.code.folder.glob("train.py.damaged-*")
+    shutil.rmtree(first.folder / "pkg")
+    first.list.unlink()
+    warnings = []
+    again = take(repository, home, warnings.append)
+    assert (again, again.find_damage()) == (first, "")
+    (line,) = warnings
+    assert all(path in line for path in ("pkg/net.py", "train.py"))
+    (aside,) = first.folder.glob("train.py.damaged-*")
     assert aside.read_text() == "lr = 3\n"
-    assert take(repository, home).repaired == []
+    take(repository, home, pytest.fail)
 
 
 def test_launches_at_once_make_one_copy(repository, home):
@@ -395,7 +397,7 @@ def test_launches_at_once_make_one_copy(repository, home):
 
     def act(_):
         barrier.wait()
-        return code_copy._publish(find_code(repository, Code(), home.path), home, None).code.folder
+        return code_copy._publish(find_code(repository, Code(), home.path), home, None)[0].folder
 
     home.code.mkdir()
     with ThreadPoolExecutor(4) as pool:
@@ -411,7 +413,7 @@ def test_submodules_and_repositories_inside(repository, prepared, home):
     shutil.copytree(prepared, repository / "clone")
     write(repository, {"third/party/new.py": "x = 1\n", "third/party/a.log": "a"})
     (repository / "third" / "party" / "train.py").unlink()
-    found = files_in(take(repository, home).code.folder)
+    found = files_in(take(repository, home).folder)
     assert found.pop(".gitmodules")
     inside = {f"clone/{name}": text for name, text in BASE.items()}
     inside |= {f"third/party/{name}": BASE[name] for name in (".gitignore", "pkg/net.py")}
@@ -421,7 +423,7 @@ def test_submodules_and_repositories_inside(repository, prepared, home):
 
 def test_a_worktree(repository, home, tmp_path):
     git(repository, "worktree", "add", "-q", str(tmp_path / "tree"))
-    assert files_in(take(tmp_path / "tree", home).code.folder) == BASE
+    assert files_in(take(tmp_path / "tree", home).folder) == BASE
 
 
 def test_names_that_are_not_utf8(repository, home):
@@ -429,9 +431,9 @@ def test_names_that_are_not_utf8(repository, home):
     (repository / name).write_text("x = 1\n")
     (repository / "a\nb.py").write_text("y = 1\n")
     taken = take(repository, home)
-    assert (taken.code.folder / name).read_text() == "x = 1\n"
-    assert (taken.code.folder / "a\nb.py").read_text() == "y = 1\n"
-    assert taken.code.find_damage() == ""
+    assert (taken.folder / name).read_text() == "x = 1\n"
+    assert (taken.folder / "a\nb.py").read_text() == "y = 1\n"
+    assert taken.find_damage() == ""
 
 
 def test_too_large(repository, home):
@@ -443,7 +445,7 @@ def test_too_large(repository, home):
         "code.exclude=[weights.bin] or a line in .gitignore, raise code.max_mb, or copy no code with code.snapshot=none"
     )
     assert not home.code.exists()
-    assert "weights.bin" in files_in(take(repository, home, max_mb=3).code.folder) | {}
+    assert "weights.bin" in files_in(take(repository, home, max_mb=3).folder) | {}
 
 
 @pytest.mark.parametrize("in_git", [True, False], ids=["git", "folder"])
@@ -465,13 +467,13 @@ def test_more_files_than_can_be_copied_that_are_not_copied(repository, home, how
         (repository / ".gitignore").write_text("*.bin\n")
     elif how == "folder":
         shutil.rmtree(repository / ".git")
-    folder = take(repository, home, exclude=[] if how == "ignored" else ["*.bin"]).code.folder
+    folder = take(repository, home, exclude=[] if how == "ignored" else ["*.bin"]).folder
     assert sum(path.is_symlink() for path in folder.iterdir()) == code_files.MAX_FILES + 1
 
 
 def test_a_file_that_cannot_be_read(repository, home):
     os.mkfifo(repository / "pipe.py")
-    assert files_in(take(repository, home).code.folder) == BASE
+    assert files_in(take(repository, home).folder) == BASE
     if os.geteuid():
         (repository / "train.py").chmod(0)
         with pytest.raises(CodeFilesError, match=r"train\.py can't be read .*exclude=\[train\.py\]"):
@@ -485,7 +487,7 @@ def test_files_that_vanish_or_change_kind_meanwhile(repository, home, monkeypatc
     (repository / "train.py").unlink()
     (repository / "train.py").mkdir()
     monkeypatch.setattr(code_copy, "find_code", lambda *_: found)
-    assert files_in(take(repository, home).code.folder) == {".gitignore": BASE[".gitignore"]}
+    assert files_in(take(repository, home).folder) == {".gitignore": BASE[".gitignore"]}
 
 
 def test_on_a_full_disk_nothing_is_left(repository, home, file_size_limit):
@@ -560,11 +562,11 @@ def test_a_repository_of_a_newer_git_is_refused(repository, home):
 
 def test_a_folder_does_not_need_git(folder, home, broken_git):
     broken_git("exit 127")
-    assert files_in(take(folder, home).code.folder) == PLAIN
+    assert files_in(take(folder, home).folder) == PLAIN
     (folder / ".git").mkdir()  # git says clearly that it is none
     broken_git_text = "echo 'fatal: not a git repository (or any of the parent directories): .git' >&2; exit 128"
     (Path(os.environ["PATH"].partition(":")[0]) / "git").write_text(f"#!/bin/sh\n{broken_git_text}\n")
-    assert files_in(take(folder, home).code.folder) == PLAIN
+    assert files_in(take(folder, home).folder) == PLAIN
 
 
 @pytest.mark.parametrize("inside", [".git", ".git/refs"])
@@ -578,15 +580,15 @@ def test_a_broken_submodule_says_how_to_repair_it(repository, prepared, home):
     shutil.rmtree(repository / ".git" / "modules")
     with pytest.raises(CodeFilesError, match=r"party \(.*\); repair it with `git submodule update --init party`"):
         take(repository, home)
-    assert "party" in files_in(take(repository, home, exclude=["party"]).code.folder)
+    assert "party" in files_in(take(repository, home, exclude=["party"]).folder)
 
 
 def test_a_tracked_folder_that_became_a_link(repository, home, tmp_path):
     (repository / "pkg").rename(tmp_path / "moved")
     (repository / "pkg").symlink_to(tmp_path / "moved")
     rest = {name: BASE[name] for name in (".gitignore", "train.py")}
-    assert files_in(take(repository, home).code.folder) == rest | {"pkg": f"-> {tmp_path / 'moved'}"}
-    taken = take(repository, home, exclude=["*.py"]).code.folder
+    assert files_in(take(repository, home).folder) == rest | {"pkg": f"-> {tmp_path / 'moved'}"}
+    taken = take(repository, home, exclude=["*.py"]).folder
     assert sorted(files_in(taken)) == [".gitignore", "pkg", "train.py"]
 
 
@@ -598,7 +600,7 @@ def test_a_sparse_checkout(repository, home):
         git(repository, "sparse-checkout", "set", *words, "pkg")
         write(repository, {"new.py": "x = 1\n"})
         assert not (repository / "docs").exists()
-        assert files_in(take(repository, home).code.folder) == BASE | {"new.py": "x = 1\n"}
+        assert files_in(take(repository, home).folder) == BASE | {"new.py": "x = 1\n"}
 
 
 def test_a_repository_without_commits(tmp_path, home):
@@ -606,7 +608,7 @@ def test_a_repository_without_commits(tmp_path, home):
     git(tmp_path / "new", "init", "-q")
     write(tmp_path / "new", {"train.py": "lr = 1\n"})
     taken = take(tmp_path / "new", home)
-    assert (files_in(taken.code.folder), taken.files.commit) == ({"train.py": "lr = 1\n"}, None)
+    assert (files_in(taken.folder), taken.commit) == ({"train.py": "lr = 1\n"}, "")
 
 
 @pytest.fixture
@@ -627,21 +629,21 @@ def test_a_folder_without_git(folder, home):
     (folder / "link").symlink_to("pkg")
     linked = {name: f"-> {folder / name}" for name in ("venv", ".cache", "weights.bin")}
     mine = {"notebook.ipynb": "{}", "link": "-> pkg", "runs/a": "a"}
-    assert files_in(take(folder, home).code.folder) == PLAIN | linked | mine
+    assert files_in(take(folder, home).folder) == PLAIN | linked | mine
 
 
 def test_a_folder_that_contains_the_run(folder):
     directory = RunDirectory.at(folder / "mine" / "run")
     directory.create(0o750)
     for _ in range(2):
-        assert files_in(take(folder, directory).code.folder) == PLAIN
+        assert files_in(take(folder, directory).folder) == PLAIN
 
 
 def test_a_folder_that_is_too_large(folder, home):
     write(folder, {f"texts/{n}.txt": "x" * 1000 for n in range(20)})
     with pytest.raises(CodeFilesError, match=r"code\.max_mb=0\.01 MB, texts alone .*exclude=\[texts\]"):
         take(folder, home, max_mb=0.01)
-    assert files_in(take(folder, home, max_mb=0.01, exclude=["texts"]).code.folder)["texts"] == f"-> {folder / 'texts'}"
+    assert files_in(take(folder, home, max_mb=0.01, exclude=["texts"]).folder)["texts"] == f"-> {folder / 'texts'}"
 
 
 def test_a_home_is_not_searched(folder, home, monkeypatch):
@@ -650,7 +652,7 @@ def test_a_home_is_not_searched(folder, home, monkeypatch):
         take(folder, home)
     git(folder, "init", "-q")  # as for the configuration files in it
     write(folder, {"project/mine.py": "x = 1\n"})
-    assert files_in(take(folder / "project", home).code.folder) == {"mine.py": "x = 1\n"}
+    assert files_in(take(folder / "project", home).folder) == {"mine.py": "x = 1\n"}
 
 
 def test_an_empty_folder_has_no_code(tmp_path, home):

@@ -43,7 +43,7 @@ def code(directory, tmp_path):
     folder = folder.rename(directory.code / digest_of(found))
     write_files(list_of(folder), found)
     made = CodeSnapshot(run=directory, digest=folder.name, folder=folder, root=tmp_path / "project", place="pkg")
-    record_code(directory, made, 12.0, files=3, bytes=20, commit="abc")
+    record_code(directory, made, 12.0)
     return made
 
 
@@ -70,7 +70,7 @@ def test_a_moved_run_keeps_its_code(code, directory, tmp_path):
 def test_the_runs_of_a_sweep_share_a_copy(code, directory, tmp_path):
     run = RunDirectory.at(directory.path / "7")
     run.create(0o750)
-    record_code(run, code, 12.0, files=3, bytes=20)
+    record_code(run, code, 12.0)
     assert f'"folder": "../code/{code.digest}"' in run.code_records.read_text()
     assert current_code(run).folder == directory.code / code.digest
     assert current_code(run).find_damage() == ""
@@ -193,7 +193,7 @@ def home(directory, tmp_path):
 def begin(home, number, **fields):
     run = RunDirectory.at(home.run.path / str(number))
     run.create(0o750)
-    record_code(run, replace(home, run=run, **fields), 1.0, files=3, bytes=32)
+    record_code(run, replace(home, run=run, **fields), 1.0)
     return run
 
 
