@@ -227,7 +227,7 @@ def test_a_program_runs_in_the_copy_of_its_code(program, tmp_path):
     code = CodeSnapshot(run=run.directory, digest="d1", folder=folder, root=tmp_path / "repository", place="scripts")
     (folder / "lib").mkdir()
     write_files(list_of(folder), [])
-    record_code(run.directory, code, 1.0, files=0, bytes=0)
+    record_code(run.directory, code, 1.0)
     searched = f"{tmp_path}/repository/lib:/opt/tools"
     assert run.run(HPCTRAIN_CODE="d1", PYTHONPATH=searched)[0] == 0
     shown = json.loads((folder / "scripts" / "shown").read_text())
