@@ -23,7 +23,7 @@ from hpctrain.errors import ERROR_PREFIX, ExitCode, HpctrainError
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.run.directory import umask_of
 from hpctrain.run.secret import discard_secret, write_secret
-from hpctrain.supervise.step import COMPLAINT, NOT_OF_INTEREST, srun_environ, srun_options
+from hpctrain.supervise.ranks import COMPLAINT, NOT_OF_INTEREST, srun_environ, srun_options
 
 NODES_S = 40.0
 NODES_S_EACH = 0.5

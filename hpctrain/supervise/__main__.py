@@ -41,7 +41,7 @@ from hpctrain.scheduler.slurm import Slurm
 from hpctrain.search.record import sweep_is_over
 from hpctrain.streams import LogHandler, ignore_write_errors
 from hpctrain.supervise.allocation import allocation_overrides
-from hpctrain.supervise.requeuer import forbid_requeue
+from hpctrain.supervise.job import forbid_requeue
 from hpctrain.supervise.supervisor import STORAGE_ERRORS, STORAGE_S, Supervisor
 from hpctrain.terminal import guard_output
 
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
             log.info("the time of the sweep is over (sweep.time_limit_min), so the run isn't started")
             return ExitCode.FINISHED
         supervisor = Supervisor(plan, environ, Slurm(environ))
-        watch_signals(received, supervisor.requeuer.check)
+        watch_signals(received, supervisor.job.check)
         return supervisor.run()
     except HpctrainError as error:
         print(f"{ERROR_PREFIX}{error}", file=sys.stderr)

@@ -16,8 +16,8 @@ from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Attempt
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.slurm import SILENCE_S, Slurm
+from hpctrain.supervise.ranks import print_error
 from hpctrain.supervise.signals import catch_signals, watch_signals
-from hpctrain.supervise.step import print_error
 from hpctrain.supervise.supervisor import STORAGE_S, Supervisor
 
 STANDARD_OUTPUT = 1
@@ -81,13 +81,13 @@ class JobSupervisor:
         is_first = self._current is None
         supervisor = self._supervisor(plan)
         # a job whose time limit is shorter than the warning has to gain something each time
-        if not is_first and supervisor.requeuer.requeue_if_ending(plan.slurm.signal_delay_s):
+        if not is_first and supervisor.job.requeue_if_ending(plan.slurm.signal_delay_s):
             return RunEnd(ExitCode.INTERRUPTED, None, job_ends=True)
         try:
             return self._run(supervisor)
         except HpctrainError as error:
             print_error(f"{ERROR_PREFIX}{error}")
-            return RunEnd(error.exit_code, None, job_ends=supervisor.requeuer.requeue_if_ending())
+            return RunEnd(error.exit_code, None, job_ends=supervisor.job.requeue_if_ending())
         finally:
             # SLURM doesn't give a dead node back to the allocation
             self._lost |= supervisor.allocation.lost
@@ -111,7 +111,7 @@ class JobSupervisor:
         with contextlib.suppress(OSError):  # the supervisor retries, and reports it
             records.begin(job.job_id, job.restarts, _own_log())
         code = ExitCode(supervisor.run())
-        job_ends = supervisor.requeuer.requeue_if_ending()
+        job_ends = supervisor.job.requeue_if_ending()
         last = _last_attempt(supervisor)
         if not job_ends or last is None or not last.may_continue:
             with contextlib.suppress(OSError):  # the end of the attempt says the same
@@ -121,7 +121,7 @@ class JobSupervisor:
     def _check(self) -> None:
         # between two runs it is that of the one before, which has settled; the next one asks SLURM before it begins
         if self._current is not None:
-            self._current.requeuer.check()
+            self._current.job.check()
 
 
 def _last_attempt(supervisor: Supervisor) -> Attempt | None:

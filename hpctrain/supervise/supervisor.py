@@ -23,11 +23,8 @@ from hpctrain.run.reason import Reason
 from hpctrain.run.start_record import nodes_by_rank
 from hpctrain.scheduler.slurm import SILENCE_S, Slurm
 from hpctrain.supervise.allocation import Allocation
-from hpctrain.supervise.current_job import CurrentJob
-from hpctrain.supervise.notices import notify_end
-from hpctrain.supervise.ranks import Ranks, RanksEnd
-from hpctrain.supervise.requeuer import Requeuer
-from hpctrain.supervise.step import print_error
+from hpctrain.supervise.job import Job
+from hpctrain.supervise.ranks import Ranks, RanksEnd, print_error
 from hpctrain.supervise.waiting import Waiting
 
 STORAGE_S = 60.0
@@ -52,8 +49,7 @@ class Supervisor:
         shares_job: whether the job trains other runs as well, and is needed after the end of this one.
 
     Attributes:
-        job: the current one.
-        requeuer: requeues it.
+        job: of the batch script.
         notifier: starts the user's command when the state of the run changes.
         ledger: of the run.
         allocation: the job's nodes.
@@ -73,17 +69,13 @@ class Supervisor:
         self.plan = plan
         self.directory = plan.directory
         self.environ = environ
-        self.slurm = slurm
         self.storage_s = storage_s
         self.shares_job = shares_job
-        self.job = CurrentJob(plan.directory, slurm, environ, silence_s)
-        self.requeuer = Requeuer(self.job, plan)
+        self.job = Job(plan, slurm, environ, silence_s)
         self.notifier = Notifier(plan.directory, plan.config, environ, self.job.job_id)
         self.ledger = Ledger(plan.directory)
         self.allocation = Allocation(self.job.nodes, plan.node_counts, plan.outlives_a_node)
-        # what srun says of a step may be the only sign that SLURM kills the job: its SIGTERM may not reach this process
-        on_bad_end = self.requeuer.check_in_background
-        self.ranks = Ranks(plan, environ, slurm, self.job.job_id, self.allocation, on_bad_end=on_bad_end)
+        self.ranks = Ranks(self.job, environ, self.allocation)
         self._in_allocation = 0
         # of the newest attempt: the allocation may lose nodes before that attempt is recorded
         self._world_size = plan.resources.world_size
@@ -116,15 +108,7 @@ class Supervisor:
             self._record(attempt, outcome, decision, code.digest)
             # a requeue comes first: it must not wait for the user's command
             exit_code = None if decision.action is Action.RESTART else self._leave(decision)
-            notify_end(
-                self.notifier,
-                outcome,
-                decision,
-                attempt=attempt,
-                exit_code=exit_code,
-                follows=self.requeuer.follows,
-                shares_job=self.shares_job,
-            )
+            self._notify(attempt, outcome, decision, exit_code)
             if exit_code is not None:
                 return exit_code
             self.allocation.lose(decision.exclude)
@@ -135,7 +119,7 @@ class Supervisor:
             log.info("the run in %s is %s: nothing to do", self.directory.path, over.value)
             return over.meaning.exit_code
         try:
-            return Waiting(self.plan, self.job, self.requeuer, self.notifier).exit_code()
+            return Waiting(self.job, self.notifier).exit_code()
         except STORAGE_ERRORS as error:
             return self._leave_unwritable(error)
 
@@ -150,7 +134,7 @@ class Supervisor:
             newest = self.ledger.attempt(self.ledger.last_claim())
             if newest.attempt and newest.open and self.job.may_have_run(newest):
                 self.job.end_steps()
-        ends = UnrecordedEnds(self.directory, self.slurm, self.job.job_id, self.job.restarts)
+        ends = UnrecordedEnds(self.directory, self.job.slurm, self.job.job_id, self.job.restarts)
         with contextlib.suppress(OSError):  # they are left to a later attempt
             self._before_ranks(lambda: ends.close(self.plan.resources.world_size), "an earlier attempt can't be closed")
         try:
@@ -228,7 +212,7 @@ class Supervisor:
             return outcome
         if self.job.cancelled:
             return replace(outcome, reason=Reason.CANCELLED, report="cancelled by its user")
-        termination = self.requeuer.termination(outcome.reason, outcome.stop_signal)
+        termination = self.job.cause(outcome)
         if termination is None and outcome.reason is not Reason.FAILED and not outcome.reason.meaning.by_slurm:
             return self._ask_about_nodes(outcome)
         return outcome.explained_by(termination)
@@ -238,7 +222,7 @@ class Supervisor:
         if not self.allocation.outlives_a_node:
             return outcome
         try:
-            found = self.slurm.failed_nodes(self.job.nodes, self.job.began)
+            found = self.job.slurm.failed_nodes(self.job.nodes, self.job.began)
         except SchedulerError as error:
             log.info("can't query SLURM about the nodes: %s", error)
             return outcome
@@ -288,19 +272,19 @@ class Supervisor:
         if decision.reason is Reason.COMPLETED:
             self._forbid_requeue(exit_code)
             return exit_code
-        requeued = self.requeuer.settle()
+        requeued = self.job.end_early_requeues()
         if decision.action is Action.END:
             if requeued and not self.shares_job:
-                self.requeuer.take_back()
+                self.job.cancel_requeue()
             elif decision.reason is not Reason.CANCELLED:  # that, SLURM doesn't requeue
                 self._forbid_requeue(exit_code)
             return exit_code
-        if self.requeuer.cancelled:
+        if self.job.ends_cancelled:
             log.info("the user cancelled the job meanwhile, so it isn't requeued")
             return ExitCode.CANCELLED
         try:
-            if decision.action is not Action.REQUEUE or not self.requeuer.requeue():
-                log.info("the run continues in job %s", self.requeuer.resubmit(decision.exclude))
+            if decision.action is not Action.REQUEUE or not self.job.requeue():
+                log.info("the run continues in job %s", self.job.resubmit(decision.exclude))
                 self._forbid_requeue(ExitCode.INTERRUPTED)
         except HpctrainError as error:
             log.warning(
@@ -308,9 +292,28 @@ class Supervisor:
             )
         return ExitCode.INTERRUPTED
 
+    def _notify(self, attempt: int, outcome: Outcome, decision: RequeueDecision, exit_code: int | None) -> None:
+        """Notify of the end of an attempt; before the batch script ends (with this code), wait for the user's command.
+
+        SLURM kills what is left of a job when its batch script ends. While it is ending the job, or has it back in the
+        queue, other jobs or this one wait for the nodes, and SIGKILL follows: the command gets a few seconds.
+        """
+        reason = Reason.CANCELLED if exit_code == ExitCode.CANCELLED else decision.reason
+        follows = "new ranks start in the same job" if exit_code is None else self.job.follows
+        why = ""
+        if decision.action is Action.END:  # the job may be requeued for other runs
+            follows = ""
+            why = decision.why if decision.why != reason.meaning.why_final else ""
+        elif not follows and reason is not Reason.CANCELLED:
+            why = "it can't be continued automatically"
+        self.notifier.ended(attempt, replace(outcome, reason=reason), why=why, follows=follows)
+        if exit_code is not None:
+            is_urgent = follows or reason.meaning.by_slurm or self.shares_job
+            self.notifier.finish(SOON_S if is_urgent else None)
+
     def _forbid_requeue(self, exit_code: int) -> None:
         if not self.shares_job:
-            self.requeuer.forbid_requeue(exit_code)
+            self.job.forbid_requeue(exit_code)
 
     def _continues_elsewhere(self) -> bool:
         """Whether another job has claimed the run, and not only a second supervisor of this job."""
@@ -322,9 +325,9 @@ class Supervisor:
         """Requeue the job because the run directory is unavailable: a later time, or other nodes, may help."""
         print_error(f"hpctrain: {error}; once it can be written again, resume with: {resume_command(self.directory)}")
         been_here = self._in_allocation or self.job.restarts
-        requeued = been_here and self.requeuer.requeue_unwritable()
+        requeued = been_here and self.job.requeue_unwritable()
         outcome = Outcome(Reason.INFRASTRUCTURE, 0, str(error))
-        self.notifier.ended(self.job.attempt, outcome, follows=self.requeuer.follows)
+        self.notifier.ended(self.job.attempt, outcome, follows=self.job.follows)
         self.notifier.finish(SOON_S)
         if not requeued:
             self._forbid_requeue(ExitCode.FAILED)

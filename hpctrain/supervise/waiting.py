@@ -9,7 +9,6 @@ from hpctrain.attempt.notification import Notifier
 from hpctrain.attempt.outcome import Outcome, record_end, resume_command
 from hpctrain.errors import ExitCode, HpctrainError, SchedulerError
 from hpctrain.launch.after import LOOK_AT_LEAST_EVERY_S, LOOK_EVERY_S
-from hpctrain.launch.prepare import RunPlan
 from hpctrain.phrases import listed
 from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.directory import RunDirectory
@@ -19,9 +18,8 @@ from hpctrain.run.reason import Reason
 from hpctrain.status.other_runs import GONE, OtherRuns
 from hpctrain.status.run_status import RunStatus
 from hpctrain.status.state import RunState
-from hpctrain.supervise.current_job import CurrentJob
-from hpctrain.supervise.requeuer import Requeuer
-from hpctrain.supervise.step import print_error
+from hpctrain.supervise.job import Job
+from hpctrain.supervise.ranks import print_error
 
 log = logging.getLogger("hpctrain.supervise")
 
@@ -33,17 +31,14 @@ class Waiting:
     may continue in another job, and some runs have none.
 
     Args:
-        plan: of the run.
-        job: the current one.
-        requeuer: requeues it.
+        job: of the batch script.
         notifier: starts the user's command.
     """
 
-    def __init__(self, plan: RunPlan, job: CurrentJob, requeuer: Requeuer, notifier: Notifier) -> None:
-        self._plan = plan
-        self._directory = plan.directory
+    def __init__(self, job: Job, notifier: Notifier) -> None:
+        self._plan = job.plan
+        self._directory = job.directory
         self._job = job
-        self._requeuer = requeuer
         self._notifier = notifier
 
     def exit_code(self) -> int | None:
@@ -102,7 +97,7 @@ class Waiting:
         )
         log.info("the run ends before it begins: %s", reason.value)
         print_error(report)
-        self._requeuer.forbid_requeue(reason.meaning.exit_code)
+        self._job.forbid_requeue(reason.meaning.exit_code)
         self._notifier.ended(attempt, outcome)
         self._notifier.finish()
         return reason.meaning.exit_code
@@ -111,7 +106,7 @@ class Waiting:
         """Put the job back into the queue until the other runs' jobs have ended, or for some minutes."""
         # a requeue would revive a job that its user has cancelled meanwhile
         termination = self._job.termination()
-        is_cancelled = self._job.cancelled or self._requeuer.cancelled
+        is_cancelled = self._job.cancelled or self._job.ends_cancelled
         if is_cancelled or (termination is not None and termination.reason is Reason.CANCELLED):
             return ExitCode.CANCELLED
         waits_for = listed(f"{one.path} ({one.state})" for one in (*others.going, *others.stopped))
@@ -119,15 +114,15 @@ class Waiting:
         records = JobRecords(self._directory)
         seconds = min(LOOK_EVERY_S * 2 ** records.waits(self._job.job_id), LOOK_AT_LEAST_EVERY_S)
         records.wait(self._job.job_id)
-        if not self._requeuer.requeue():
+        if not self._job.requeue():
             try:
-                log.info("the run waits in job %s", self._requeuer.resubmit((), continues=False))
+                log.info("the run waits in job %s", self._job.resubmit((), continues=False))
             except HpctrainError as error:
                 command = resume_command(self._directory)
                 log.warning("the run can't wait any longer (%s); to start it later: %s", error, command)
             return ExitCode.INTERRUPTED
         if self._job.cancelled:  # meanwhile
-            self._requeuer.take_back()
+            self._job.cancel_requeue()
             return ExitCode.CANCELLED
         try:
             # only now: SLURM refuses both for a running job (seen on SLURM 22.05)

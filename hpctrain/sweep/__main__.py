@@ -24,8 +24,8 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.streams import ignore_write_errors
 from hpctrain.supervise.__main__ import log_to_stdout
+from hpctrain.supervise.job import forbid_requeue
 from hpctrain.supervise.job_supervisor import JobSupervisor
-from hpctrain.supervise.requeuer import forbid_requeue
 from hpctrain.supervise.signals import ignore_signals
 from hpctrain.sweep.worker import TaskEnd, Worker
 from hpctrain.terminal import guard_output

@@ -17,7 +17,8 @@ from hpctrain.launch.submission import SETUP_TRAP, SHELL, script, submit
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.job_records import JobRecords
 from hpctrain.status.log import SETUP_ERROR
-from hpctrain.supervise.step import srun_command, step_name
+from hpctrain.supervise.job import step_name
+from hpctrain.supervise.ranks import srun_command
 
 EVERYTHING = [
     "cluster=slurm",

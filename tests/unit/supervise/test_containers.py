@@ -8,9 +8,10 @@ import pytest
 from supervising import COMPLETES, STOPS, all_ranks, story
 
 from hpctrain.errors import ExitCode
-from hpctrain.launch.containers.rank_container import RankContainer
+from hpctrain.launch.containers import RankContainer
 from hpctrain.run.ledger import Ledger
-from hpctrain.supervise.step import srun_command, step_name
+from hpctrain.supervise.job import step_name
+from hpctrain.supervise.ranks import srun_command
 
 PYXIS = ("cluster.container.image='nvcr.io#nvidia/pytorch:24.10-py3'", "cluster.container.engine=pyxis")
 

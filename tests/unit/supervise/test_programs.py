@@ -16,8 +16,7 @@ from hpctrain.launch.prepare import plan, prepare
 from hpctrain.launch.submission import sbatch_parameters
 from hpctrain.run.job_records import JobRecords
 from hpctrain.scheduler.slurm import Slurm
-from hpctrain.supervise.program_variables import program_variables
-from hpctrain.supervise.step import srun_command
+from hpctrain.supervise.ranks import program_variables, srun_command
 from hpctrain.supervise.supervisor import Supervisor
 
 COMPLETES_WITHOUT_STEPS = {"start": 0, "ranks": all_ranks("completed", 0)}

@@ -33,7 +33,8 @@ from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import EndFacts, Ledger, StartFacts
 from hpctrain.run.reason import Reason
 from hpctrain.startup import __version__
-from hpctrain.supervise.step import srun_command, step_name
+from hpctrain.supervise.job import step_name
+from hpctrain.supervise.ranks import srun_command
 
 FAILS = {**KILLED, "says": "srun: error: Node failure on n2\n"}
 SIGNALLED = {"message": "CppCompileError: C++ compile error", "stop_signal": int(signal.SIGTERM)}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.config.container import Mount
-from hpctrain.launch.containers.rank_container import RankContainer
+from hpctrain.launch.containers import RankContainer
 
 
 @pytest.fixture

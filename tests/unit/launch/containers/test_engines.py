@@ -8,9 +8,7 @@ import sys
 
 import pytest
 
-from hpctrain.launch.containers.charliecloud import ch_run
-from hpctrain.launch.containers.engines import enter_container
-from hpctrain.launch.containers.rank_container import ContainerError
+from hpctrain.launch.containers import ContainerError, ch_run
 
 RANK = ["python3", "-u", "-m", "hpctrain.worker", "/runs/R"]
 INSIDE = ["env", "PYTHONPATH=/runs/R/code/1", "GREETING=a, $b", *RANK]
@@ -33,7 +31,7 @@ exec "$@"
 
 
 def test_pyxis(container):
-    assert enter_container(container(engine="pyxis"), RANK) == (
+    assert container(engine="pyxis").enter(RANK) == (
         [
             "--container-image=/images/torch",
             "--container-name=hpctrain_12_1",
@@ -51,9 +49,9 @@ def test_apptainer(container):
         *("--bind", "/data:/data:ro", "--bind", "/scratch/me:/mine", "--bind", "/runs/R:/runs/R"),
         *("--pwd", "/home/me/project", "/images/torch", *INSIDE),
     ]
-    assert enter_container(container(engine="apptainer"), RANK) == ([], expected)
+    assert container(engine="apptainer").enter(RANK) == ([], expected)
     expected.remove("--nv")
-    assert enter_container(container(engine="apptainer", has_gpus=False), RANK) == ([], expected)
+    assert container(engine="apptainer", has_gpus=False).enter(RANK) == ([], expected)
 
 
 def test_an_imitation_of_apptainer_executes_the_rank(container, bin_folder):
@@ -61,7 +59,7 @@ def test_an_imitation_of_apptainer_executes_the_rank(container, bin_folder):
     (bin_folder / "apptainer").chmod(0o755)
     program = "import os, sys; print(os.environ['GREETING'], os.environ['HPCTRAIN_CLAIM'], sys.argv[1])"
     given = container(engine="apptainer", image="docker://pytorch/pytorch")
-    _, command = enter_container(given, [sys.executable, "-c", program, "x y"])
+    _, command = given.enter([sys.executable, "-c", program, "x y"])
     environ = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", "HPCTRAIN_CLAIM": "3"}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
     assert done.stdout == "a, $b 3 x y\n"
@@ -81,7 +79,7 @@ def test_charliecloud_finds_folders_for_its_mounts_in_the_image(container, tmp_p
     (image / "runs").mkdir(parents=True)
     (image / "ch").mkdir()
     (image / "ch" / "environment").write_text("PATH=/opt/bin\n")
-    _, command = enter_container(container(engine="charliecloud", image=str(image)), RANK)
+    _, command = container(engine="charliecloud", image=str(image)).enter(RANK)
     assert "--set-env" in command
     for name in ("data", "mine", "runs/R"):
         assert (image / name).is_dir()
@@ -92,12 +90,12 @@ def test_an_image_of_charliecloud_without_a_place_for_a_mount_is_refused(contain
     (tmp_path / "image" / "mine").write_text("")
     (tmp_path / "image" / "runs").write_text("")  # so that even root can't make a folder in it
     with pytest.raises(ContainerError, match=r"has no .*/image/runs/R for a mount, and it can't be made: .*make it"):
-        enter_container(container(engine="charliecloud", image=str(tmp_path / "image")), RANK)
+        container(engine="charliecloud", image=str(tmp_path / "image")).enter(RANK)
 
 
 def test_a_named_image_of_charliecloud_is_not_a_folder(container, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "torch").mkdir()
-    _, command = enter_container(container(engine="charliecloud", image="torch"), RANK)
+    _, command = container(engine="charliecloud", image="torch").enter(RANK)
     assert command[command.index("--cd") :] == ["--cd", "/home/me/project", "torch", "--", *INSIDE]
     assert not list((tmp_path / "torch").iterdir())

@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.config.container import Mount
-from hpctrain.launch.containers.engines import enter_container
-from hpctrain.launch.containers.oci import bundle_config, make_root, rank_words
-from hpctrain.launch.containers.rank_container import ContainerError
+from hpctrain.launch.containers import ContainerError, bundle_config, make_root, rank_words
 
 CONFIG = {
     "ociVersion": "1.0.2",
@@ -57,7 +55,7 @@ def written(container):
 
 def test_the_ranks_get_a_bundle_of_their_own(container, image):
     made = container(image=str(image))
-    options, command = enter_container(made, ["python3"])
+    options, command = made.enter(["python3"])
     assert options == [f"--container={made.bundle}"]
     assert command[:2] == ["/bin/sh", "-c"]
     of_image = ["env", "PATH=/opt/conda/bin:/bin", "TERM=xterm"]
@@ -115,7 +113,7 @@ def test_an_image_that_is_not_a_bundle_is_refused(container, image, damage):
     else:
         (image / "root").rename(image / "elsewhere")
     with pytest.raises(ContainerError, match=r"^cluster.container.image is not a bundle: .*/image.*; unpack the image"):
-        enter_container(container(image=str(image)), ["python3"])
+        container(image=str(image)).enter(["python3"])
 
 
 def run_words(container, nodes, environ):

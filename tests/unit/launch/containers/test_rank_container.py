@@ -6,7 +6,7 @@ import pytest
 
 from hpctrain.config.compose import Composer
 from hpctrain.config.container import Mount
-from hpctrain.launch.containers.rank_container import RankContainer, in_order
+from hpctrain.launch.containers import RankContainer, in_order
 from hpctrain.launch.prepare import plan
 from hpctrain.run.code import CodeSnapshot
 from hpctrain.run.directory import RunDirectory

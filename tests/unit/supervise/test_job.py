@@ -9,24 +9,26 @@ import pytest
 from supervising import RUNNING, STOPS
 
 from hpctrain.errors import SchedulerError
+from hpctrain.launch.prepare import plan
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.job import JobState
 from hpctrain.scheduler.slurm import Slurm
-from hpctrain.supervise import current_job
-from hpctrain.supervise.current_job import CurrentJob
-from hpctrain.supervise.step import step_name
+from hpctrain.supervise import job as job_module
+from hpctrain.supervise.job import Job, step_name
 
 
 @pytest.fixture
-def job(slurm, directory):
+def job(slurm, composer, directory):
     """Makes the job of a run; by default it asks a silent SLURM once."""
+
+    run = plan(composer.compose(["cluster=slurm", "nodes=2", f"run_dir={directory.path}"]))
 
     def make(silence_s=0.0, **variables):
         environ = slurm.environ | variables
-        return CurrentJob(directory, Slurm(environ, run=slurm.run), environ, silence_s)
+        return Job(run, Slurm(environ, run=slurm.run), environ, silence_s)
 
     return make
 
@@ -51,11 +53,10 @@ def test_a_count_that_differs_from_the_variable_is_no_requeue(job, slurm, variab
     assert one.termination().reason is Reason.PREEMPTED
 
 
-def test_a_refused_requeue_is_an_error_though_slurm_counts_more_restarts(job, slurm):
+def test_a_refused_requeue_is_none_though_slurm_counts_more_restarts(job, slurm):
     slurm.refuse_requeues()
     slurm.job(RUNNING.replace("Restarts=0", "Restarts=1"))
-    with pytest.raises(SchedulerError):
-        job().requeue()
+    assert not job().requeue()
 
 
 def test_its_attempt_is_the_newest_that_it_claimed(job):
@@ -111,14 +112,18 @@ def test_a_question_is_repeated_while_slurm_does_not_answer(job, slurm):
     assert job(silence_s=30.0).show() is not None
 
 
-def test_silence_is_no_answer_to_a_question_and_an_error_of_a_request(job, slurm):
+def test_silence_is_no_answer_to_a_question_and_a_refusal_of_a_request(job, slurm, caplog):
+    caplog.set_level("INFO")
     slurm.fall_silent("scontrol")
     slurm.fall_silent("scancel")
     one = job()
     assert (one.show(), one.termination()) == (None, None)
-    for request in (one.requeue, one.cancel):
-        with pytest.raises(SchedulerError, match="Unable to contact slurm controller"):
-            request()
+    assert not one.requeue()
+    assert "job 7 can't be requeued: scontrol" in caplog.text
+    one.cancel_requeue()
+    assert "job 7 is still in the queue" in caplog.text
+    with pytest.raises(SchedulerError, match="Unable to contact slurm controller"):
+        one.delay((), 60.0)
 
 
 def test_a_later_attempt_elsewhere_ends_the_questions(job, directory):
@@ -139,23 +144,28 @@ def test_a_run_directory_that_cannot_be_read_does_not_end_them(job, directory):
 
 def test_a_requeue_and_a_cancel_name_the_job(job, slurm):
     one = job()
-    one.requeue()
-    one.cancel()
+    assert one.requeue()
+    one.cancel_requeue()
     assert (slurm.requeued, slurm.cancelled) == (["7"], ["7"])
 
 
-def test_a_refused_requeue_is_an_error(job, slurm):
+def test_a_refused_requeue_is_logged_and_asked_for_again(job, slurm, caplog):
+    caplog.set_level("INFO")
     slurm.refuse_requeues()
-    with pytest.raises(SchedulerError, match="presently disabled"):
-        job().requeue()
+    one = job()
+    assert not one.requeue()
+    assert "job 7 can't be requeued" in caplog.text
+    assert "presently disabled" in caplog.text
+    slurm.refuse_requeues(False)
+    assert (one.requeue(), one.follows) == (True, "job 7 is requeued")
 
 
 @pytest.mark.parametrize(("ended_by", "signals"), [("TERM", ["TERM"]), ("KILL", ["TERM", "KILL"])])
 def test_the_steps_of_a_killed_supervisor_may_save_before_they_are_killed(
     job, slurm, directory, monkeypatch, ended_by, signals
 ):
-    monkeypatch.setattr(current_job, "ENDING_S", 0.1)
-    monkeypatch.setattr(current_job, "KILLING_S", 0.1)
+    monkeypatch.setattr(job_module, "ENDING_S", 0.1)
+    monkeypatch.setattr(job_module, "KILLING_S", 0.1)
     slurm.run_steps(step_name(directory), s7_0=ended_by, s70_0="never")
     job().end_steps()
     assert slurm.cancelled == [f"--signal={name} 7.0" for name in signals]

@@ -5,7 +5,7 @@ import pytest
 from hpctrain.config.resources import resources_of
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.run.directory import RunDirectory
-from hpctrain.supervise.step import Step, srun_environ
+from hpctrain.supervise.ranks import Step, srun_environ
 
 KILLED = """\
 srun: error: n2: task 1: Killed

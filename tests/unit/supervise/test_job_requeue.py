@@ -243,7 +243,7 @@ def test_a_job_that_is_cancelled_once_the_decision_is_made_does_not_continue(slu
         asked.append(question)
         if len(asked) == 1:
             slurm.job(STOPS["cancelled"])
-            one.requeuer.check()
+            one.job.check()
         return answer
 
     one = supervisor(run=run)

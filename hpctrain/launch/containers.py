@@ -1,0 +1,402 @@
+"""The container of an attempt's ranks, and the engines that start it.
+
+A new engine is a function and a line of `ENGINES` here, and its name in `hpctrain.config.container`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from hpctrain.cluster.slurm_step import SlurmJob
+from hpctrain.cluster.variables import Variables
+from hpctrain.config.container import Mount
+from hpctrain.errors import HpctrainError
+from hpctrain.files import describe_os_error, read_json, write_json
+from hpctrain.launch.prepare import RunPlan
+from hpctrain.run.code import CodeSnapshot
+
+CHARLIECLOUD_ENVIRONMENT = "ch/environment"
+"""The file of an image of Charliecloud with the variables that its Dockerfile sets."""
+BUNDLE_REMEDY = "unpack the image into a bundle, such as with umoci, and name its folder"
+BUNDLE_CONFIG = "config.json"
+"""The description of a container in its bundle."""
+ROOT = "rootfs"
+"""The root folder in a bundle: SLURM 22.05 looks there, whatever the description says, and runc refuses a link."""
+KERNEL = ("/dev", "/proc", "/sys")
+"""Folders of an image that the runtime fills."""
+KEPT_NAMESPACES = ("mount", "user")
+"""Of the others, a rank needs the node's: the network and host name for the rendezvous, shared memory for its peers,
+and process ids for signals."""
+NOT_WITHOUT_NAMESPACES = ("hostname", "domainname")
+REPLACED = ("/dev/shm", "/dev/mqueue")
+"""Mounts of a bundle: the usual /dev/shm has 64 MB, too little for loading processes, and NCCL needs the node's."""
+FROM_NODE = ("/etc/hosts", "/etc/resolv.conf")
+"""Files by which ranks find each other by name."""
+
+# SLURM 22.05 describes the container before it knows the task: a rank has these variables from the batch script, whose
+# rank is 0. There is one rank per node. Nothing but a shell is sure to be in an image.
+FIND_RANK = """\
+read -r host </proc/sys/kernel/hostname; rank=0; found=
+for node in $0; do
+    if [ "$node" = "$host" ] || [ "$node" = "${host%%.*}" ] || [ "${node%%.*}" = "$host" ]; then
+        export SLURM_PROCID=$rank SLURM_NODEID=$rank SLURM_LOCALID=0 SLURMD_NODENAME=$node; found=1
+    fi
+    rank=$((rank + 1))
+done
+if [ -z "$found" ]; then
+    echo "hpctrain: error: the host name in the container, $host, is none of the nodes $0; use another engine" >&2
+    exit 1
+fi
+exec "$@"
+"""
+
+
+class ContainerError(HpctrainError):
+    """A container that can't be prepared on this node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankContainer:
+    """The container of the ranks of one attempt, derived once from its run.
+
+    Attributes:
+        engine: starts it.
+        image: a path, or a name that the engine knows.
+        mounts: what the ranks see of the node, folders before what is in them.
+        working_directory: of the ranks.
+        variables: which the ranks have whatever the image sets, name to value.
+        from_node: names of variables of the step that have to win over the image's own.
+        name: of the container, with the run, the job's id and its number of requeues: a node may still have the
+            one of a job that was killed (Pyxis' issue 161).
+        bundle: the folder for a description of the container, for engines that need one.
+        nodes: of the ranks, in rank order.
+        user: name of the user who runs the ranks.
+        has_gpus: whether the ranks are to see GPUs.
+    """
+
+    engine: str
+    image: str
+    mounts: tuple[Mount, ...]
+    working_directory: str
+    variables: Mapping[str, str]
+    from_node: tuple[str, ...]
+    name: str
+    bundle: Path
+    nodes: tuple[str, ...]
+    user: str
+    has_gpus: bool
+
+    @classmethod
+    def of_attempt(
+        cls,
+        plan: RunPlan,
+        attempt: int,
+        *,
+        step: str,
+        environ: Mapping[str, str],
+        given: Mapping[str, str],
+        nodes: Sequence[str],
+        code: CodeSnapshot | None = None,
+    ) -> RankContainer | None:
+        """Derive the container of an attempt; None if its ranks run outside of one.
+
+        Args:
+            plan: of the run.
+            attempt: the attempt's number.
+            step: name of the run's steps: other runs may share the job.
+            environ: of the batch script.
+            given: the variables of the step that hpctrain sets itself, name to value.
+            nodes: of the ranks, in the order of the ranks if each has one.
+            code: from which the ranks import; None for their working directory.
+        """
+        keys = plan.slurm.container
+        if keys.image is None or keys.engine is None:
+            return None
+        job = SlurmJob.read(Variables(environ))
+        name = f"{step}_{job.number}_{job.restart_count}"
+        return cls(
+            engine=keys.engine,
+            image=keys.image,
+            mounts=in_order(map(Mount.read, keys.mounts), needed_folders(plan, code)),
+            working_directory=str(Path.cwd()),
+            # an image may set its own search path
+            variables={**{name: given[name] for name in ("PYTHONPATH",) if name in given}, **keys.env},
+            from_node=tuple(sorted({*given, "CUDA_VISIBLE_DEVICES"} - {"PYTHONPATH"})),
+            name=name,
+            bundle=plan.directory.bundle(f"{name}_{attempt}"),
+            nodes=tuple(nodes),
+            user=environ.get("USER") or environ.get("SLURM_JOB_USER") or "user",
+            has_gpus=bool(plan.resources.gpus_per_node),
+        )
+
+    def enter(self, command: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Prepare the container, and return how srun starts a rank in it.
+
+        Args:
+            command: of a rank, as it is outside of a container.
+
+        Returns:
+            Further options for srun, and the command that srun executes.
+
+        Raises:
+            ContainerError: the image can't be used.
+            OSError: the file system is unavailable.
+        """
+        # env(1) and not the engines' own options: Apptainer splits values at commas, Charliecloud replaces $NAME, and
+        # Pyxis takes no values
+        variables = [f"{name}={value}" for name, value in self.variables.items()]
+        return ENGINES[self.engine](self, ["env", *variables, *command] if variables else list(command))
+
+
+def needed_folders(plan: RunPlan, code: CodeSnapshot | None) -> list[Path]:
+    """Return the folders of the node without which a rank of a run can't work."""
+    found = [plan.directory.path, Path.cwd()]
+    if code is not None:
+        # the copy of a sweep's code is beside its runs, and links lead from a copy to large files of the original
+        found += [code.folder.parent, code.root]
+    return found
+
+
+def in_order(wanted: Iterable[Mount], needed: Iterable[Path]) -> tuple[Mount, ...]:
+    """Return the mounts that the user wants, and those of needed folders that aren't in them; parents come first."""
+    found = list(wanted)
+    for path in sorted(set(needed), key=lambda path: (len(path.parts), path)):
+        if not any(_shows(mount, path) for mount in found):
+            found.append(Mount(str(path), str(path)))
+    return tuple(sorted(found, key=lambda mount: len(PurePosixPath(mount.inside).parts)))
+
+
+def _shows(mount: Mount, path: Path) -> bool:
+    """Whether a mount already shows a folder where it is on the node, to write there."""
+    return mount.host == mount.inside and not mount.is_read_only and path.is_relative_to(mount.host)
+
+
+def apptainer(container: RankContainer, command: list[str]) -> tuple[list[str], list[str]]:
+    """Start it with Apptainer, formerly Singularity.
+
+    Source: https://apptainer.org/docs/user/latest/cli/apptainer_exec.html.
+    """
+    line = ["apptainer", "exec"]
+    if container.has_gpus:
+        line.append("--nv")
+    for mount in container.mounts:
+        line += ["--bind", _with_mode(mount)]
+    return [], [*line, "--pwd", container.working_directory, container.image, *command]
+
+
+def pyxis(container: RankContainer, command: list[str]) -> tuple[list[str], list[str]]:
+    """Start it with Pyxis, NVIDIA's plugin of srun, which starts Enroot's containers.
+
+    Source: https://github.com/NVIDIA/pyxis/blob/master/README.md.
+
+    The container has a name, so that a node imports the image once for all of its ranks, and for all attempts of a job
+    before its next requeue.
+    """
+    options = [
+        f"--container-image={container.image}",
+        f"--container-name={container.name}",
+        f"--container-mounts={','.join(map(_with_mode, container.mounts))}",
+        f"--container-workdir={container.working_directory}",
+        # all others reach the ranks as well, unless the image sets them
+        f"--container-env={','.join(container.from_node)}",
+    ]
+    return options, command
+
+
+def _with_mode(mount: Mount) -> str:
+    return f"{mount.host}:{mount.inside}{':ro' if mount.is_read_only else ''}"
+
+
+def charliecloud(container: RankContainer, command: list[str]) -> tuple[list[str], list[str]]:
+    """Start it with Charliecloud, whose ch-run needs no privileges.
+
+    Raises:
+        ContainerError: the image is a folder that lacks a mount's, and that this user can't write.
+    """
+    image = Path(container.image)
+    is_folder = image.is_absolute() and image.is_dir()
+    if is_folder:
+        _make_mount_points(container, image)
+    return [], ch_run(container, command, sets_variables=is_folder and (image / CHARLIECLOUD_ENVIRONMENT).is_file())
+
+
+def ch_run(container: RankContainer, command: Sequence[str], *, sets_variables: bool) -> list[str]:
+    """Return the command that starts a rank in its container.
+
+    Source: ch-run(1) of Charliecloud 0.31.
+
+    Args:
+        container: of the ranks.
+        command: of a rank in it.
+        sets_variables: whether the image has variables of its own; otherwise PATH is the node's.
+    """
+    # ch-run refuses to start without USER, which SLURM doesn't set
+    line = ["env", f"USER={container.user}", "ch-run"]
+    if sets_variables:
+        line.append("--set-env")
+    for mount in container.mounts:
+        line += ["--bind", f"{mount.host}:{mount.inside}"]
+    return [*line, "--cd", container.working_directory, container.image, "--", *command]
+
+
+def _make_mount_points(container: RankContainer, image: Path) -> None:
+    """Make folders that ch-run can't: it sees the image read-only, and with --write the ranks could change it."""
+    shown: list[str] = []
+    for mount in container.mounts:
+        point = image / mount.inside.lstrip("/")
+        # what is inside of another mount is on the node, and already there
+        if not any(Path(mount.inside).is_relative_to(other) for other in shown) and not point.exists():
+            _make(point, Path(mount.host))
+        shown.append(mount.inside)
+
+
+def _make(point: Path, source: Path) -> None:
+    try:
+        if source.is_file():
+            point.parent.mkdir(parents=True, exist_ok=True)
+            point.touch()
+        else:
+            point.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ContainerError(
+            f"cluster.container.image has no {point} for a mount, and it can't be made: {describe_os_error(error)}; "
+            f"make it yourself, or mount the folder where the image has one"
+        ) from error
+
+
+def oci(container: RankContainer, command: list[str]) -> tuple[list[str], list[str]]:
+    """Start it with SLURM's own `srun --container`: the site's oci.conf names the runtime, such as runc.
+
+    Raises:
+        ContainerError: the image isn't a bundle.
+        OSError: the bundle can't be written.
+    """
+    image = Path(container.image)
+    try:
+        config = read_json(image / BUNDLE_CONFIG)
+    except OSError as error:
+        raise _not_a_bundle(describe_os_error(error)) from error
+    except HpctrainError as error:
+        raise _not_a_bundle(str(error)) from error
+    root = image / config.get("root", {}).get("path", ROOT)
+    if not root.is_dir():
+        raise _not_a_bundle(f"it has no folder {root}")
+    shown = make_root(container.bundle / ROOT, root, [one.inside for one in container.mounts])
+    write_json(container.bundle / BUNDLE_CONFIG, bundle_config(config, container, shown))
+    return [f"--container={container.bundle}"], rank_words(config, container, command)
+
+
+def _not_a_bundle(problem: str) -> ContainerError:
+    return ContainerError(f"cluster.container.image is not a bundle: {problem}; {BUNDLE_REMEDY}")
+
+
+def make_root(root: Path, image: Path, points: Sequence[str]) -> dict[str, str]:
+    """Make the root folder of the ranks, so that the image can be mounted in it and needs no folders for other mounts.
+
+    Args:
+        root: the folder to make.
+        image: the image's root.
+        points: where else something will be mounted.
+
+    Returns:
+        The files and folders of the image that have to be mounted, by their paths in the container.
+    """
+    found: dict[str, str] = {}
+
+    def lay_out(folder: Path, inside: PurePosixPath) -> None:
+        made = root / str(inside).lstrip("/")
+        made.mkdir(parents=True, exist_ok=True)
+        for entry in sorted(folder.iterdir()):
+            place = inside / entry.name
+            lacks = [one for one in points if PurePosixPath(one).is_relative_to(place) and not _has(image, one)]
+            if entry.is_symlink():
+                with contextlib.suppress(FileExistsError):
+                    (made / entry.name).symlink_to(entry.readlink())
+            elif lacks and entry.is_dir():
+                lay_out(entry, place)
+            elif str(place) not in KERNEL:
+                found[str(place)] = str(entry)
+
+    lay_out(image, PurePosixPath("/"))
+    return found
+
+
+def _has(image: Path, point: str) -> bool:
+    return (image / point.lstrip("/")).exists()
+
+
+def bundle_config(config: Mapping[str, Any], container: RankContainer, shown: Mapping[str, str]) -> dict[str, Any]:
+    """Return the description of the ranks' container, derived from the image's.
+
+    SLURM replaces the arguments of the process, and adds the variables of the job.
+
+    Source: https://github.com/opencontainers/runtime-spec/blob/v1.0.2/config.md.
+
+    Args:
+        config: of the image's bundle.
+        container: of the ranks.
+        shown: files and folders of the image, by their paths in the container.
+    """
+    found = {name: value for name, value in config.items() if name not in NOT_WITHOUT_NAMESPACES}
+    root = {**config.get("root", {}), "path": ROOT}
+    options = ["ro"] if root.get("readonly") else []
+    of_image = [_bind(source, place, *options) for place, source in shown.items()]
+    linux = {name: value for name, value in config.get("linux", {}).items() if name not in ("sysctl", "cgroupsPath")}
+    linux["namespaces"] = [one for one in linux.get("namespaces", []) if one.get("type") in KEPT_NAMESPACES]
+    process = {name: value for name, value in config.get("process", {}).items() if name != "rlimits"}
+    process |= {"cwd": container.working_directory, "terminal": False}
+    return {
+        **found,
+        "root": root,
+        "linux": linux,
+        "process": process,
+        "mounts": [*of_image, *_mounts(config, linux, container)],
+    }
+
+
+def rank_words(config: Mapping[str, Any], container: RankContainer, command: Sequence[str]) -> list[str]:
+    """Return the command of a rank, which finds out its place, and has the image's variables.
+
+    Args:
+        config: of the image's bundle.
+        container: of the ranks.
+        command: of a rank.
+    """
+    # the job's variables would replace those of the image, such as PATH
+    own = [str(one) for one in config.get("process", {}).get("env", []) if "=" in str(one)]
+    return ["/bin/sh", "-c", FIND_RANK, " ".join(container.nodes), *(["env", *own] if own else []), *command]
+
+
+def _mounts(config: Mapping[str, Any], linux: Mapping[str, Any], container: RankContainer) -> list[dict[str, Any]]:
+    given = [one for one in config.get("mounts", []) if one.get("destination") not in REPLACED]
+    if any(one["type"] == "user" for one in linux["namespaces"]):
+        # the kernel refuses new ones in a user namespace with the node's network and processes
+        given = [_of_node(one) if one.get("type") in ("proc", "sysfs") else one for one in given]
+    named = {one.get("destination") for one in given}
+    own = [_bind(one, one) for one in ("/dev/shm", "/tmp") if one not in named]
+    own += [_bind(one, one, "ro") for one in FROM_NODE if one not in named]
+    own += [_bind(one.host, one.inside, *(["ro"] if one.is_read_only else [])) for one in container.mounts]
+    return [*given, *own]
+
+
+def _of_node(mount: Mapping[str, Any]) -> dict[str, Any]:
+    place = str(mount["destination"])
+    return _bind(place, place, *(["ro"] if mount.get("type") == "sysfs" else []))
+
+
+def _bind(source: str, destination: str, *options: str) -> dict[str, Any]:
+    return {"destination": destination, "type": "none", "source": source, "options": ["rbind", *options]}
+
+
+ENGINES: Mapping[str, Callable[[RankContainer, list[str]], tuple[list[str], list[str]]]] = {
+    "apptainer": apptainer,
+    "charliecloud": charliecloud,
+    "oci": oci,
+    "pyxis": pyxis,
+}
+"""What starts a rank in its container, by the engine's name in `cluster.container.engine`: each prepares the container,
+and returns options for srun, and the command that srun executes in place of the rank's."""
