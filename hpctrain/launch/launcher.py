@@ -11,11 +11,9 @@ from hpctrain.config.cluster import Slurm
 from hpctrain.config.run_config import RunConfig
 from hpctrain.errors import ExitCode, RunDirectoryError
 from hpctrain.launch.after import require_others, start_options
-from hpctrain.launch.completed_run import print_completed
-from hpctrain.launch.existing_run import nothing_left, require_checkpoint, revert_failed_changes
+from hpctrain.launch.existing_run import nothing_left, print_completed, require_checkpoint, revert_failed_changes
 from hpctrain.launch.launch_code import LaunchCode, importing_code_of
-from hpctrain.launch.prepare import RunPlan, plan, prepare, refuse_other_files
-from hpctrain.launch.run_dir import undone_on_error
+from hpctrain.launch.prepare import RunPlan, default_path, plan, prepare, refuse_other_files, undone_on_error
 from hpctrain.launch.sbatch import require_sbatch
 from hpctrain.phrases import counted
 from hpctrain.run.directory import RunDirectory
@@ -110,7 +108,7 @@ def begin(
         warn(warning)
     if isinstance(config.cluster, Slurm):
         require_sbatch()
-    require_others(config, existing or plan(config).directory)
+    require_others(config, existing or RunDirectory.at(default_path(str(config.name))))
     with undone_on_error(config.run_dir, config.name, command) as directory:
         if existing is not None and existing.config.is_file() is not is_run:
             problem = "another command has just launched a run there; choose another run_dir"

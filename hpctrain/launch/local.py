@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import IO, NoReturn
 
@@ -27,7 +28,6 @@ from hpctrain.errors import ExitCode
 from hpctrain.files import TEMPORARY_PREFIX
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.launch.rank_command import code_variables, rank_command, rank_variables
-from hpctrain.launch.rank_output import copy_output
 from hpctrain.rank.private_folder import lockable_folder
 from hpctrain.rank.stop_request import STOP_SIGNALS
 from hpctrain.run.checkpoints import saved_step
@@ -47,7 +47,7 @@ from hpctrain.run.process import (
 )
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.slurm import Slurm
-from hpctrain.streams import LogFile, LostOutput
+from hpctrain.streams import LogFile, LostOutput, print_warning
 from hpctrain.terminal import can_redraw, is_terminal
 from hpctrain.worker.entry import run_rank
 from hpctrain.worker.host_program import HostProgram
@@ -60,6 +60,7 @@ STOPPING_S = 60.0
 """Seconds to wait before killing the ranks, after one of them completed or stopped; all of them have saved by then."""
 POLL_S = 0.05
 FORWARDED = (*STOP_SIGNALS, signal.SIGHUP)
+CLEAR_LINE = b"\r\x1b[K"
 
 
 def launch_local(run: RunPlan, program: HostProgram | None = None, *, quiet: Collection[Reason] = ()) -> int:
@@ -354,3 +355,39 @@ class LocalRanks:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def copy_output(source: IO[bytes], log: LogFile, *, over_bar: bool = False) -> None:
+    """Copy a rank's output to a log and to the console until it ends; an error in one doesn't stop the other.
+
+    Args:
+        source: the rank's end of a pipe; closed at the end.
+        log: closed at the end.
+        over_bar: whether the rank may have drawn a bar on the console, which lines replace.
+    """
+    at_start = True
+    warnings: list[str] = []
+    log.report = warnings.append
+    with source, log:
+        # to the end in any case: a rank whose pipe is full blocks, and one whose pipe is closed fails
+        while data := os.read(source.fileno(), 65536):
+            log.write(data)
+            lines = data[: data.rfind(b"\n") + 1] if warnings else data
+            _print(CLEAR_LINE + lines if over_bar and at_start else lines)
+            if lines.endswith(b"\n"):
+                while warnings:
+                    print_warning(warnings.pop())
+            _print(data[len(lines) :])
+            at_start = data.endswith(b"\n")
+    for warning in warnings:
+        print_warning(warning)
+
+
+def _print(data: bytes) -> None:
+    try:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    except OSError:
+        # its reader has exited, as `head` does; discard what is buffered and what this process prints later
+        with Path(os.devnull).open("wb") as devnull:
+            os.dup2(devnull.fileno(), sys.stdout.fileno())

@@ -21,8 +21,14 @@ from hpctrain.launch.after import LATER, start_options
 from hpctrain.launch.job import DoctorJob, Job, SearchJob
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.launch.rank_command import is_found_here
-from hpctrain.launch.sbatch import DependencyRefusedError, sbatch
-from hpctrain.launch.task_arrays import largest_array, not_submitted, print_excess, task_arrays
+from hpctrain.launch.sbatch import (
+    DependencyRefusedError,
+    largest_array,
+    not_submitted,
+    print_excess,
+    sbatch,
+    task_arrays,
+)
 from hpctrain.phrases import numbered
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.file_system import explain

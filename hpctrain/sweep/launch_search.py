@@ -9,9 +9,8 @@ from hpctrain.config.cluster import Slurm
 from hpctrain.errors import ConfigError, ExitCode
 from hpctrain.launch.launcher import print_plan
 from hpctrain.launch.prepare import RunPlan, plan
-from hpctrain.launch.sbatch import require_sbatch
+from hpctrain.launch.sbatch import largest_array, require_sbatch, task_arrays
 from hpctrain.launch.submission import script, submit_search
-from hpctrain.launch.task_arrays import largest_array, task_arrays
 from hpctrain.phrases import counted
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.launch_mark import LaunchMark

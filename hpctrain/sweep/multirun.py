@@ -23,7 +23,7 @@ from hpctrain.config.root import Config
 from hpctrain.config.run_config import RunConfig
 from hpctrain.config.sweep import Grid
 from hpctrain.errors import ConfigError, ExitCode, RunFailedError
-from hpctrain.launch.run_dir import default_path, undone_on_error
+from hpctrain.launch.prepare import default_path, undone_on_error
 from hpctrain.run.directory import RunDirectory
 from hpctrain.sweep.found_runs import find_runs
 from hpctrain.sweep.launch_search import launch_found, refuse_other_sweep

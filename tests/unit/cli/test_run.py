@@ -11,7 +11,7 @@ from hpctrain.cli import main, train
 from hpctrain.config.compose_program import ProgramComposer
 from hpctrain.config.program import split_command
 from hpctrain.errors import ConfigError
-from hpctrain.launch.completed_run import again_command
+from hpctrain.launch.existing_run import again_command
 from hpctrain.launch.prepare import prepare
 from hpctrain.launch.rank_command import rank_variables
 from hpctrain.run.exit_record import ExitRecord

@@ -18,9 +18,8 @@ from hpctrain.launch.existing_run import changed_config
 from hpctrain.launch.launch_code import LaunchCode, needs_code, require_original_folder
 from hpctrain.launch.launcher import begin
 from hpctrain.launch.local import launch_local
-from hpctrain.launch.prepare import plan, prepare
+from hpctrain.launch.prepare import plan, prepare, undone_on_error
 from hpctrain.launch.rank_command import code_variables, rank_command
-from hpctrain.launch.run_dir import undone_on_error
 from hpctrain.run.code import code_for_attempt, current_code
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger

@@ -19,9 +19,8 @@ from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.compose import Composer
 from hpctrain.errors import ExitCode
 from hpctrain.launch import local
-from hpctrain.launch.local import LocalRanks, free_port, launch_local, rank_variables
+from hpctrain.launch.local import LocalRanks, copy_output, free_port, launch_local, rank_variables
 from hpctrain.launch.prepare import prepare
-from hpctrain.launch.rank_output import copy_output
 from hpctrain.rank.private_folder import lockable_folder
 from hpctrain.rank.stop_request import STOP_SIGNALS, StopRequest
 from hpctrain.run.exit_record import ExitRecord

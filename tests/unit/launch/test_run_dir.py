@@ -4,7 +4,7 @@ import stat
 
 import pytest
 
-from hpctrain.launch.run_dir import claim_default_path, undone_on_error
+from hpctrain.launch.prepare import claim_default_path, undone_on_error
 from hpctrain.run.job_records import JobRecords
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpctrain.launch.task_arrays import DEFAULT_LARGEST, largest_array, task_arrays
+from hpctrain.launch.sbatch import DEFAULT_LARGEST, largest_array, task_arrays
 
 
 def sizes(groups, max_parallel, largest):
