@@ -1,22 +1,61 @@
-"""After a GPU error that can't be recovered: retain what the GPU has used, and end the process without freeing it.
+"""Errors of a GPU: what their messages report, and the end of a process that has lost its GPU.
 
 After a device-side assert, an illegal access or an ECC error, each later call of CUDA in the process fails, too. When
 torch frees a page-locked tensor that was copied without waiting, or a GPU tensor after `record_stream`, it records an
 event in a destructor, which mustn't raise: the process dies of SIGABRT (pytorch#178154; torch 2.11 and 2.13,
 ATen/core/CachingHostAllocator.h and c10/cuda/CUDACachingAllocator.cpp). A rank would leave no exit record, and a label
-out of range would look like a broken machine.
+out of range would look like a broken machine. So what the GPU has used is retained until the process ends.
+
+Sources of the messages: cudaGetErrorString of CUDA 12.9; hipGetErrorString of ROCm's clr; torch's
+c10/cuda/CUDAFunctions.cpp and ATen/cuda/Exceptions.h; NCCL's src/include/alloc.h and checks.h, and RCCL's copies.
 """
 
 from __future__ import annotations
 
 import ctypes
+import re
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from hpctrain.attempt.gpu_errors import DEVICE_CODE_ERROR, GPU_UNUSABLE
 from hpctrain.errors import error_text
+
+_REPORTED = (
+    r"((CUDA|HIP) error: |(Cuda|HIP) failure (\d+ )?'|cuda runtime error \(\d+\) : |GetDeviceCount\(\)\..* Error \d+: )"
+)
+"""What comes before the text of an error code: from torch, from NCCL, from old torch, and when torch counts GPUs."""
+
+GPU_OUT_OF_MEMORY = re.compile(
+    rf"(CUDA|HIP) out of memory|{_REPORTED}out of memory|Failed to CUDA calloc"
+    # cuBLAS, cuDNN, cuSOLVER, cuFFT, and AMD's: torch's allocator left them too little
+    r"|\b[A-Z]+_(STATUS_)?ALLOC_FAILED|CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"
+    # what cublasCreate returns if the GPU is nearly full; from other calls it is a mistake in the code
+    r"|CUBLAS_STATUS_NOT_INITIALIZED when calling .cublasCreate"
+)
+"""The GPU has too little memory for the task; the same happens in every attempt."""
+
+GPU_UNUSABLE = re.compile(
+    rf"{_REPORTED}("
+    r"uncorrectable (ECC|NVLink) error|Invalid access of peer GPU memory over nvlink or a hardware error"
+    r"|(all )?CUDA-capable device\S* (is/)?are busy or unavailable|no (CUDA|ROCm)-capable device is detected"
+    # the fabric manager isn't running; the driver was updated and the node not restarted; the MPS server is gone
+    r"|system not yet initialized|system has unsupported display driver|.*MPS (client|server)"
+    # what is left of a GPU that has fallen off the bus; HIP prints this for every error code without a text
+    r"|(?<!HIP error: )(?<!HIP failure ')unknown error"
+    r")"
+    # torch's messages for codes 3 and 999 when it counts the GPUs; "initialization error" later is that of a fork
+    r"|CUDA driver initialization failed|CUDA unknown error - this may be due to"
+)
+"""The machine is the cause: another node, or the same one after a repair, may run the task."""
+
+DEVICE_CODE_ERROR = re.compile(
+    r"device-side assert triggered|an illegal (memory access|instruction) was encountered|misaligned address"
+    r"|invalid program counter|operation not supported on global/shared address space|unspecified launch failure"
+    # of the kernel's call stack, not of the hardware
+    r"|hardware stack error"
+)
+"""The code that runs on the GPU made a mistake: an index out of bounds in the task, or a kernel's own."""
 
 _is_lost = False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from hpctrain.attempt.gpu_errors import DEVICE_CODE_ERROR, GPU_OUT_OF_MEMORY, GPU_UNUSABLE
+from hpctrain.attempt.lost_gpu import DEVICE_CODE_ERROR, GPU_OUT_OF_MEMORY, GPU_UNUSABLE
 
 TIMED_OUT = re.compile(
     r"Timed out waiting \d+ ?ms|Timeout waiting for key|timed out after|wait timeout after|caused pair closure"

@@ -1,20 +1,23 @@
-"""Find out why SLURM is ending a job, from the signal that a process received and SLURM's record at that moment.
+"""Find out why SLURM ends a job, for its ranks and its supervisor, or has ended it, for the next attempt.
 
-Each case was observed on SLURM 22.05, with the record read right after the signal. Elapsed time is never the evidence:
-SLURM sends the warning signal early and kills late.
+While it ends, the signal that a process received counts, and SLURM's record at that moment. Each case was observed on
+SLURM 22.05, with the record read right after the signal. Elapsed time is never the evidence: SLURM sends the warning
+signal early and kills late.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hpctrain.files import read_json_or_empty, write_json
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.job import JobRecord, JobState
+from hpctrain.scheduler.slurm import Slurm
 
 FILE_NAME = "termination.json"
 USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
@@ -27,6 +30,17 @@ KILLED_FOR = {
     Reason.CANCELLED: "the job was cancelled",
 }
 """Why SLURM kills a job, in words."""
+BY_STATE = {
+    JobState.CANCELLED: Reason.CANCELLED,
+    JobState.TIMEOUT: Reason.TIME_LIMIT,
+    JobState.DEADLINE: Reason.TIME_LIMIT,
+    JobState.PREEMPTED: Reason.PREEMPTED,
+    JobState.OUT_OF_MEMORY: Reason.OUT_OF_MEMORY,
+    JobState.NODE_FAIL: Reason.NODE_FAILURE,
+    JobState.BOOT_FAIL: Reason.NODE_FAILURE,
+    JobState.FAILED: Reason.INFRASTRUCTURE,
+}
+"""The reason of an attempt's end, by the last state of its job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +55,7 @@ class Termination:
         requeued: whether SLURM has already put the job back into the queue.
         killing: whether SLURM is killing the job's processes; if not, they have some time left.
         record: the fields of SLURM's record from which the reason follows, for a log; empty without an answer.
+        certain: whether the reason is certain, or only likely, as for some jobs that have ended.
     """
 
     reason: Reason | None
@@ -49,11 +64,21 @@ class Termination:
     requeued: bool = False
     killing: bool = False
     record: str = ""
+    certain: bool = True
 
     @property
     def logged(self) -> str:
         """The evidence with SLURM's fields."""
         return "; ".join(filter(None, (self.evidence, self.record)))
+
+    @classmethod
+    def of_ended(cls, state: JobState) -> Termination | None:
+        """The termination of a job whose last state this is; None if the state doesn't show a reason."""
+        if state not in BY_STATE:
+            return None
+        # FAILED means only that something went wrong
+        certain = state is not JobState.FAILED
+        return cls(BY_STATE[state], f"SLURM's record has {state.value}", certain=certain)
 
     @classmethod
     def read(cls, claim: Path) -> Termination | None:
@@ -81,6 +106,45 @@ class Termination:
     def write(self, claim: Path) -> None:
         """Write it into the attempt's claim, for the next attempt if SLURM kills this one before it records the end."""
         write_json(claim / FILE_NAME, self.as_json())
+
+
+def ask_slurm(
+    slurm: Slurm,
+    job_id: str,
+    received: int | None,
+    *,
+    restarts: int,
+    within_s: float = 0.0,
+    nodes: Sequence[str] = (),
+    since: float = 0.0,
+) -> Termination:
+    """Ask SLURM why it is ending a job.
+
+    Args:
+        slurm: is asked, once.
+        job_id: of the job.
+        received: number of the signal that a process of the job received; None if it is unknown.
+        restarts: how often the job had been requeued when this attempt began.
+        within_s: the time limit counts as reached so many seconds before.
+        nodes: of the job, about which SLURM is asked if one of them may have failed; empty not to ask.
+        since: epoch seconds from which on their failure counts.
+
+    Returns:
+        The answer; without a `record` if SLURM doesn't know the job.
+
+    Raises:
+        SchedulerError: SLURM doesn't answer.
+    """
+    record = slurm.show(job_id)
+    termination = diagnose(received, record, restarts=restarts, now=time.time() + within_s)
+    # the job of a dead node looks like one that was preempted without grace time
+    in_doubt = record is not None and termination.requeued and record.preempt_time is None
+    if nodes and (in_doubt or termination.reason is Reason.NODE_FAILURE):
+        failed = slurm.failed_nodes(nodes, since)
+        if failed:
+            evidence = f"{' '.join(failed)} failed; {termination.evidence}"
+            return replace(termination, reason=Reason.NODE_FAILURE, evidence=evidence)
+    return termination
 
 
 def diagnose(received: int | None, record: JobRecord | None, *, restarts: int, now: float) -> Termination:

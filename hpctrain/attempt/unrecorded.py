@@ -20,20 +20,7 @@ from hpctrain.run.job_records import JobRecords
 from hpctrain.run.launcher import Owner
 from hpctrain.run.ledger import Attempt, EndFacts, Ledger
 from hpctrain.run.reason import Reason
-from hpctrain.scheduler.job import JobState
 from hpctrain.scheduler.slurm import Slurm
-
-BY_STATE = {
-    JobState.CANCELLED: Reason.CANCELLED,
-    JobState.TIMEOUT: Reason.TIME_LIMIT,
-    JobState.DEADLINE: Reason.TIME_LIMIT,
-    JobState.PREEMPTED: Reason.PREEMPTED,
-    JobState.OUT_OF_MEMORY: Reason.OUT_OF_MEMORY,
-    JobState.NODE_FAIL: Reason.NODE_FAILURE,
-    JobState.BOOT_FAIL: Reason.NODE_FAILURE,
-    JobState.FAILED: Reason.INFRASTRUCTURE,
-}
-"""The reason of an attempt's end, by the last state of its job."""
 
 T = TypeVar("T")
 
@@ -98,69 +85,56 @@ class UnrecordedEnds:
     def _explain(self, entry: Attempt, outcome: Outcome) -> Outcome:
         """Replace the outcome by SLURM's explanation of why ranks left no record."""
         claim = self.directory.claim(entry.attempt)
-        written = Termination.read(claim)
-        if written is not None and written.reason is not None:
-            explanation = _Explanation(written.reason, written.evidence, certain=True)
-        else:
-            explanation = self._ask(entry)
+        termination = Termination.read(claim) or self._ask(entry)
+        assert termination.reason is not None
         if outcome.reason is Reason.HANG:
             # Ranks that wait in vain may do so because of a dead node. So a recorded hang gives way to what SLURM
             # knows for certain, unless a rank was stuck on its own and not waiting for others.
             cause = first_cause(read_exit_records(claim))
-            if not explanation.certain or cause is None or not cause.blames_peer:
+            if not termination.certain or cause is None or not cause.blames_peer:
                 return outcome
-        return Outcome(explanation.reason, outcome.step, f"ended without a record: {explanation.why}")
+        return Outcome(termination.reason, outcome.step, f"ended without a record: {termination.evidence}")
 
-    def _ask(self, entry: Attempt) -> _Explanation:
+    def _ask(self, entry: Attempt) -> Termination:
         owner = Owner.read(self.directory.claim(entry.attempt))
         # a program outlives its runs
         if owner is not None and owner.alive and not owner.in_program and owner.pid != os.getpid():
-            why = f"process {owner.pid} still runs, and this attempt takes over from it"
-            return _Explanation(Reason.INTERRUPTED, why)
+            return _likely(Reason.INTERRUPTED, f"process {owner.pid} still runs, and this attempt takes over from it")
         if self._requeued(entry):
             return self._ask_before_requeue(entry)
-        killed = _Explanation(
-            Reason.INFRASTRUCTURE,
-            "its processes were killed (perhaps for lack of memory) or crashed, or their machine stopped",
-        )
         if entry.job_id is None or entry.job_id == self.job_id:
-            return killed
+            why = "its processes were killed (perhaps for lack of memory) or crashed, or their machine stopped"
+            return _likely(Reason.INFRASTRUCTURE, why)
         job_id = entry.job_id
         record = _ask_or_none(lambda: self.slurm.find([job_id])[job_id])
         if record is None:
-            return replace(killed, why=f"SLURM no longer knows job {job_id}")
+            return _likely(Reason.INFRASTRUCTURE, f"SLURM no longer knows job {job_id}")
         if not record.state.is_finished:
-            why = f"job {job_id} still exists, and this attempt takes over from it"
-            return _Explanation(Reason.INTERRUPTED, why)
-        return _by_state(record.state) or replace(killed, why=f"SLURM no longer knows why job {job_id} ended")
+            return _likely(Reason.INTERRUPTED, f"job {job_id} still exists, and this attempt takes over from it")
+        unknown = _likely(Reason.INFRASTRUCTURE, f"SLURM no longer knows why job {job_id} ended")
+        return Termination.of_ended(record.state) or unknown
 
-    def _ask_before_requeue(self, entry: Attempt) -> _Explanation:
+    def _ask_before_requeue(self, entry: Attempt) -> Termination:
         """Explain the end of an attempt in this same job, which SLURM requeued, by accounting or by failed nodes."""
         job_id = entry.job_id or self.job_id
         assert job_id is not None
         record = _ask_or_none(lambda: self.slurm.before_requeue(job_id))
-        if record is not None and (found := _by_state(record.state)):
-            return found
-        requeued = _Explanation(Reason.NODE_FAILURE, "SLURM requeued the job")
+        if record is not None and (termination := Termination.of_ended(record.state)):
+            return termination
+        requeued = _likely(Reason.NODE_FAILURE, "SLURM requeued the job")
         if not entry.nodes:
             return requeued
         failed = _ask_or_none(lambda: self.slurm.failed_nodes(entry.nodes, entry.start_time or 0.0))
         if failed is None:
             return requeued
         if failed:
-            why = f"{' '.join(failed)} failed, and SLURM requeued the job"
-            return _Explanation(Reason.NODE_FAILURE, why, certain=True)
+            return Termination(Reason.NODE_FAILURE, f"{' '.join(failed)} failed, and SLURM requeued the job")
         why = "SLURM requeued the job, and its nodes are up: there was no time to record the end"
-        return _Explanation(Reason.PREEMPTED, why)
+        return _likely(Reason.PREEMPTED, why)
 
 
-@dataclass(frozen=True, slots=True)
-class _Explanation:
-    """Why an attempt ended without a record, and whether that is certain or only likely."""
-
-    reason: Reason
-    why: str
-    certain: bool = False
+def _likely(reason: Reason, why: str) -> Termination:
+    return Termination(reason, why, certain=False)
 
 
 def _ask_or_none(question: Callable[[], T | None]) -> T | None:
@@ -169,10 +143,3 @@ def _ask_or_none(question: Callable[[], T | None]) -> T | None:
     except SchedulerError as error:
         log.info("SLURM gives no cause: %s", error)
         return None
-
-
-def _by_state(state: JobState) -> _Explanation | None:
-    if state not in BY_STATE:
-        return None
-    # FAILED means only that something went wrong
-    return _Explanation(BY_STATE[state], f"SLURM's record has {state.value}", certain=state is not JobState.FAILED)

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from hpctrain.attempt.outcome import Outcome
 from hpctrain.attempt.requeue import Action, decide, history_with
-from hpctrain.attempt.termination import Termination, diagnose
+from hpctrain.attempt.termination import Termination, ask_slurm
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.cluster.slurm_step import needed_job_nodes
 from hpctrain.cluster.variables import Variables
@@ -141,7 +141,19 @@ class Job:
             received: number of the signal that a rank got, if it is known.
             within_s: the time limit counts as reached so many seconds before.
         """
-        return self._ask(lambda: self._ask_termination(received, within_s))
+        termination = self._ask(
+            lambda: ask_slurm(
+                self.slurm,
+                self.job_id,
+                received,
+                restarts=self.slurms_restarts,
+                within_s=within_s,
+                nodes=self.nodes,
+                since=self.began,
+            )
+        )
+        # without a record, SLURM doesn't know the job
+        return termination if termination is not None and termination.record and termination.reason else None
 
     def cause(self, outcome: Outcome) -> Termination | None:
         """Why SLURM is ending the job, for an attempt that is over; None if it isn't.
@@ -374,22 +386,6 @@ class Job:
 
     def _steps(self) -> tuple[str, ...]:
         return self._ask(lambda: self.slurm.steps(self.job_id, step_name(self.directory))) or ()
-
-    def _ask_termination(self, received: int | None, within_s: float) -> Termination | None:
-        record = self.slurm.show(self.job_id)
-        if record is None:
-            return None
-        termination = diagnose(received, record, restarts=self.slurms_restarts, now=time.time() + within_s)
-        if termination.reason is None:
-            return None
-        # the job of a dead node looks like one that was preempted without grace time
-        in_doubt = termination.requeued and record.preempt_time is None
-        if in_doubt or termination.reason is Reason.NODE_FAILURE:
-            failed = self.slurm.failed_nodes(self.nodes, self.began)
-            if failed:
-                evidence = f"{' '.join(failed)} failed; {termination.evidence}"
-                return replace(termination, reason=Reason.NODE_FAILURE, evidence=evidence)
-        return termination
 
     def _ask(self, question: Callable[[], T | None]) -> T | None:
         def ask() -> T | None:

@@ -11,8 +11,7 @@ from typing import TypeVar
 from hpctrain.attempt.notification import SOON_S, Notifier
 from hpctrain.attempt.out_of_memory import with_memory_advice
 from hpctrain.attempt.outcome import Outcome, record_end, resume_advice, resume_command
-from hpctrain.attempt.pause import end_of
-from hpctrain.attempt.requeue import BLIND, Action, RequeueDecision, decide, history_with, reports_steps
+from hpctrain.attempt.requeue import BLIND, Action, RequeueDecision, decide, end_of, history_with, reports_steps
 from hpctrain.attempt.unrecorded import UnrecordedEnds
 from hpctrain.errors import ExitCode, HpctrainError, RunDirectoryUnavailableError, SchedulerError, SupersededError
 from hpctrain.launch.prepare import RunPlan

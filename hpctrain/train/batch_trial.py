@@ -23,8 +23,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hpctrain.attempt.gpu_errors import GPU_OUT_OF_MEMORY
-from hpctrain.attempt.lost_gpu import closing_unless_lost, has_lost_gpu, retain_if_gpu_lost, with_cuda_message
+from hpctrain.attempt.lost_gpu import (
+    GPU_OUT_OF_MEMORY,
+    closing_unless_lost,
+    has_lost_gpu,
+    retain_if_gpu_lost,
+    with_cuda_message,
+)
 from hpctrain.checkpoint.host_memory import available_memory_bytes
 from hpctrain.cluster.environment import ClusterEnvironment, cpu_threads
 from hpctrain.config.batch import uses_cuda_graphs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from hpctrain.attempt.gpu_errors import GPU_OUT_OF_MEMORY
+from hpctrain.attempt.lost_gpu import GPU_OUT_OF_MEMORY
 from hpctrain.attempt.out_of_memory import memory_advice
 from hpctrain.config.batch import micro_batch_size_of, uses_cuda_graphs
 from hpctrain.config.mesh import mesh_shape

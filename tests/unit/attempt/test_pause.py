@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hpctrain.attempt.pause import next_pause, paused_step
+from hpctrain.attempt.requeue import next_pause, paused_step
 from hpctrain.run.ledger import Attempt
 from hpctrain.run.reason import Reason
 
