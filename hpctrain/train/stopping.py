@@ -6,9 +6,8 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable
 
-from hpctrain.attempt.termination import Termination, diagnose
+from hpctrain.attempt.termination import Termination, ask_slurm, diagnose
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.errors import CheckpointError, SchedulerError
 from hpctrain.rank.agreement import Agreement
@@ -16,7 +15,6 @@ from hpctrain.rank.stop_request import Stop, StopKind, StopRequest
 from hpctrain.rank.world import World
 from hpctrain.run.ledger import Claim
 from hpctrain.run.reason import Reason
-from hpctrain.scheduler.job import JobRecord
 from hpctrain.scheduler.slurm import Slurm
 
 ASK_TIMEOUT_S = 5.0
@@ -36,8 +34,7 @@ class Stopping:
         request: this rank's request to stop.
         pause_at: the step after which the run pauses; None for no pause.
         claim: of the attempt, where the user's `cancel` leaves a stop file; None without a run directory.
-        ask: reads the job's record from SLURM.
-        clock: epoch seconds.
+        slurm: is asked for the cause of the stop; None for that of the environment.
 
     Attributes:
         request: this rank's request to stop.
@@ -53,8 +50,7 @@ class Stopping:
         *,
         pause_at: int | None = None,
         claim: Claim | None = None,
-        ask: Callable[[str], JobRecord | None] | None = None,
-        clock: Callable[[], float] = time.time,
+        slurm: Slurm | None = None,
     ) -> None:
         self.request = request
         self.agreement = Agreement(world, request)
@@ -62,8 +58,7 @@ class Stopping:
         self._world = world
         self._environment = environment
         self._claim = claim
-        self._ask = ask or Slurm(os.environ, timeout_s=ASK_TIMEOUT_S).show
-        self._clock = clock
+        self._slurm = slurm or Slurm(os.environ, timeout_s=ASK_TIMEOUT_S)
         self._termination = Termination(None, "")
         self._is_paused = False
 
@@ -96,7 +91,7 @@ class Stopping:
         fits = True
         if self._world.is_rank_zero:
             self._termination = self._diagnose(stop.signal)
-            left_s = None if self._termination.deadline is None else self._termination.deadline - self._clock()
+            left_s = None if self._termination.deadline is None else self._termination.deadline - time.time()
             fits = left_s is None or left_s > save_takes_s * SAFETY
             reason = self._termination.reason
             log.info("stopping: %s", ": ".join(filter(None, [reason and reason.value, self._termination.logged])))
@@ -127,9 +122,9 @@ class Stopping:
         if job_id is None:
             name = signal.Signals(received).name
             return Termination(None, "Ctrl-C (SIGINT)" if name == "SIGINT" else name)
+        restarts = self._environment.restart_count
         try:
-            record = self._ask(job_id)
+            return ask_slurm(self._slurm, job_id, received, restarts=restarts)
         except SchedulerError as error:
             log.warning("can't query SLURM for the cause of the stop: %s", error)
-            record = None
-        return diagnose(received, record, restarts=self._environment.restart_count, now=self._clock())
+            return diagnose(received, None, restarts=restarts, now=time.time())

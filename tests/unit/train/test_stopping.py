@@ -1,39 +1,34 @@
 from __future__ import annotations
 
+import re
 import signal
+import time
 
 import pytest
+from supervising import STOPS
 
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.errors import CheckpointError
 from hpctrain.rank.stop_request import Stop, StopKind, StopRequest
 from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.run.reason import Reason
-from hpctrain.scheduler.job import JobRecord, JobState
+from hpctrain.scheduler.slurm import Slurm
 from hpctrain.train.stopping import Stopping
-
-NOW = 1_000_000.0
 
 
 @pytest.fixture
-def preempted(lone_world):
+def preempted(slurm, lone_world):
     """Makes the stop of a job that SLURM ends in so many seconds."""
 
     def stopping(left_s):
-        record = JobRecord(
-            job_id="7",
-            number=7,
-            state=JobState.RUNNING,
-            preempt_time=int(NOW),
-            end_time=int(NOW) + left_s,
-        )
-        environment = ClusterEnvironment.from_environment({"SLURM_JOB_ID": "7"})
-        return Stopping(lone_world, environment, StopRequest(), ask={"7": record}.get, clock=lambda: NOW)
+        slurm.job(re.sub(r" EndTime=\d+", f" EndTime={int(time.time()) + left_s}", STOPS["preempted"]))
+        environment = ClusterEnvironment.from_environment(slurm.environ)
+        return Stopping(lone_world, environment, StopRequest(), slurm=Slurm(slurm.environ, run=slurm.run))
 
     return stopping
 
 
-@pytest.mark.parametrize(("takes_s", "fits"), [(0.0, True), (39.0, True), (41.0, False)])
+@pytest.mark.parametrize(("takes_s", "fits"), [(0.0, True), (30.0, True), (41.0, False)])
 def test_a_save_has_to_fit_before_the_kill_with_some_to_spare(preempted, takes_s, fits):
     stopping = preempted(60)
     assert stopping.begin(Stop(StopKind.SIGNAL, signal.SIGTERM), takes_s) == fits
