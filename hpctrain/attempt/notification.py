@@ -12,7 +12,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO
 
 from hpctrain.attempt.outcome import Outcome, resume_advice
@@ -48,39 +49,6 @@ EVENTS = {
 """The event at the end of a run, by the exit code of its reason; `failed` for all others."""
 
 log = logging.getLogger("hpctrain.attempt")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Notification:
-    """What a command gets on its standard input, as one JSON object.
-
-    Attributes:
-        event: one of `hpctrain.config.notify.EVENTS`.
-        run_dir: the run directory, absolute.
-        name: of the run.
-        job_id: SLURM's; None on this machine.
-        attempt: its number, from 1.
-        step: completed steps, as far as known.
-        reason: why the attempt ended; None at its start.
-        message: one line: why, and what follows.
-        time: epoch seconds.
-        host: the machine that starts the command.
-    """
-
-    event: str
-    run_dir: str
-    name: str | None
-    job_id: str | None
-    attempt: int
-    step: int
-    reason: str | None
-    message: str
-    time: float
-    host: str
-
-    def to_json(self) -> str:
-        """One line of JSON, with its line break."""
-        return json.dumps(asdict(self)) + "\n"
 
 
 class Notifier:
@@ -160,21 +128,23 @@ class Notifier:
         return self._settings.command is not None and event in self._settings.on
 
     def _start(self, event: str, attempt: int, step: int, reason: Reason | None, message: str) -> None:
-        notification = Notification(
-            event=event,
-            run_dir=str(self._directory.path),
-            name=self._name,
-            job_id=self._job_id,
-            attempt=attempt,
-            step=step,
-            reason=None if reason is None else reason.value,
-            message=message,
-            time=time.time(),
-            host=socket.gethostname(),
-        )
+        # what the command gets on its standard input, as docs/how_to/notify.md has it
+        notification = {
+            "event": event,
+            "run_dir": str(self._directory.path),
+            "name": self._name,
+            "job_id": self._job_id,
+            "attempt": attempt,
+            "step": step,
+            "reason": None if reason is None else reason.value,
+            "message": message,
+            "time": time.time(),
+            "host": socket.gethostname(),
+        }
         assert self._settings.command is not None
         deadline = time.monotonic() + self._settings.timeout_s
-        command = _Command(self._settings.command, notification, self._directory, self._environ, deadline)
+        text = json.dumps(notification) + "\n"
+        command = _Command(self._settings.command, event, text, self._directory.notify_log, self._environ, deadline)
         try:
             command.thread.start()
         except RuntimeError as error:  # the limit on threads
@@ -188,12 +158,16 @@ class _Command:
     """One start of the command, with a thread that starts, watches and kills it.
 
     Attributes:
+        event: of which it learns.
+        text: for its standard input.
+        log: of its output.
         deadline: monotonic seconds at which it is killed; may be moved while it runs.
     """
 
     command: str
-    notification: Notification
-    directory: RunDirectory
+    event: str
+    text: str
+    log: Path
     environ: Mapping[str, str]
     deadline: float
     thread: threading.Thread = field(init=False)
@@ -204,25 +178,25 @@ class _Command:
 
     def _run(self) -> None:
         began = time.monotonic()
-        event = self.notification.event
         try:
             code = self._run_to_the_end()
         except Exception as error:  # nothing of it may fail the run
-            log.warning("notify.command can't be started for %s: %s", event, error)
+            log.warning("notify.command can't be started for %s: %s", self.event, error)
             return
-        where = self.directory.notify_log
         if code is None:
             took_s = time.monotonic() - began
-            log.warning("notify.command took more than %.0f s for %s: killed with its child processes", took_s, event)
+            log.warning(
+                "notify.command took more than %.0f s for %s: killed with its child processes", took_s, self.event
+            )
         elif code:
-            log.warning("notify.command ended with %d for %s; its output is in %s", code, event, where)
+            log.warning("notify.command ended with %d for %s; its output is in %s", code, self.event, self.log)
 
     def _run_to_the_end(self) -> int | None:
         """Return the exit code; None for a command that was killed."""
         with contextlib.ExitStack() as stack:
             # a file and not a pipe: a command that reads nothing can't hold this process up, or end it by SIGPIPE
             text = stack.enter_context(tempfile.TemporaryFile("w+"))
-            text.write(self.notification.to_json())
+            text.write(self.text)
             text.seek(0)
             output = self._open_log(stack)
             reader, writer = map(stack.enter_context, map(os.fdopen, os.pipe(), ("rb", "wb")))
@@ -258,12 +232,12 @@ class _Command:
             log.warning(
                 "killed what notify.command left in the background for %s: %s; remove the &, or start it with setsid "
                 "to keep it",
-                *(self.notification.event, listed(commands)),
+                *(self.event, listed(commands)),
             )
 
     def _open_log(self, stack: contextlib.ExitStack) -> IO[bytes] | int:
         try:
-            return stack.enter_context(self.directory.notify_log.open("ab", buffering=0))
+            return stack.enter_context(self.log.open("ab", buffering=0))
         except OSError:
             return subprocess.DEVNULL  # the user is to hear of a full or lost disk all the same
 

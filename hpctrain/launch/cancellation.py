@@ -6,9 +6,8 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from hpctrain.errors import HpctrainError
 from hpctrain.files import write_json
@@ -20,8 +19,6 @@ from hpctrain.run.ledger import Ledger
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.status.report import Jobs, ask_slurm, job_ids, read_statuses
 from hpctrain.streams import Report, print_warning
-
-Result = TypeVar("Result")
 
 
 def cancel(directory: RunDirectory, warn: Report = print_warning) -> str:
@@ -55,28 +52,47 @@ def cancel_all(
     Returns:
         What was done by run, or why it can't be cancelled.
     """
-    ids = [_attempted(job_ids, directory) for directory in directories]
-    jobs = ask_slurm([job_id for one in ids if not isinstance(one, Exception) for job_id in one], warn)
-    cancelled = _cancel_jobs(directories, ids, jobs)
+    runs = [_Cancellation(directory) for directory in directories]
+    for run in runs:
+        with run.errors_kept():
+            run.job_ids = job_ids(run.directory)
+    jobs = ask_slurm([job_id for run in runs for job_id in run.job_ids], warn)
+    _cancel_jobs(runs, jobs)
+    for run in runs:
+        with run.errors_kept():
+            if run.error is None:
+                run.done += _stop_process(run.directory)
+            if run.error is None and not run.done:
+                (status,) = read_statuses([run.directory], warn, ask=lambda _ids, _warn: jobs)
+                run.done = [f"nothing to cancel: the run is {status.state}"]
+    return [run.error or "; ".join(run.done) for run in runs]
 
-    def outcome(directory: RunDirectory, jobs_done: list[str] | HpctrainError | OSError) -> str:
-        if isinstance(jobs_done, Exception):
-            raise jobs_done
-        if done := [*jobs_done, *_stop_process(directory)]:
-            return "; ".join(done)
-        (status,) = read_statuses([directory], warn, ask=lambda _ids, _warn: jobs)
-        return f"nothing to cancel: the run is {status.state}"
 
-    pairs = zip(directories, cancelled, strict=True)
-    return [_attempted(partial(outcome, jobs_done=done), directory) for directory, done in pairs]
+@dataclass
+class _Cancellation:
+    """One run: a run that can't be cancelled must not keep the others.
 
+    Attributes:
+        directory: of the run.
+        job_ids: of its jobs.
+        live: of those that aren't over, whether they are `pending` or `running`.
+        done: what was done.
+        error: why it can't be cancelled.
+    """
 
-def _attempted(act: Callable[[RunDirectory], Result], directory: RunDirectory) -> Result | HpctrainError | OSError:
-    """The result of a function, or its error: a run that can't be cancelled must not keep the others."""
-    try:
-        return act(directory)
-    except (HpctrainError, OSError) as error:
-        return error
+    directory: RunDirectory
+    job_ids: list[str] = field(default_factory=list)
+    live: dict[str, str] = field(default_factory=dict)
+    done: list[str] = field(default_factory=list)
+    error: HpctrainError | OSError | None = None
+
+    @contextlib.contextmanager
+    def errors_kept(self) -> Iterator[None]:
+        """Keep an error that is raised in the context."""
+        try:
+            yield
+        except (HpctrainError, OSError) as error:
+            self.error = error
 
 
 def _record_cancelled(directory: RunDirectory, *, cancelled: bool) -> None:
@@ -85,43 +101,27 @@ def _record_cancelled(directory: RunDirectory, *, cancelled: bool) -> None:
         JobRecords(directory).add({"cancelled": cancelled, "time": time.time()})
 
 
-def _cancel_jobs(
-    directories: Sequence[RunDirectory], ids: Sequence[list[str] | HpctrainError | OSError], jobs: Jobs | None
-) -> list[list[str] | HpctrainError | OSError]:
-    """Cancel the jobs of runs that aren't over; return by run what was done, or why not."""
-    live = [_live(one, jobs) for one in ids]
-    for directory, one in zip(directories, live, strict=True):
-        if one and not isinstance(one, Exception):
-            _record_cancelled(directory, cancelled=True)
-    present = [job_id for one in live if not isinstance(one, Exception) for job_id in one]
+def _cancel_jobs(runs: Sequence[_Cancellation], jobs: Jobs | None) -> None:
+    """Cancel the jobs of runs that aren't over."""
+    for run in runs:
+        if jobs is None and run.job_ids:
+            problem = f"SLURM can't be reached from here to cancel job {listed(run.job_ids)}"
+            run.error = HpctrainError(f"{problem}; run the command on a login node")
+        for job_id in run.job_ids:
+            job = None if jobs is None else jobs.get(job_id)
+            if job is not None and not job.state.is_finished:
+                run.live[job_id] = "pending" if job.state.is_pending else "running"
+        if run.live:
+            _record_cancelled(run.directory, cancelled=True)
     # tasks of several runs may be one job's
-    refused = Slurm().cancel_all(list(dict.fromkeys(present))) if present else {}
-    outcomes: list[list[str] | HpctrainError | OSError] = []
-    for directory, one in zip(directories, live, strict=True):
-        if isinstance(one, Exception):
-            outcomes.append(one)
-        elif failed := [job_id for job_id in one if job_id in refused]:
-            if len(failed) == len(one):
-                _record_cancelled(directory, cancelled=False)
-            outcomes.append(refused[failed[0]])
-        else:
-            outcomes.append([f"cancelled job {job_id}, which was {was}" for job_id, was in one.items()])
-    return outcomes
-
-
-def _live(ids: list[str] | HpctrainError | OSError, jobs: Jobs | None) -> dict[str, str] | HpctrainError | OSError:
-    """Whether those of a run's jobs that aren't over are `pending` or `running`."""
-    if isinstance(ids, Exception):
-        return ids
-    if jobs is None:
-        problem = f"SLURM can't be reached from here to cancel job {listed(ids)}; run the command on a login node"
-        return HpctrainError(problem) if ids else {}
-    known = ((job_id, jobs.get(job_id)) for job_id in ids)
-    return {
-        job_id: "pending" if job.state.is_pending else "running"
-        for job_id, job in known
-        if job is not None and not job.state.is_finished
-    }
+    live = list(dict.fromkeys(job_id for run in runs for job_id in run.live))
+    refused = Slurm().cancel_all(live) if live else {}
+    for run in runs:
+        if failed := [job_id for job_id in run.live if job_id in refused]:
+            if len(failed) == len(run.live):
+                _record_cancelled(run.directory, cancelled=False)
+            run.error = refused[failed[0]]
+        run.done = [f"cancelled job {job_id}, which was {state}" for job_id, state in run.live.items()]
 
 
 def _stop_process(directory: RunDirectory) -> list[str]:
