@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import IO, NoReturn
@@ -33,7 +32,7 @@ from hpctrain.rank.stop_request import STOP_SIGNALS
 from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.code import CheckedCode, code_for_attempt, current_code
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.exit_record import first_cause, read_exit_records
+from hpctrain.run.exit_record import ExitRecord, first_cause, read_exit_records
 from hpctrain.run.file_system import explain
 from hpctrain.run.import_path import imported_from
 from hpctrain.run.launcher import Handover, Owner
@@ -86,39 +85,31 @@ def _launch(run: RunPlan, program: HostProgram | None, quiet: Collection[Reason]
     code = code_for_attempt(directory) if program is None else CheckedCode(current_code(directory))
     # without an address from their user, local ranks meet at a file that only the user can open
     needs_secret = world_size > 1 and not run.is_program and run.training.parallel.init_method != "env://"
-    attempt = Ledger(directory).claim(secret=needs_secret)
-    Owner.write(directory.claim(attempt), in_program=program is not None)
-    notifier = Notifier(directory, run.config, os.environ)
+    number = Ledger(directory).claim(secret=needs_secret)
+    Owner.write(directory.claim(number), in_program=program is not None)
+    attempt = _Attempt(run, number, Notifier(directory, run.config, os.environ), quiet)
     if code.damage:
-        return _refuse(run, attempt, code.damage, code.digest, notifier)
-    kills = oom_kills()
-    notifier.started(attempt, socket.gethostname())
+        return attempt.refuse(code.damage, code.digest)
+    attempt.notifier.started(number, socket.gethostname())
     # a process that has lost its GPU can't train another run of its sweep, and keeps its memory there until it ends
     if world_size == 1 and not run.is_program and (program is not None or not has_lost_gpu()):
-        conclude = partial(_conclude, run, attempt, kills, notifier, quiet=quiet)
         # inside an allocation, or in a shell with leftover variables, the launched rank is still the only one
-        alone = environ_replaced(scrubbed(os.environ) | Handover(attempt=attempt, code=code.digest).variables())
+        alone = environ_replaced(scrubbed(os.environ) | Handover(attempt=number, code=code.digest).variables())
         # a program's search path is its own
         imports = imported_from(code.copy) if program is None else contextlib.nullcontext()
-        with _sudden_exit_concluded(conclude), alone, imports:
+        with _sudden_exit_concluded(attempt.conclude), alone, imports:
             run_rank(run.training, directory, program=program)
-        return conclude()
+        return attempt.conclude()
     port = run.config.cluster.master_port or free_port()
-    ranks = LocalRanks(directory, attempt, world_size, port=port, code=code.digest, independent=run.is_program)
+    ranks = LocalRanks(directory, number, world_size, port=port, code=code.digest, independent=run.is_program)
     try:
         ranks.run(rank_command(run, code.copy), code_variables(run, code.copy, os.environ))
     except OSError as error:
         if len(ranks.processes) == world_size:
             raise
         # on a full disk, a log can't be made
-        return _refuse(run, attempt, f"the ranks can't be started: {explain(error)}", code.digest, notifier)
-    return _conclude(
-        *(run, attempt, kills, notifier),
-        codes=ranks.codes,
-        cut_short=ranks.cut_short,
-        lost={0: ranks.lost},
-        quiet=quiet,
-    )
+        return attempt.refuse(f"the ranks can't be started: {explain(error)}", code.digest)
+    return attempt.conclude(ranks)
 
 
 @contextlib.contextmanager
@@ -141,72 +132,76 @@ def _sudden_exit_concluded(conclude: Callable[[], object]) -> Iterator[None]:
         os._exit = really_exit
 
 
-def _refuse(run: RunPlan, attempt: int, why: str, digest: str, notifier: Notifier) -> int:
-    """End an attempt before its ranks start: the code isn't what was submitted, or the system refuses to start them."""
-    outcome = Outcome(Reason.FAILED, saved_step(run.directory), why)
-    record_end(run.directory, attempt, outcome, world_size=run.resources.world_size, ends_run=True, code=digest)
-    print(f"hpctrain: {outcome.reason.value}: {why}", file=sys.stderr)
-    notifier.ended(attempt, outcome)
-    notifier.finish()
-    return outcome.reason.meaning.exit_code
+@dataclass(frozen=True)
+class _Attempt:
+    """An attempt on this machine, and the record of its end.
 
-
-def _conclude(
-    run: RunPlan,
-    attempt: int,
-    kills: int,
-    notifier: Notifier,
-    *,
-    codes: Sequence[int | None] = (),
-    cut_short: bool = False,
-    lost: Mapping[int, LostOutput] = MappingProxyType({}),
-    quiet: Collection[Reason] = (),
-) -> int:
-    """Record and print how the attempt ended, unless that is recorded already; return the exit code.
-
-    Args:
+    Attributes:
         run: the run.
-        attempt: the attempt's number.
-        kills: the kernel's count of processes that it killed for their memory, before the attempt.
+        number: of the attempt, which is claimed.
         notifier: of the run.
-        codes: by rank, the exit code; None for a rank that the launcher killed. Empty if the launching process
-            is the only rank.
-        cut_short: whether a second Ctrl-C ended the ranks.
-        lost: by rank, the output that its log lacks, as far as the launcher writes that log.
         quiet: reasons for which nothing is printed.
+        kills: the kernel's count of processes that it killed for their memory, before the attempt.
     """
-    directory, world_size = run.directory, run.resources.world_size
-    # a rank in this process that hung has recorded its end, and printed it
-    is_recorded = not Ledger(directory).attempt(attempt).open
-    records = read_exit_records(directory.claim(attempt))
-    complaint = oom_complaint(kills, codes, records) or alarm_complaint(codes) or death_complaint(codes, records)
-    outcome = with_memory_advice(Outcome.of_attempt(directory, attempt, world_size, complaint), run.config)
-    if cut_short and outcome.reason in (Reason.INFRASTRUCTURE, Reason.OUT_OF_MEMORY):
-        # the ranks were killed because their user asked for it, and left no exit record
-        outcome = replace(outcome, reason=Reason.INTERRUPTED, report="ended at once by a second Ctrl-C, without a save")
-    copy = current_code(directory)
-    digest = "" if copy is None else copy.digest
-    record_end(directory, attempt, outcome, lost, world_size=world_size, ends_run=True, code=digest)
-    if outcome.report and not is_recorded and outcome.reason not in (Reason.COMPLETED, *quiet):
-        print(f"hpctrain: {_end(outcome, run, attempt)}", file=sys.stderr)
-        print(resume_advice(directory, outcome.reason), file=sys.stderr)
-    notifier.ended(attempt, outcome)
-    # after a Ctrl-C, the user waits at the terminal
-    is_urgent = outcome.reason.meaning.resumable or outcome.reason.meaning.by_slurm
-    notifier.finish(SOON_S if is_urgent else None)
-    return outcome.reason.meaning.exit_code
 
+    run: RunPlan
+    number: int
+    notifier: Notifier
+    quiet: Collection[Reason]
+    kills: int = field(default_factory=oom_kills)
 
-def _end(outcome: Outcome, run: RunPlan, attempt: int) -> str:
-    """How the attempt ended, without an error that rank zero has printed already."""
-    if outcome.reason.meaning.orderly or outcome.reason is Reason.HANG:  # the report itself says that a rank hangs
-        return outcome.report
-    cause = first_cause(read_exit_records(run.directory.claim(attempt)))
-    if cause is not None and cause.rank == 0 and not cause.blames_peer:
-        if run.is_program:  # its exit code wasn't printed
-            return f"{outcome.reason.value}: {outcome.headline}"
-        return f"{outcome.reason.value} after step {outcome.step}"
-    return f"{outcome.reason.value}: {outcome.report}"
+    def refuse(self, why: str, digest: str) -> int:
+        """End it before its ranks start: the code isn't what was submitted, or the system refuses to start them."""
+        directory, world_size = self.run.directory, self.run.resources.world_size
+        outcome = Outcome(Reason.FAILED, saved_step(directory), why)
+        record_end(directory, self.number, outcome, world_size=world_size, ends_run=True, code=digest)
+        print(f"hpctrain: {outcome.reason.value}: {why}", file=sys.stderr)
+        self.notifier.ended(self.number, outcome)
+        self.notifier.finish()
+        return outcome.reason.meaning.exit_code
+
+    def conclude(self, ranks: LocalRanks | None = None) -> int:
+        """Record and print how it ended, unless that is recorded already; return the exit code.
+
+        Args:
+            ranks: which have ended; None if the launching process is the only rank.
+        """
+        directory, world_size = self.run.directory, self.run.resources.world_size
+        # a rank in this process that hung has recorded its end, and printed it
+        is_recorded = not Ledger(directory).attempt(self.number).open
+        records, codes = read_exit_records(directory.claim(self.number)), () if ranks is None else ranks.codes
+        complaint = (
+            oom_complaint(self.kills, codes, records) or alarm_complaint(codes) or death_complaint(codes, records)
+        )
+        outcome = Outcome.of_attempt(directory, self.number, world_size, complaint)
+        outcome = with_memory_advice(outcome, self.run.config)
+        is_killed = outcome.reason in (Reason.INFRASTRUCTURE, Reason.OUT_OF_MEMORY)
+        if ranks is not None and ranks.cut_short and is_killed:
+            # because their user asked for it, so that they left no exit record
+            report = "ended at once by a second Ctrl-C, without a save"
+            outcome = replace(outcome, reason=Reason.INTERRUPTED, report=report)
+        copy = current_code(directory)
+        digest = "" if copy is None else copy.digest
+        lost = {} if ranks is None else {0: ranks.lost}
+        record_end(directory, self.number, outcome, lost, world_size=world_size, ends_run=True, code=digest)
+        if outcome.report and not is_recorded and outcome.reason not in (Reason.COMPLETED, *self.quiet):
+            print(f"hpctrain: {self._end(outcome, first_cause(records))}", file=sys.stderr)
+            print(resume_advice(directory, outcome.reason), file=sys.stderr)
+        self.notifier.ended(self.number, outcome)
+        # after a Ctrl-C, the user waits at the terminal
+        is_urgent = outcome.reason.meaning.resumable or outcome.reason.meaning.by_slurm
+        self.notifier.finish(SOON_S if is_urgent else None)
+        return outcome.reason.meaning.exit_code
+
+    def _end(self, outcome: Outcome, cause: ExitRecord | None) -> str:
+        """How it ended, without an error that rank zero has printed already."""
+        if outcome.reason.meaning.orderly or outcome.reason is Reason.HANG:  # the report itself says that a rank hangs
+            return outcome.report
+        if cause is not None and cause.rank == 0 and not cause.blames_peer:
+            if self.run.is_program:  # its exit code wasn't printed
+                return f"{outcome.reason.value}: {outcome.headline}"
+            return f"{outcome.reason.value} after step {outcome.step}"
+        return f"{outcome.reason.value}: {outcome.report}"
 
 
 def free_port() -> int:

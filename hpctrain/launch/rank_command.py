@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 from hpctrain.config.cluster import Slurm
 from hpctrain.launch.code_files import PACKAGE
@@ -13,6 +11,7 @@ from hpctrain.launch.prepare import RunPlan
 from hpctrain.run.code import CodeSnapshot
 from hpctrain.run.import_path import python_path
 from hpctrain.startup import with_working_directory
+from hpctrain.search_path import is_found_here
 
 IMAGE_PYTHON = "python3"
 """The Python of an image, by the name that all official ones give it."""
@@ -62,11 +61,3 @@ def rank_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
-
-
-def is_found_here() -> bool:
-    """Return whether Python finds hpctrain in the working directory alone, as in a checkout that isn't installed."""
-    parent = PACKAGE.parent
-    others = [place for place in with_working_directory() if place and os.path.realpath(place) == str(parent)]
-    # `python -m` puts the working directory first
-    return parent == Path.cwd() and len(others) < 2

@@ -20,7 +20,6 @@ from hpctrain.files import write_atomic
 from hpctrain.launch.after import LATER, start_options
 from hpctrain.launch.job import DoctorJob, Job, SearchJob
 from hpctrain.launch.prepare import RunPlan
-from hpctrain.launch.rank_command import is_found_here
 from hpctrain.launch.sbatch import (
     DependencyRefusedError,
     largest_array,
@@ -34,6 +33,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.file_system import explain
 from hpctrain.run.job_records import JobRecords
 from hpctrain.scheduler.slurm import Slurm
+from hpctrain.search_path import is_found_here
 from hpctrain.status.log import SETUP_ERROR
 from hpctrain.streams import print_warning
 

@@ -395,7 +395,9 @@ def test_an_error_that_all_ranks_raise_is_not_printed_again(tmp_path, monkeypatc
         )
         record.write(run.directory.claim(attempt))
     notifier = Notifier(run.directory, run.config, os.environ)
-    assert local._conclude(run, attempt, 0, notifier, codes=[1, 1]) == ExitCode.FAILED
+    ranks = LocalRanks(run.directory, attempt, 2, port=1)
+    ranks.codes = [1, 1]
+    assert local._Attempt(run, attempt, notifier, ()).conclude(ranks) == ExitCode.FAILED
     ended, advice = capsys.readouterr().err.splitlines()
     assert ended == "hpctrain: failed after step 3"
     assert advice.startswith("once the cause is fixed, resume with: ")
