@@ -98,7 +98,7 @@ class RankContainer:
         *,
         step: str,
         environ: Mapping[str, str],
-        given: Mapping[str, str],
+        step_variables: Mapping[str, str],
         nodes: Sequence[str],
         code: CodeSnapshot | None = None,
     ) -> RankContainer | None:
@@ -109,7 +109,7 @@ class RankContainer:
             attempt: the attempt's number.
             step: name of the run's steps: other runs may share the job.
             environ: of the batch script.
-            given: the variables of the step that hpctrain sets itself, name to value.
+            step_variables: the variables of the step that hpctrain sets itself, name to value.
             nodes: of the ranks, in the order of the ranks if each has one.
             code: from which the ranks import; None for their working directory.
         """
@@ -124,8 +124,8 @@ class RankContainer:
             mounts=in_order(map(Mount.read, keys.mounts), needed_folders(plan, code)),
             working_directory=str(Path.cwd()),
             # an image may set its own search path
-            variables={**{name: given[name] for name in ("PYTHONPATH",) if name in given}, **keys.env},
-            from_node=tuple(sorted({*given, "CUDA_VISIBLE_DEVICES"} - {"PYTHONPATH"})),
+            variables={**{name: value for name, value in step_variables.items() if name == "PYTHONPATH"}, **keys.env},
+            from_node=tuple(sorted({*step_variables, "CUDA_VISIBLE_DEVICES"} - {"PYTHONPATH"})),
             name=name,
             bundle=plan.directory.bundle(f"{name}_{attempt}"),
             nodes=tuple(nodes),
@@ -154,20 +154,18 @@ class RankContainer:
 
 def needed_folders(plan: RunPlan, code: CodeSnapshot | None) -> list[Path]:
     """Return the folders of the node without which a rank of a run can't work."""
-    found = [plan.directory.path, Path.cwd()]
-    if code is not None:
-        # the copy of a sweep's code is beside its runs, and links lead from a copy to large files of the original
-        found += [code.folder.parent, code.root]
-    return found
+    folders = [plan.directory.path, Path.cwd()]
+    # the copy of a sweep's code is beside its runs, and links lead from a copy to large files of the original
+    return folders if code is None else [*folders, code.folder.parent, code.root]
 
 
-def in_order(wanted: Iterable[Mount], needed: Iterable[Path]) -> tuple[Mount, ...]:
-    """Return the mounts that the user wants, and those of needed folders that aren't in them; parents come first."""
-    found = list(wanted)
+def in_order(users: Iterable[Mount], needed: Iterable[Path]) -> tuple[Mount, ...]:
+    """Return the user's mounts, and those of needed folders that aren't in them; parents come first."""
+    mounts = list(users)
     for path in sorted(set(needed), key=lambda path: (len(path.parts), path)):
-        if not any(_shows(mount, path) for mount in found):
-            found.append(Mount(str(path), str(path)))
-    return tuple(sorted(found, key=lambda mount: len(PurePosixPath(mount.inside).parts)))
+        if not any(_shows(mount, path) for mount in mounts):
+            mounts.append(Mount(str(path), str(path)))
+    return tuple(sorted(mounts, key=lambda mount: len(PurePosixPath(mount.inside).parts)))
 
 
 def _shows(mount: Mount, path: Path) -> bool:
@@ -245,13 +243,13 @@ def ch_run(container: RankContainer, command: Sequence[str], *, sets_variables: 
 
 def _make_mount_points(container: RankContainer, image: Path) -> None:
     """Make folders that ch-run can't: it sees the image read-only, and with --write the ranks could change it."""
-    shown: list[str] = []
+    parents: list[str] = []
     for mount in container.mounts:
         point = image / mount.inside.lstrip("/")
         # what is inside of another mount is on the node, and already there
-        if not any(Path(mount.inside).is_relative_to(other) for other in shown) and not point.exists():
+        if not any(map(Path(mount.inside).is_relative_to, parents)) and not point.exists():
             _make(point, Path(mount.host))
-        shown.append(mount.inside)
+        parents.append(mount.inside)
 
 
 def _make(point: Path, source: Path) -> None:
@@ -285,8 +283,8 @@ def oci(container: RankContainer, command: list[str]) -> tuple[list[str], list[s
     root = image / config.get("root", {}).get("path", ROOT)
     if not root.is_dir():
         raise _not_a_bundle(f"it has no folder {root}")
-    shown = make_root(container.bundle / ROOT, root, [one.inside for one in container.mounts])
-    write_json(container.bundle / BUNDLE_CONFIG, bundle_config(config, container, shown))
+    contents = make_root(container.bundle / ROOT, root, [mount.inside for mount in container.mounts])
+    write_json(container.bundle / BUNDLE_CONFIG, bundle_config(config, container, contents))
     return [f"--container={container.bundle}"], rank_words(config, container, command)
 
 
@@ -305,31 +303,27 @@ def make_root(root: Path, image: Path, points: Sequence[str]) -> dict[str, str]:
     Returns:
         The files and folders of the image that have to be mounted, by their paths in the container.
     """
-    found: dict[str, str] = {}
+    contents: dict[str, str] = {}
 
     def lay_out(folder: Path, inside: PurePosixPath) -> None:
-        made = root / str(inside).lstrip("/")
-        made.mkdir(parents=True, exist_ok=True)
+        copy = root / str(inside).lstrip("/")
+        copy.mkdir(parents=True, exist_ok=True)
         for entry in sorted(folder.iterdir()):
             place = inside / entry.name
-            lacks = [one for one in points if PurePosixPath(one).is_relative_to(place) and not _has(image, one)]
+            below = [point.lstrip("/") for point in points if PurePosixPath(point).is_relative_to(place)]
             if entry.is_symlink():
                 with contextlib.suppress(FileExistsError):
-                    (made / entry.name).symlink_to(entry.readlink())
-            elif lacks and entry.is_dir():
+                    (copy / entry.name).symlink_to(entry.readlink())
+            elif entry.is_dir() and not all((image / point).exists() for point in below):
                 lay_out(entry, place)
             elif str(place) not in KERNEL:
-                found[str(place)] = str(entry)
+                contents[str(place)] = str(entry)
 
     lay_out(image, PurePosixPath("/"))
-    return found
+    return contents
 
 
-def _has(image: Path, point: str) -> bool:
-    return (image / point.lstrip("/")).exists()
-
-
-def bundle_config(config: Mapping[str, Any], container: RankContainer, shown: Mapping[str, str]) -> dict[str, Any]:
+def bundle_config(config: Mapping[str, Any], container: RankContainer, contents: Mapping[str, str]) -> dict[str, Any]:
     """Return the description of the ranks' container, derived from the image's.
 
     SLURM replaces the arguments of the process, and adds the variables of the job.
@@ -339,18 +333,18 @@ def bundle_config(config: Mapping[str, Any], container: RankContainer, shown: Ma
     Args:
         config: of the image's bundle.
         container: of the ranks.
-        shown: files and folders of the image, by their paths in the container.
+        contents: files and folders of the image, by their paths in the container.
     """
-    found = {name: value for name, value in config.items() if name not in NOT_WITHOUT_NAMESPACES}
+    fields = {name: value for name, value in config.items() if name not in NOT_WITHOUT_NAMESPACES}
     root = {**config.get("root", {}), "path": ROOT}
     options = ["ro"] if root.get("readonly") else []
-    of_image = [_bind(source, place, *options) for place, source in shown.items()]
+    of_image = [_bind(source, place, *options) for place, source in contents.items()]
     linux = {name: value for name, value in config.get("linux", {}).items() if name not in ("sysctl", "cgroupsPath")}
-    linux["namespaces"] = [one for one in linux.get("namespaces", []) if one.get("type") in KEPT_NAMESPACES]
+    linux["namespaces"] = [space for space in linux.get("namespaces", []) if space.get("type") in KEPT_NAMESPACES]
     process = {name: value for name, value in config.get("process", {}).items() if name != "rlimits"}
     process |= {"cwd": container.working_directory, "terminal": False}
     return {
-        **found,
+        **fields,
         "root": root,
         "linux": linux,
         "process": process,
@@ -367,20 +361,20 @@ def rank_words(config: Mapping[str, Any], container: RankContainer, command: Seq
         command: of a rank.
     """
     # the job's variables would replace those of the image, such as PATH
-    own = [str(one) for one in config.get("process", {}).get("env", []) if "=" in str(one)]
-    return ["/bin/sh", "-c", FIND_RANK, " ".join(container.nodes), *(["env", *own] if own else []), *command]
+    variables = [text for text in map(str, config.get("process", {}).get("env", [])) if "=" in text]
+    words = ["env", *variables] if variables else []
+    return ["/bin/sh", "-c", FIND_RANK, " ".join(container.nodes), *words, *command]
 
 
 def _mounts(config: Mapping[str, Any], linux: Mapping[str, Any], container: RankContainer) -> list[dict[str, Any]]:
-    given = [one for one in config.get("mounts", []) if one.get("destination") not in REPLACED]
-    if any(one["type"] == "user" for one in linux["namespaces"]):
+    mounts = [mount for mount in config.get("mounts", []) if mount.get("destination") not in REPLACED]
+    if any(space["type"] == "user" for space in linux["namespaces"]):
         # the kernel refuses new ones in a user namespace with the node's network and processes
-        given = [_of_node(one) if one.get("type") in ("proc", "sysfs") else one for one in given]
-    named = {one.get("destination") for one in given}
-    own = [_bind(one, one) for one in ("/dev/shm", "/tmp") if one not in named]
-    own += [_bind(one, one, "ro") for one in FROM_NODE if one not in named]
-    own += [_bind(one.host, one.inside, *(["ro"] if one.is_read_only else [])) for one in container.mounts]
-    return [*given, *own]
+        mounts = [_of_node(mount) if mount.get("type") in ("proc", "sysfs") else mount for mount in mounts]
+    places = {mount.get("destination") for mount in mounts}
+    mounts += [_bind(place, place) for place in ("/dev/shm", "/tmp") if place not in places]
+    mounts += [_bind(place, place, "ro") for place in FROM_NODE if place not in places]
+    return mounts + [_bind(one.host, one.inside, *(["ro"] if one.is_read_only else [])) for one in container.mounts]
 
 
 def _of_node(mount: Mapping[str, Any]) -> dict[str, Any]:

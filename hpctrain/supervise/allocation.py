@@ -21,17 +21,20 @@ class Allocation:
         nodes: all of them, in SLURM's order.
         node_counts: the numbers of nodes on which the ranks can run, largest first.
         outlives_a_node: whether the job stays when one of its nodes dies (`sbatch --no-kill`).
+
+    Attributes:
+        lost: the nodes that get no ranks any more.
     """
 
     nodes: tuple[str, ...]
     node_counts: tuple[int, ...]
     outlives_a_node: bool = False
-    _out: set[str] = field(default_factory=set)
+    lost: set[str] = field(default_factory=set, init=False)
 
     @property
     def usable(self) -> tuple[str, ...]:
         """The nodes that aren't lost."""
-        return tuple(node for node in self.nodes if node not in self._out)
+        return tuple(node for node in self.nodes if node not in self.lost)
 
     @property
     def num_nodes(self) -> int:
@@ -54,14 +57,9 @@ class Allocation:
         """Nodes that may fail before the job has too few; negative if it has. 0 if it ends when any node fails."""
         return len(self.usable) - self.node_counts[-1] if self.outlives_a_node else 0
 
-    @property
-    def lost(self) -> frozenset[str]:
-        """The nodes that get no ranks any more."""
-        return frozenset(self._out)
-
     def lose(self, nodes: Iterable[str]) -> None:
         """Keep ranks away from these nodes from now on."""
-        self._out |= set(nodes)
+        self.lost |= set(nodes)
 
 
 def allocation_overrides(environ: Mapping[str, str], words: Sequence[str]) -> list[str]:

@@ -90,14 +90,14 @@ class Ranks:
             code: from which the ranks import.
             in_allocation: the number of attempts in this allocation, with this one.
         """
-        given = self._variables(attempt, code, in_allocation)
+        variables = self._variables(attempt, code, in_allocation)
         nodes, outlives_a_node = self._allocation.step_nodes, self._allocation.outlives_a_node
         container = RankContainer.of_attempt(
             self._plan,
             attempt,
             step=step_name(self._directory),
             environ=self._environ,
-            given=given,
+            step_variables=variables,
             nodes=nodes,
             code=code.copy,
         )
@@ -108,7 +108,7 @@ class Ranks:
             # a file system that has been lost since the ranks began may come back
             has_begun = isinstance(error, OSError) or self._have_begun()
             return RanksEnd(complaints=str(error)) if has_begun else RanksEnd(refusal=str(error))
-        environ = srun_environ(self._plan, {**self._environ, **given})
+        environ = srun_environ(self._plan, {**self._environ, **variables})
         step = Step(command, environ, ends_with_a_node=outlives_a_node)
         unseen = self._watch(step)
         log.info("srun ended with %d", step.code)
@@ -121,10 +121,10 @@ class Ranks:
     def _variables(self, attempt: int, code: CheckedCode, in_allocation: int) -> dict[str, str]:
         """What the ranks get besides the batch script's environment."""
         handover = Handover(attempt=attempt, logged=True, code=code.digest, version=__version__)
-        given = {**handover.variables(), **code_variables(self._plan, code.copy, self._environ)}
+        variables = {**handover.variables(), **code_variables(self._plan, code.copy, self._environ)}
         if self._plan.is_program:
-            given |= program_variables(self._plan, self._environ, self._job.slurm, self._job.job_id, in_allocation)
-        return given
+            variables |= program_variables(self._plan, self._environ, self._job.slurm, self._job.job_id, in_allocation)
+        return variables
 
     def _watch(self, step: Step) -> str:
         """Run the step until it ends; return which node can't write into the run directory, if so."""

@@ -56,20 +56,20 @@ class Waiting:
         if others.stopped and config.after_failure != "start":
             # once more: another may have been resumed between the look at its records and SLURM's answer
             others = OtherRuns.look(config.after, self._job.find)
-        removed = [one for one in others.stopped if one.note == GONE]
+        removed = [status for status in others.stopped if status.note == GONE]
         # nobody can resume a run that was removed
         final = others.stopped if config.after_failure == "end" else removed
         if final and config.after_failure != "start":
             return self._end(final)
         if others.going or (others.stopped and config.after_failure == "wait"):
             return self._wait(others)
-        for one in others.stopped:
-            log.info("%s is %s; the run starts all the same (after_failure=start)", one.path, one.described)
+        for status in others.stopped:
+            log.info("%s is %s; the run starts all the same (after_failure=start)", status.path, status.described)
         return None
 
     def _has_begun(self) -> bool:
         # an attempt that ended because of another run had no ranks
-        attempts = [one for one in Ledger(self._directory).attempts() if one.had_ranks]
+        attempts = [attempt for attempt in Ledger(self._directory).attempts() if attempt.had_ranks]
         if not attempts:
             return False
         # a new job may have been submitted in the place of one that can't be requeued
@@ -77,7 +77,7 @@ class Waiting:
 
     def _end(self, stopped: Sequence[RunStatus]) -> int:
         """Record that the run ends because others haven't completed."""
-        first = next((one for one in stopped if one.state is not RunState.CANCELLED), stopped[0])
+        first = next((status for status in stopped if status.state is not RunState.CANCELLED), stopped[0])
         reason = Reason.CANCELLED if first.state is RunState.CANCELLED else Reason.FAILED
         command = resume_command(self._directory)
         other = RunDirectory(first.path).as_typed + (f" (and {len(stopped) - 1} more)" if len(stopped) > 1 else "")
@@ -109,7 +109,7 @@ class Waiting:
         is_cancelled = self._job.cancelled or self._job.ends_cancelled
         if is_cancelled or (termination is not None and termination.reason is Reason.CANCELLED):
             return ExitCode.CANCELLED
-        waits_for = listed(f"{one.path} ({one.state})" for one in (*others.going, *others.stopped))
+        waits_for = listed(f"{status.path} ({status.state})" for status in (*others.going, *others.stopped))
         log.info("the run waits for %s", waits_for)
         records = JobRecords(self._directory)
         seconds = min(LOOK_EVERY_S * 2 ** records.waits(self._job.job_id), LOOK_AT_LEAST_EVERY_S)

@@ -20,7 +20,7 @@ def test_the_whole_line_of_pyxis(supervisor):
     """Its options come before a program among the user's own, such as numactl, which then runs in the container."""
     one = supervisor(*PYXIS, "cluster.srun_args=[numactl,'--localalloc']", "cluster.container.env.A=1")
     name = step_name(one.directory)
-    given = {"environ": {"SLURM_JOB_ID": "7"}, "given": {"HPCTRAIN_CLAIM": "1"}, "nodes": ("n1", "n2")}
+    given = {"environ": {"SLURM_JOB_ID": "7"}, "step_variables": {"HPCTRAIN_CLAIM": "1"}, "nodes": ("n1", "n2")}
     container = RankContainer.of_attempt(one.plan, 1, step=name, **given)
     command = srun_command(one.plan, job_name="digits", container=container)
     here, run = Path.cwd(), one.directory.path

@@ -33,7 +33,7 @@ def derived(composer, tmp_path, monkeypatch):
             code = CodeSnapshot(run=run, digest="1f", folder=folder, root=tmp_path / "repository", place="project")
         given = {"HPCTRAIN_CLAIM": "2", "PYTHONPATH": "/copy"}
         variables = {"SLURM_JOB_ID": "12", "SLURM_JOB_USER": "me", **environ}
-        more = {"environ": variables, "given": given, "nodes": ("n1", "n2"), "code": code}
+        more = {"environ": variables, "step_variables": given, "nodes": ("n1", "n2"), "code": code}
         return RankContainer.of_attempt(made, 2, step="hpctrain_1f", **more)
 
     return make
