@@ -20,7 +20,7 @@ from hpctrain.terminal import GuardedStream, unguarded
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-Report: TypeAlias = Callable[[str], object]
+Printer: TypeAlias = Callable[[str], object]
 """Gets lines for the user: a command prints them, a program logs them."""
 
 
@@ -182,7 +182,7 @@ class LogFile(io.FileIO):
         report: gets a line at the first failure.
     """
 
-    report: Report = staticmethod(lambda _text: None)
+    report: Printer = staticmethod(lambda _text: None)
 
     def __init__(self, file: int | Path, mode: str = "a", *, closefd: bool = True) -> None:
         super().__init__(file, mode, closefd=closefd)

@@ -120,7 +120,7 @@ def _start_launcher(run: RunPlan) -> None:
     threading.Thread(target=process.wait, name="hpctrain-launcher", daemon=True).start()
     deadline = time.monotonic() + BEGIN_S
     # with its owner's record, so that nothing takes the run for one that has stopped
-    while (claimed := ledger.last_claim()) == before or not _is_owned_by(process, directory.claim(claimed)):
+    while (claimed := ledger.last_claim()) == before or not _is_owned_by(process, directory.attempt(claimed)):
         if process.poll() is not None or time.monotonic() > deadline:
             why = f"ended with exit code {process.returncode}" if process.returncode is not None else "hangs"
             process.kill()

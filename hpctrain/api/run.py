@@ -290,7 +290,7 @@ class Run:
     def _describe_end(self, status: RunStatus) -> str:
         cause = None
         if status.attempts and not status.unstarted:
-            cause = first_cause(read_exit_records(self._directory.claim(status.attempts[-1].attempt)))
+            cause = first_cause(read_exit_records(self._directory.attempt(status.attempts[-1].attempt)))
         trace = f"\n{cause.traceback.rstrip()}" if cause is not None and cause.traceback else ""
         return f"{self.path} is {status.described}{status.at_step}{trace}"
 

@@ -49,7 +49,7 @@ def record_early_end(directory: RunDirectory, reason: Reason, message: str, envi
             rank = ClusterEnvironment.from_environment(environ).rank
             host = socket.gethostname()
             record = ExitRecord(rank=rank, host=host, reason=reason, step=0, message=message, time=time.time())
-            record.write(directory.claim(handover.attempt))
+            record.write(directory.attempt(handover.attempt))
 
 
 def refuse_other_version(directory: RunDirectory, environ: Mapping[str, str]) -> bool:
@@ -115,7 +115,7 @@ def unable_python(directory: RunDirectory, attempt: int, complaints: Sequence[st
     Returns:
         What the Python lacks, and what to do; empty if no rank has failed like that.
     """
-    records = read_exit_records(directory.claim(attempt))
+    records = read_exit_records(directory.attempt(attempt))
     for exited in filter(None, map(EXITED.match, complaints)):
         rank = int(exited["rank"])
         if rank not in records and (why := explain_exit(int(exited["code"]), _last_lines(directory, rank))):

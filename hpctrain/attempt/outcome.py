@@ -82,7 +82,7 @@ class Outcome:
             world_size: number of ranks.
             complaints: messages of the ranks' launcher about how they ended.
         """
-        claim = directory.claim(attempt)
+        claim = directory.attempt(attempt)
         last_step = max(saved_step(directory), TimesRecord.read(claim).last_step or 0)
         independent = is_program(directory.config)
         records = read_exit_records(claim)
@@ -330,11 +330,11 @@ def record_end(
         if may_start_over(directory):
             allow_start_over(directory, attempt)
         start = partial(ledger.start, attempt, job_id=job_id, nodes=nodes, world_size=world_size, step=step)
-        write_with_reserve(directory.claim(attempt), partial(start, StartFacts(code=code or None)))
+        write_with_reserve(directory.attempt(attempt), partial(start, StartFacts(code=code or None)))
         outcome = replace(outcome, step=max(step, outcome.step))
     if ends_run and directory.config_before.exists():
         conclude = partial(_conclude_change, directory, attempt, outcome.reason)
-        write_with_reserve(directory.claim(attempt), conclude)
+        write_with_reserve(directory.attempt(attempt), conclude)
     if incomplete := _incomplete_logs(directory, attempt, lost):
         log.warning("the log is incomplete: %s", incomplete)
     facts = replace(
@@ -361,7 +361,7 @@ def _conclude_change(directory: RunDirectory, attempt: int, reason: Reason) -> N
 
 def _incomplete_logs(directory: RunDirectory, attempt: int, lost: Mapping[int, LostOutput]) -> str:
     """Name the logs that lack lines, in one line; empty if all are complete."""
-    records = read_exit_records(directory.claim(attempt))
+    records = read_exit_records(directory.attempt(attempt))
     lacking = dict(lost)
     for rank, record in records.items():
         lacking[rank] = lacking.get(rank, LostOutput()) + LostOutput(record.lost_lines, record.lost_bytes)

@@ -13,7 +13,7 @@ from hpctrain.phrases import counted
 from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.ledger import Attempt, EndFacts, Ledger
 from hpctrain.run.reason import Reason
-from hpctrain.scheduler.job import JobRecord
+from hpctrain.scheduler.job import SlurmJob
 
 BLIND = "whether it makes progress can't be seen; `python -m hpctrain run --help` shows how a program reports it"
 """What a user is told whose program reports neither steps nor saves."""
@@ -53,7 +53,7 @@ class RequeueDecision:
         nodes = EndFacts(suspects=tuple(suspects), exclude=self.exclude)
         return nodes if self.action is Action.END else replace(nodes, next=self.action.value, requeued_by="hpctrain")
 
-    def allowed_by(self, record: JobRecord | None, *, restarts: int, resubmittable: bool) -> RequeueDecision:
+    def allowed_by(self, record: SlurmJob | None, *, restarts: int, resubmittable: bool) -> RequeueDecision:
         """Adapt the decision to what SLURM allows for the job.
 
         Args:

@@ -16,7 +16,7 @@ from typing import Any
 
 from hpctrain.files import read_json_or_empty, write_json
 from hpctrain.run.reason import Reason
-from hpctrain.scheduler.job import JobRecord, JobState
+from hpctrain.scheduler.job import JobState, SlurmJob
 from hpctrain.scheduler.slurm import Slurm
 
 FILE_NAME = "termination.json"
@@ -147,7 +147,7 @@ def ask_slurm(
     return termination
 
 
-def diagnose(received: int | None, record: JobRecord | None, *, restarts: int, now: float) -> Termination:
+def diagnose(received: int | None, record: SlurmJob | None, *, restarts: int, now: float) -> Termination:
     """Find out why SLURM is ending a job.
 
     Args:
@@ -188,6 +188,6 @@ def diagnose(received: int | None, record: JobRecord | None, *, restarts: int, n
     return Termination(None, f"SLURM's record names no cause{suffix}", record=fields)
 
 
-def _fields(record: JobRecord) -> str:
+def _fields(record: SlurmJob) -> str:
     times = f"PreemptTime={record.preempt_time} EndTime={record.end_time} Restarts={record.restarts}"
     return f"JobState={record.state.value} {times} Reason={record.reason or None}"

@@ -84,7 +84,7 @@ class UnrecordedEnds:
 
     def _explain(self, entry: Attempt, outcome: Outcome) -> Outcome:
         """Replace the outcome by SLURM's explanation of why ranks left no record."""
-        claim = self.directory.claim(entry.attempt)
+        claim = self.directory.attempt(entry.attempt)
         termination = Termination.read(claim) or self._ask(entry)
         assert termination.reason is not None
         if outcome.reason is Reason.HANG:
@@ -96,7 +96,7 @@ class UnrecordedEnds:
         return Outcome(termination.reason, outcome.step, f"ended without a record: {termination.evidence}")
 
     def _ask(self, entry: Attempt) -> Termination:
-        owner = Owner.read(self.directory.claim(entry.attempt))
+        owner = Owner.read(self.directory.attempt(entry.attempt))
         # a program outlives its runs
         if owner is not None and owner.alive and not owner.in_program and owner.pid != os.getpid():
             return _likely(Reason.INTERRUPTED, f"process {owner.pid} still runs, and this attempt takes over from it")

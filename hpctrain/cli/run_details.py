@@ -133,7 +133,7 @@ def _next_commands(status: RunStatus) -> list[str]:
     logs = f"logs {run}"
     if status.attempts:
         directory = RunDirectory(status.path)
-        cause = first_cause(read_exit_records(directory.claim(status.attempts[-1].attempt)))
+        cause = first_cause(read_exit_records(directory.attempt(status.attempts[-1].attempt)))
         logs += f" --rank {cause.rank}" if cause is not None and cause.rank else ""
     over = " resume.from_scratch=true" if status.gone_step is not None and status.checkpoint_step is None else ""
     # a run whose state can't be determined here may be running

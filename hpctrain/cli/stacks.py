@@ -95,7 +95,7 @@ def _expected(directory: RunDirectory, attempt: int, only: int | None) -> set[in
         raise RunDirectoryError(f"--rank {only}: the run has {counted(world_size, 'rank')}, counted from 0")
     # a rank that has ended can't answer
     ranks = set(range(world_size)) if only is None else {only}
-    return ranks - read_exit_records(directory.claim(attempt)).keys()
+    return ranks - read_exit_records(directory.attempt(attempt)).keys()
 
 
 def _no_answer(missing: list[int], wait_s: float) -> str:

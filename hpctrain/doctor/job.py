@@ -19,7 +19,7 @@ from hpctrain.config.stored import to_yaml
 from hpctrain.doctor.folder import (
     DoctorFolder,
     DoctorOptions,
-    JobRecord,
+    SlurmJob,
     RankRecord,
     read_job,
     read_rank,
@@ -31,8 +31,7 @@ from hpctrain.launch.prepare import RunPlan
 from hpctrain.launch.run_dir import claim_default_path
 from hpctrain.launch.submission import submit_doctor
 from hpctrain.phrases import listed
-from hpctrain.scheduler.job import JobRecord as SlurmJob
-from hpctrain.scheduler.job import explain_held, explain_pending
+from hpctrain.scheduler.job import explain_held, explain_pending, SlurmJob
 from hpctrain.scheduler.slurm import Slurm
 
 TIME_LIMIT_MIN = 15
@@ -96,7 +95,7 @@ class JobNeverStartsError(SchedulerError):
 
 def wait_for_job(
     folder: DoctorFolder, job_id: str, slurm: Slurm, report: Callable[[str], None]
-) -> tuple[JobRecord | None, str]:
+) -> tuple[SlurmJob | None, str]:
     """Wait until the job is over; report why it waits, and what it does.
 
     Args:

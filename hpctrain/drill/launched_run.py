@@ -137,7 +137,7 @@ class LaunchedRun(ABC):
     def _last_step(self, entry: Attempt, start_step: int) -> int | None:
         """The last step that an attempt is known to have completed; None before its first."""
         # a program may report its steps without metrics
-        known = TimesRecord.read(self.directory.claim(entry.attempt)).last_step or 0
+        known = TimesRecord.read(self.directory.attempt(entry.attempt)).last_step or 0
         for record in read_metrics(self.directory.metrics, last_bytes=TAIL_BYTES):
             # an earlier attempt may have come further than its last save
             if record.time is None or entry.start_time is None or record.time >= entry.start_time:

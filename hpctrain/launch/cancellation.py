@@ -18,10 +18,10 @@ from hpctrain.run.launcher import Owner
 from hpctrain.run.ledger import Ledger
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.status.report import Jobs, ask_slurm, job_ids, read_statuses
-from hpctrain.streams import Report, print_warning
+from hpctrain.streams import Printer, print_warning
 
 
-def cancel(directory: RunDirectory, warn: Report = print_warning) -> str:
+def cancel(directory: RunDirectory, warn: Printer = print_warning) -> str:
     """Cancel one run, and describe what was done.
 
     A queued run leaves the queue. A running one finishes its current step, saves if the time allows, and is never
@@ -41,7 +41,7 @@ def cancel(directory: RunDirectory, warn: Report = print_warning) -> str:
 
 
 def cancel_all(
-    directories: Sequence[RunDirectory], warn: Report = print_warning
+    directories: Sequence[RunDirectory], warn: Printer = print_warning
 ) -> list[str | HpctrainError | OSError]:
     """Cancel many runs as `cancel` does; SLURM is asked once for all of them, and told in few calls.
 
@@ -128,7 +128,7 @@ def _stop_process(directory: RunDirectory) -> list[str]:
     """Cancel the attempt that a process of this or another machine launched, if it may be running."""
     ledger = Ledger(directory)
     number = ledger.last_claim()
-    owner = Owner.read(directory.claim(number)) if number else None
+    owner = Owner.read(directory.attempt(number)) if number else None
     ended = any(attempt.attempt == number and not attempt.open for attempt in ledger.attempts())
     if owner is None or ended or owner.alive is False:
         return []

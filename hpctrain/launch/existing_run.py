@@ -29,7 +29,7 @@ from hpctrain.run.reason import Reason
 from hpctrain.status.before_launch import statuses_before_launch
 from hpctrain.status.run_status import RunStatus
 from hpctrain.status.state import RunState
-from hpctrain.streams import Report
+from hpctrain.streams import Printer
 
 if TYPE_CHECKING:
     from hpctrain.config.compose import Composer
@@ -39,7 +39,7 @@ TYPED = ["python", "-m", "hpctrain", "run"]
 """The first words of a command that launches a program."""
 
 
-def revert_failed_changes(directories: Sequence[RunDirectory], report: Report = print) -> None:
+def revert_failed_changes(directories: Sequence[RunDirectory], report: Printer = print) -> None:
     """Revert each run's last resume if its job failed before an attempt began: no other process has noticed that end.
 
     Without SLURM's answer, nothing is reverted.
@@ -120,7 +120,7 @@ def _or_none(value: object) -> object:
     return None if value == {} else value
 
 
-def refuse_other_run(old: RunConfig, new: RunConfig, report: Report = print) -> None:
+def refuse_other_run(old: RunConfig, new: RunConfig, report: Printer = print) -> None:
     """Refuse a configuration that would change a run's weights.
 
     Args:
@@ -149,7 +149,7 @@ def refuse_other_run(old: RunConfig, new: RunConfig, report: Report = print) -> 
         report(f"the run continues with {key}={after.get(key)} instead of {before.get(key)}{inexact}")
 
 
-def with_stored_texts(old: RunConfig, new: RunConfig, report: Report = print) -> RunConfig:
+def with_stored_texts(old: RunConfig, new: RunConfig, report: Printer = print) -> RunConfig:
     """Return a program's configuration with the stored texts of those values of `args` that didn't change.
 
     Args:

@@ -26,7 +26,7 @@ from hpctrain.run.file_system import explain
 from hpctrain.run.import_path import checked_in, hooked_packages, python_prefixes
 from hpctrain.run.source_folder import ask_git
 from hpctrain.run.written_files import carry_over
-from hpctrain.streams import Report, print_warning
+from hpctrain.streams import Printer, print_warning
 
 INSTALLED = ("hpctrain", "torch")
 """Packages whose classes need no copy."""
@@ -43,7 +43,7 @@ class LaunchCode:
     """
 
     def __init__(
-        self, home: RunDirectory, *, now: bool = False, required: bool = True, warn: Report = print_warning
+        self, home: RunDirectory, *, now: bool = False, required: bool = True, warn: Printer = print_warning
     ) -> None:
         self._home = home
         self._now = now
@@ -210,7 +210,7 @@ def importing_code_of(run_dir: str | Path | None, *, now: bool = False) -> Itera
         raise
 
 
-def require_original_folder(directories: Sequence[RunDirectory], warn: Report = print_warning) -> None:
+def require_original_folder(directories: Sequence[RunDirectory], warn: Printer = print_warning) -> None:
     """Refuse to take today's code of runs in another folder than that of their code.
 
     A clone of the repository, or a work tree of it, may stand for the original; so may any folder if that is gone.

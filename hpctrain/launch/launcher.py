@@ -20,7 +20,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.reason import Reason
 from hpctrain.status.before_launch import require_stopped
 from hpctrain.status.run_status import RunStatus
-from hpctrain.streams import Report, ignore_write_errors, print_warning
+from hpctrain.streams import Printer, ignore_write_errors, print_warning
 
 
 def launch(config: RunConfig, command: Sequence[str], *, force: bool = False, code_now: bool = False) -> int:
@@ -72,8 +72,8 @@ def begin(
     force: bool = False,
     code_now: bool = False,
     code_required: bool = True,
-    report: Report = print,
-    warn: Report = print_warning,
+    report: Printer = print,
+    warn: Printer = print_warning,
 ) -> Begun | RunStatus:
     """Prepare a run and submit its job, if it has one; an error leaves the run as it was, or absent.
 

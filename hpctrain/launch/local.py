@@ -86,7 +86,7 @@ def _launch(run: RunPlan, program: HostProgram | None, quiet: Collection[Reason]
     # without an address from their user, local ranks meet at a file that only the user can open
     needs_secret = world_size > 1 and not run.is_program and run.training.parallel.init_method != "env://"
     number = Ledger(directory).claim(secret=needs_secret)
-    Owner.write(directory.claim(number), in_program=program is not None)
+    Owner.write(directory.attempt(number), in_program=program is not None)
     attempt = _Attempt(run, number, Notifier(directory, run.config, os.environ), quiet)
     if code.damage:
         return attempt.refuse(code.damage, code.digest)
@@ -169,7 +169,7 @@ class _Attempt:
         directory, world_size = self.run.directory, self.run.resources.world_size
         # a rank in this process that hung has recorded its end, and printed it
         is_recorded = not Ledger(directory).attempt(self.number).open
-        records, codes = read_exit_records(directory.claim(self.number)), () if ranks is None else ranks.codes
+        records, codes = read_exit_records(directory.attempt(self.number)), () if ranks is None else ranks.codes
         complaint = (
             oom_complaint(self.kills, codes, records) or alarm_complaint(codes) or death_complaint(codes, records)
         )
@@ -329,7 +329,7 @@ class LocalRanks:
         """Whether rank zero may be writing a checkpoint: its exit record, or an unfinished checkpoint, exists."""
         if self.processes[0].poll() is not None:
             return False
-        recorded = 0 in read_exit_records(self.directory.claim(self.attempt))
+        recorded = 0 in read_exit_records(self.directory.attempt(self.attempt))
         return recorded or any(self.directory.checkpoints.glob(f"{TEMPORARY_PREFIX}*"))
 
     def _forward(self, number: int, _frame: FrameType | None) -> None:

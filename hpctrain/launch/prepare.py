@@ -37,7 +37,7 @@ from hpctrain.run.gone_checkpoints import STARTS_OVER, allow_start_over
 from hpctrain.run.launch_mark import LaunchMark
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.manifest import manifest
-from hpctrain.streams import Report
+from hpctrain.streams import Printer
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def prepare(
     varied: Mapping[str, str] | None = None,
     origin: Mapping[str, Any] | None = None,
     *,
-    report: Report = print,
+    report: Printer = print,
     code: LaunchCode | None = None,
 ) -> RunPlan:
     """Create the directory of a new run, or open an existing run's, and store the configuration.
@@ -243,7 +243,7 @@ def _content_restored_on_error(directory: RunDirectory) -> Iterator[None]:
     absent = [folder for folder in folders if not folder.exists()]
     # the configuration comes first: as long as it can't be restored, the one before it must stay
     files = [directory.config, directory.config_before, directory.manifest, directory.jobs, directory.code_records]
-    files += [directory.sweep, *(directory.claim(number) / STARTS_OVER for number in directory.claimed_attempts()[-1:])]
+    files += [directory.sweep, *(directory.attempt(number) / STARTS_OVER for number in directory.claimed_attempts()[-1:])]
     before = {file: (file.read_bytes(), file.stat()) if file.is_file() else None for file in files}
     launches, copies = _launches(directory), _copies(directory)
     try:

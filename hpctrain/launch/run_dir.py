@@ -69,7 +69,10 @@ def _content_restored_on_error(directory: RunDirectory) -> Iterator[None]:
     absent = [folder for folder in folders if not folder.exists()]
     # the configuration comes first: as long as it can't be restored, the one before it must stay
     files = [directory.config, directory.config_before, directory.manifest, directory.jobs, directory.code_records]
-    files += [directory.sweep, *(directory.claim(number) / STARTS_OVER for number in directory.claimed_attempts()[-1:])]
+    files += [
+        directory.sweep,
+        *(directory.attempt(number) / STARTS_OVER for number in directory.claimed_attempts()[-1:]),
+    ]
     before = {file: (file.read_bytes(), file.stat()) if file.is_file() else None for file in files}
     launches, copies = _launches(directory), _copies(directory)
     try:

@@ -123,8 +123,8 @@ def _this_rank(directory: RunDirectory, stack: ExitStack) -> ProgramRank:
     code = current_code(directory, handover.code) if handover.code else None
     if code is not None and code.own_paths is not None:
         code = code.as_own_copy  # even if this node doesn't see it yet: the shared copy isn't for writing
-    StartRecord.of_this_process(environment).write(directory.claim(handover.attempt))
-    reserve_for_rank(directory.claim(handover.attempt), environment.rank)
+    StartRecord.of_this_process(environment).write(directory.attempt(handover.attempt))
+    reserve_for_rank(directory.attempt(handover.attempt), environment.rank)
     return ProgramRank(
         config=config,
         directory=directory,

@@ -63,7 +63,7 @@ class ProgramRank:
     @property
     def claim_folder(self) -> Path:
         """The folder of the claim."""
-        return self.directory.claim(self.attempt)
+        return self.directory.attempt(self.attempt)
 
     @property
     def spawns(self) -> bool:

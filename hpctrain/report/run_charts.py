@@ -143,7 +143,7 @@ def speed_charts(record: RunRecord) -> Markup:
     found = [
         (span, bottleneck)
         for span in record.spans
-        if (bottleneck := read_bottleneck(record.directory.claim(span.attempt.attempt))) is not None
+        if (bottleneck := read_bottleneck(record.directory.attempt(span.attempt.attempt))) is not None
     ]
     curves = [curve for name in SHOWN if (curve := record.curves.get(name)) is not None]
     parts: list[object] = []

@@ -91,5 +91,5 @@ def last_bottleneck(directory: RunDirectory, claims: Sequence[int] | None = None
         claims: the attempts that claimed it, if they are known already; oldest first.
     """
     claims = directory.claimed_attempts() if claims is None else claims
-    found = (read_bottleneck(directory.claim(attempt)) for attempt in reversed(claims))
+    found = (read_bottleneck(directory.attempt(attempt)) for attempt in reversed(claims))
     return next((bottleneck for bottleneck in found if bottleneck is not None), None)

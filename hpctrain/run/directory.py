@@ -169,9 +169,9 @@ class RunDirectory:
         """One directory per attempt: creating it claims the run, and it keeps the exit records of the ranks."""
         return self.path / "attempts"
 
-    def claim(self, attempt: int) -> Path:
-        """The claim of one attempt, counted from 1."""
-        return self.claims / f"{attempt:04d}"
+    def attempt(self, number: int) -> Path:
+        """The folder of one attempt, counted from 1, which `Ledger.claim` makes."""
+        return self.claims / f"{number:04d}"
 
     def claimed_attempts(self) -> list[int]:
         """Numbers of the attempts that claimed the run, oldest first."""
@@ -209,11 +209,11 @@ class RunDirectory:
 
     def stacks_request(self, attempt: int) -> Path:
         """The file where the ranks of an attempt look for requests for their stacks."""
-        return self.claim(attempt) / "stacks_requested"
+        return self.attempt(attempt) / "stacks_requested"
 
     def stop_file(self, attempt: int) -> Path:
         """The file by which the user cancels an attempt: its ranks look for it, on whatever machine they are."""
-        return self.claim(attempt) / "stop"
+        return self.attempt(attempt) / "stop"
 
     def is_cancelled(self, attempt: int) -> bool:
         """Whether an attempt has a stop file, as far as the file system can tell."""

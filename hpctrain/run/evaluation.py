@@ -55,7 +55,7 @@ def last_evaluation(directory: RunDirectory, claims: Sequence[int] | None = None
         claims: the attempts that claimed it, if they are known already; oldest first.
     """
     claims = directory.claimed_attempts() if claims is None else claims
-    found = (_read(directory.claim(attempt)) for attempt in reversed(claims))
+    found = (_read(directory.attempt(attempt)) for attempt in reversed(claims))
     return next((evaluation for evaluation in found if evaluation is not None), None)
 
 

@@ -48,16 +48,16 @@ def allow_start_over(directory: RunDirectory, attempt: int) -> None:
         OSError: the file system's error.
     """
     if attempt:
-        (directory.claim(attempt) / STARTS_OVER).touch()
+        (directory.attempt(attempt) / STARTS_OVER).touch()
 
 
 def _newest_record(directory: RunDirectory) -> tuple[int, bool]:
     """The step that the newest started attempt saved or started from, and whether the next one may start over."""
     attempts = {attempt.attempt: attempt for attempt in Ledger(directory).attempts()}
     for number in sorted({*attempts, *directory.claimed_attempts()}, reverse=True):
-        if (directory.claim(number) / STARTS_OVER).exists():
+        if (directory.attempt(number) / STARTS_OVER).exists():
             return 0, True
-        saved = read_json_or_empty(directory.claim(number) / SAVED).get("step")
+        saved = read_json_or_empty(directory.attempt(number) / SAVED).get("step")
         attempt = attempts.get(number, Attempt(attempt=number))
         # attempts of earlier versions recorded only what was there when they ended
         steps = [attempt.start_step, attempt.saved_step, saved if COUNT.accepts(saved) else None]

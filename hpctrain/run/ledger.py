@@ -124,7 +124,7 @@ class Attempt(StartFacts, EndFacts, TimesRecord):
 
     def with_times(self, directory: RunDirectory) -> Attempt:
         """Return the attempt with the times in its claim, if it is open: the ledger has them only with the end."""
-        return replace(self, **_recorded(TimesRecord.read(directory.claim(self.attempt)))) if self.open else self
+        return replace(self, **_recorded(TimesRecord.read(directory.attempt(self.attempt)))) if self.open else self
 
 
 _FIELD_TYPES = {"step": COUNT, "time": TIME, "reason": TEXT, **field_types(Attempt)}
@@ -211,14 +211,14 @@ class Ledger:
         number = self.last_claim()
         while True:
             number += 1
-            claim = self.directory.claim(number)
+            claim = self.directory.attempt(number)
             try:
                 claim.mkdir()
             except FileExistsError:
                 continue
             try:
                 if number > 1:
-                    self.directory.claim(number - 1).mkdir(exist_ok=True)  # it may have been taken back meanwhile
+                    self.directory.attempt(number - 1).mkdir(exist_ok=True)  # it may have been taken back meanwhile
                 fsync_directory(self.directory.claims)
                 if secret:
                     write_secret(claim)
@@ -231,18 +231,18 @@ class Ledger:
 
     def _take_back(self, number: int) -> None:
         """Remove a claim, unless there is a later one; otherwise it would count as an attempt that was killed."""
-        claim = self.directory.claim(number)
+        claim = self.directory.attempt(number)
         discard_secret(claim)
         with contextlib.suppress(OSError):
             claim.rmdir()
             # not checked before rmdir: a later claim that is made in between would leave a gap
-            if self.directory.claim(number + 1).exists():
+            if self.directory.attempt(number + 1).exists():
                 claim.mkdir()
 
     def owns(self, attempt: int) -> bool:
         """Whether no later attempt has claimed the run."""
         # claims have no gaps, and this runs before each publish: one stat instead of a listing
-        return not self.directory.claim(attempt + 1).exists()
+        return not self.directory.attempt(attempt + 1).exists()
 
     def require_ownership(self, attempt: int) -> None:
         """Raise if the attempt is superseded, before it writes.
@@ -290,7 +290,7 @@ class Ledger:
         Raises:
             OSError: the record can't be written, even with the reserved disk space.
         """
-        claim = self.directory.claim(attempt)
+        claim = self.directory.attempt(attempt)
         record = {"event": "end", "attempt": attempt, "reason": reason.value, "step": step, "time": self.clock()}
         if detail:
             record["detail"] = detail
@@ -301,7 +301,7 @@ class Ledger:
         # Ranks that were started by hand end at the same moment on several nodes. Over NFS, appends from two nodes may
         # overwrite each other, while only one of them can make this file.
         try:
-            (self.directory.claim(attempt) / "ended").open("x").close()
+            (self.directory.attempt(attempt) / "ended").open("x").close()
         except FileExistsError:
             if self._is_closed_soon(attempt):
                 return

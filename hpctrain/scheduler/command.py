@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from hpctrain.errors import SchedulerError, SchedulerMissingError
-from hpctrain.scheduler.job import JobRecord, JobState
+from hpctrain.scheduler.job import SlurmJob, JobState
 
 # a user's filters and formats would change the answers
 _SETTINGS = ("SQUEUE_", "SACCT_", "SCONTROL_", "SCANCEL_")
@@ -176,7 +176,7 @@ def _is_zero(value: str) -> bool:
 
 
 _COLUMNS = (
-    # field of a JobRecord, its columns in squeue, scontrol and sacct, and the function that parses the value
+    # field of a SlurmJob, its columns in squeue, scontrol and sacct, and the function that parses the value
     ("job_id", "JobArrayID", "JobArrayID", "JobID", str.strip),
     ("number", "JobID", "JobId", "JobIDRaw", parse_number),
     ("state", "State", "JobState", "State", JobState.parse),
@@ -199,7 +199,7 @@ SQUEUE_FORMAT = ",".join(f"{column}:|" for column in _SQUEUE.values())
 SACCT_FORMAT = ",".join(_SACCT.values())
 
 
-def squeue(answer: str) -> list[JobRecord]:
+def squeue(answer: str) -> list[SlurmJob]:
     """Parse the output of `squeue --noheader --Format=SQUEUE_FORMAT`.
 
     Raises:
@@ -208,7 +208,7 @@ def squeue(answer: str) -> list[JobRecord]:
     return [_record("squeue", _SQUEUE, row.removesuffix("|")) for row in _rows(answer)]
 
 
-def scontrol(answer: str) -> list[JobRecord]:
+def scontrol(answer: str) -> list[SlurmJob]:
     """Parse the output of `scontrol show job`, one block per job.
 
     Raises:
@@ -217,7 +217,7 @@ def scontrol(answer: str) -> list[JobRecord]:
     return [_scontrol_block(block) for block in re.split(r"\n\n(?=JobId=)", answer) if block.strip()]
 
 
-def sacct(answer: str) -> list[JobRecord]:
+def sacct(answer: str) -> list[SlurmJob]:
     """Parse the output of `sacct --noheader --parsable2 --allocations --format=SACCT_FORMAT`.
 
     Raises:
@@ -269,19 +269,19 @@ def _rows(answer: str) -> list[str]:
     return _NEXT_ROW.split(rows) if rows else []
 
 
-def _record(command: str, columns: Mapping[str, str], row: str) -> JobRecord:
+def _record(command: str, columns: Mapping[str, str], row: str) -> SlurmJob:
     values = row.split("|", len(columns) - 1)
     if len(values) != len(columns):
         raise _unreadable(command, row)
     return _job(dict(zip(columns, values, strict=True)))
 
 
-def _job(values: Mapping[str, str]) -> JobRecord:
+def _job(values: Mapping[str, str]) -> SlurmJob:
     """Make a record from the text of its fields."""
-    return JobRecord(**{name: _READ[name](value) for name, value in values.items()})  # type: ignore[arg-type]
+    return SlurmJob(**{name: _READ[name](value) for name, value in values.items()})  # type: ignore[arg-type]
 
 
-def _scontrol_block(block: str) -> JobRecord:
+def _scontrol_block(block: str) -> SlurmJob:
     found = _scontrol_fields(block)
     found |= {"JobArrayID": _scontrol_id(found)}
     found |= {name: found.get(name, "") for name in ("PreemptTime", "Priority")}

@@ -110,7 +110,7 @@ _FINISHED = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobRecord:
+class SlurmJob:
     """One job, or one task of a job array, as SLURM described it at one moment.
 
     Times are in seconds since the epoch. None means that SLURM doesn't know the value, or the command doesn't print it.
@@ -195,7 +195,7 @@ _RESOURCES = (
 )
 
 
-def explain_held(record: JobRecord) -> str | None:
+def explain_held(record: SlurmJob) -> str | None:
     """Explain why SLURM holds a job in the queue, and what releases it, in one line; None if it isn't held."""
     code = record.reason.replace(" ", "_")
     if not record.state.is_pending or not (record.held or record.state in _HELD_STATES or code in _HELD):

@@ -12,7 +12,7 @@ from dataclasses import replace
 from hpctrain.errors import SchedulerError, SchedulerMissingError
 from hpctrain.scheduler import command, settings
 from hpctrain.scheduler.command import UnknownJobError, array_tasks, run
-from hpctrain.scheduler.job import JobRecord, JobState
+from hpctrain.scheduler.job import JobState, SlurmJob
 from hpctrain.scheduler.settings import Association, Partition, Settings
 
 COMMAND_TIMEOUT_S = 20.0
@@ -55,7 +55,7 @@ class Slurm:
         self._timeout_s = timeout_s
         self._run_command = run
 
-    def show(self, job_id: str) -> JobRecord | None:
+    def show(self, job_id: str) -> SlurmJob | None:
         """SLURM's record of a job; None if the controller doesn't know the job, or no longer remembers it (MinJobAge).
 
         For an array's id: the record of the task that has the array's own number.
@@ -67,21 +67,21 @@ class Slurm:
         chosen = [record for record in records if job_id in {record.job_id, str(record.number)}] or records
         return chosen[0] if chosen else None
 
-    def queue(self, job_ids: Iterable[str]) -> dict[str, JobRecord]:
+    def queue(self, job_ids: Iterable[str]) -> dict[str, SlurmJob]:
         """The controller's records of many jobs, from one query; finished jobs included, for MinJobAge.
 
         An array's id stands for all of its tasks. Unknown jobs are left out.
         """
         # --all: hidden partitions too; --array: a row per task; --states: without it, finished jobs are left out
         options = ("--noheader", "--all", "--array", "--states=all", f"--Format={command.SQUEUE_FORMAT}")
-        found: dict[str, JobRecord] = {}
+        found: dict[str, SlurmJob] = {}
         for ids in _in_command_lines(_all_checked(job_ids)):
             with suppress(UnknownJobError):
                 answer = self._run("squeue", *options, f"--jobs={ids}")
                 found |= {record.job_id: record for record in command.squeue(answer)}
         return found
 
-    def accounting(self, job_ids: Iterable[str]) -> dict[str, JobRecord]:
+    def accounting(self, job_ids: Iterable[str]) -> dict[str, SlurmJob]:
         """The accounting database's records of many jobs, from one query; an array's id stands for all of its tasks.
 
         It lags behind the controller by a few seconds, in which a row can lack its name and time limit.
@@ -96,7 +96,7 @@ class Slurm:
             for task in array_tasks(record.job_id)
         }
 
-    def before_requeue(self, job_id: str) -> JobRecord | None:
+    def before_requeue(self, job_id: str) -> SlurmJob | None:
         """The record of a job's end before its last requeue; None if accounting has no earlier end.
 
         Raises:
@@ -105,7 +105,7 @@ class Slurm:
         ended = [record for record in self._sacct(_checked(job_id), duplicates=True) if record.state.is_finished]
         return ended[-1] if ended else None
 
-    def find(self, job_ids: Collection[str]) -> dict[str, JobRecord | None]:
+    def find(self, job_ids: Collection[str]) -> dict[str, SlurmJob | None]:
         """The record of each job, from squeue, or else from sacct; None if neither has one.
 
         Raises:
@@ -113,7 +113,7 @@ class Slurm:
                 have received the missing ones yet.
         """
         wanted = list(dict.fromkeys(job_ids))
-        found: dict[str, JobRecord] = {}
+        found: dict[str, SlurmJob] = {}
         silent: SchedulerMissingError | None = None
         try:
             found |= self.queue(wanted)
@@ -254,7 +254,7 @@ class Slurm:
         """
         self._run("scontrol", "update", f"JobId={_checked(job_id)}", "Requeue=0")
 
-    def _cancelled_in_queue(self, tasks: list[str]) -> dict[str, JobRecord]:
+    def _cancelled_in_queue(self, tasks: list[str]) -> dict[str, SlurmJob]:
         """Find array tasks that were cancelled before they started: SLURM then remembers only the array."""
         arrays = {task: task.partition("_")[0] for task in tasks if "_" in task}
         found = self.queue(sorted(set(arrays.values())))
@@ -264,7 +264,7 @@ class Slurm:
             if array in found and found[array].state.is_finished
         }
 
-    def _sacct(self, ids: str, duplicates: bool = False) -> list[JobRecord]:
+    def _sacct(self, ids: str, duplicates: bool = False) -> list[SlurmJob]:
         # --allocations: without the job's steps; --duplicates: also the records before each requeue
         options = ["--noheader", "--parsable2", "--allocations", f"--format={command.SACCT_FORMAT}"]
         options += ["--duplicates"] if duplicates else []

@@ -17,7 +17,7 @@ from hpctrain.status.log import RunLog
 from hpctrain.status.report import Jobs, ask_slurm, job_ids, read_status
 from hpctrain.status.run_status import RunStatus
 from hpctrain.status.state import RunState
-from hpctrain.streams import Report, print_warning
+from hpctrain.streams import Printer, print_warning
 from hpctrain.terminal import log_output
 
 LOOK_EVERY_S = 0.2
@@ -41,7 +41,7 @@ class RunWatch:
         warn: gets a line if SLURM is there and doesn't answer.
     """
 
-    def __init__(self, directory: RunDirectory, *, until_job_ends: bool = False, warn: Report = print_warning) -> None:
+    def __init__(self, directory: RunDirectory, *, until_job_ends: bool = False, warn: Printer = print_warning) -> None:
         self._directory = directory
         self._until_job_ends = until_job_ends
         self._warn = warn
@@ -165,7 +165,7 @@ def wait_for(directory: RunDirectory, *, skip_bytes: int = 0) -> ExitCode:
         follower.print_message(f"{last.reason}{at_step}; run directory {directory.path}")
         code = last.reason.meaning.exit_code
         if code is not ExitCode.FINISHED:
-            cause = first_cause(read_exit_records(directory.claim(last.attempt)))
+            cause = first_cause(read_exit_records(directory.attempt(last.attempt)))
             if cause is None or cause.blames_peer:
                 follower.print_message(last.detail)
             elif cause.rank or not log.shows_rank:  # rank zero's error is in its log, which was printed above

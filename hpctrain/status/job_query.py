@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from hpctrain.status.report import Ask, Jobs, ask_slurm
-from hpctrain.streams import Report
+from hpctrain.streams import Printer
 
 ASK_EVERY_S = 10.0
 """Seconds between two queries, for all runs together: many users may watch their runs at the same time."""
@@ -41,7 +41,7 @@ class JobQuery:
         """Whether SLURM may be asked again."""
         return self.asked_at is None or self._clock() - self.asked_at >= ASK_EVERY_S
 
-    def ask(self, job_ids: Sequence[str], warn: Report) -> Jobs | None:
+    def ask(self, job_ids: Sequence[str], warn: Printer) -> Jobs | None:
         """Ask about these jobs if that is due, and return all answers so far, as `ask_slurm`."""
         if job_ids and self.is_due:
             self.asked_at = self._clock()

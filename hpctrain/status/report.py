@@ -24,7 +24,7 @@ from hpctrain.run.ledger import Attempt
 from hpctrain.run.record_fields import COUNT
 from hpctrain.run.saves import last_save
 from hpctrain.run.start_record import UnconnectedRanks
-from hpctrain.scheduler.job import JobRecord
+from hpctrain.scheduler.job import SlurmJob
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.status.accounting import Account, account
 from hpctrain.status.log import batch_script_error, ended_in_setup
@@ -33,7 +33,7 @@ from hpctrain.status.records import RunRecords, present_jobs, readable_records
 from hpctrain.status.run_status import RunStatus
 from hpctrain.status.state import RunFacts, RunState, derive_state, job_that_may_run, unstarted_job
 from hpctrain.status.waiting_note import waiting_note
-from hpctrain.streams import Report, print_warning
+from hpctrain.streams import Printer, print_warning
 
 TAIL_BYTES = 64 * 2**10
 """Bytes to read at the end of metrics.jsonl: a few hundred records."""
@@ -43,15 +43,15 @@ BRIEF_METRICS = ("train/loss", "eval/loss")
 _SHOWN_KEYS = ("name", "run", "trainer.max_steps", "after")
 _NO_METRICS = LoggedMetrics(0, None, {})
 
-Jobs = Mapping[str, JobRecord | None]
+Jobs = Mapping[str, SlurmJob | None]
 """SLURM's records by job id; None for a job that SLURM doesn't know, or no longer remembers."""
-Ask = Callable[[Sequence[str], Report], Jobs | None]
+Ask = Callable[[Sequence[str], Printer], Jobs | None]
 """What `ask_slurm` is."""
 
 
 def read_statuses(
     directories: Sequence[RunDirectory],
-    warn: Report = print_warning,
+    warn: Printer = print_warning,
     *,
     brief: bool = False,
     ask: Ask | None = None,
@@ -91,7 +91,7 @@ def status_of(
         return RunStatus(name=directory.path.name, path=directory.path, state=RunState.UNREADABLE, note=why)
 
 
-def ask_slurm(job_ids: Sequence[str], warn: Report = print_warning) -> Jobs | None:
+def ask_slurm(job_ids: Sequence[str], warn: Printer = print_warning) -> Jobs | None:
     """Query SLURM for jobs, all with one command; None if SLURM can't be reached from here.
 
     Args:
@@ -157,7 +157,7 @@ def read_status(
         note = f"{waits_for} ({pending[-1].reason})"
     logs = [attempt.incomplete_logs for attempt in attempts if attempt.incomplete_logs is not None]
     note = "; ".join(filter(None, [note, *logs]))
-    if "run" in config and (unconnected := UnconnectedRanks.read(directory.claim(last.attempt))) is not None:
+    if "run" in config and (unconnected := UnconnectedRanks.read(directory.attempt(last.attempt))) is not None:
         note = "; ".join(filter(None, [note, unconnected.text]))
     status = RunStatus(
         name=str(config.get("name") or directory.path.name),
@@ -182,7 +182,7 @@ def read_status(
     return status if brief else _with_details(status, records, claims, is_program="run" in config)
 
 
-def _waits_for(config: Mapping[str, Any], job: JobRecord, records: RunRecords) -> str:
+def _waits_for(config: Mapping[str, Any], job: SlurmJob, records: RunRecords) -> str:
     """Name the runs for which a queued job waits; empty if it waits for something else."""
     after = config.get("after")
     # it has a start time after it has looked, and after a preemption
@@ -231,7 +231,7 @@ def _facts(records: RunRecords, attempts: Sequence[Attempt], jobs: Jobs | None, 
     attempt = attempts[-1] if attempts and attempts[-1].attempt >= number else Attempt(attempt=number)
     return RunFacts(
         attempt=attempt,
-        owner=Owner.read(records.directory.claim(number)) if number else None,
+        owner=Owner.read(records.directory.attempt(number)) if number else None,
         cancelled_at=records.cancelled_at,
         job_ids=records.job_ids,
         left_jobs=records.left_jobs,

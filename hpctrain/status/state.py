@@ -9,7 +9,7 @@ from enum import StrEnum
 from hpctrain.run.launcher import Owner
 from hpctrain.run.ledger import Attempt
 from hpctrain.run.reason import Reason
-from hpctrain.scheduler.job import JobRecord, JobState, explain_held, explain_pending
+from hpctrain.scheduler.job import JobState, explain_held, explain_pending, SlurmJob
 
 NOT_REQUEUED = (JobState.FAILED, JobState.OUT_OF_MEMORY, JobState.BOOT_FAIL, JobState.DEADLINE)
 """States of jobs that SLURM doesn't run again."""
@@ -62,7 +62,7 @@ class RunFacts:
     left_jobs: frozenset[str] = frozenset()
     submission: tuple[str, float] | None = None
     ended_in_setup: bool = False
-    jobs: Mapping[str, JobRecord | None] | None = None
+    jobs: Mapping[str, SlurmJob | None] | None = None
 
     @property
     def is_cancelled(self) -> bool:
@@ -70,7 +70,7 @@ class RunFacts:
         return self.cancelled_at is not None and self.cancelled_at >= (self.attempt.start_time or 0.0)
 
     @property
-    def known_jobs(self) -> dict[str, JobRecord]:
+    def known_jobs(self) -> dict[str, SlurmJob]:
         """SLURM's records of the jobs that work for the run, as far as it knows them, oldest first."""
         records = ((job_id, (self.jobs or {}).get(job_id)) for job_id in self.job_ids if job_id not in self.left_jobs)
         return {job_id: record for job_id, record in records if record is not None}
@@ -179,7 +179,7 @@ def _state_without_end(facts: RunFacts) -> tuple[RunState, str]:
     return _state_by_job(facts.job_ids[-1], facts.jobs.get(facts.job_ids[-1]), attempt)
 
 
-def _state_by_job(job_id: str, record: JobRecord | None, attempt: Attempt) -> tuple[RunState, str]:
+def _state_by_job(job_id: str, record: SlurmJob | None, attempt: Attempt) -> tuple[RunState, str]:
     """Derive the state from SLURM's record of the last job, since the attempt recorded no end."""
     no_end = f"attempt {attempt.attempt} recorded no end" if attempt.attempt else "no attempt began"
     if record is None:

@@ -28,7 +28,7 @@ from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.command import SchedulerSilentError
-from hpctrain.scheduler.job import JobRecord, JobState
+from hpctrain.scheduler.job import SlurmJob, JobState
 from hpctrain.scheduler.slurm import SILENCE_S, Slurm
 
 ENDING_S = 60
@@ -126,11 +126,11 @@ class Job:
         """Whether hpctrain submitted the job, for this run: the lines of a script that its user wrote are unknown."""
         return JobRecords(self.directory).is_own(self.job_id)
 
-    def find(self, job_ids: Sequence[str]) -> Mapping[str, JobRecord | None] | None:
+    def find(self, job_ids: Sequence[str]) -> Mapping[str, SlurmJob | None] | None:
         """SLURM's records of jobs of other runs; None if SLURM doesn't answer."""
         return self._ask(lambda: self.slurm.find(job_ids)) if job_ids else {}
 
-    def show(self) -> JobRecord | None:
+    def show(self) -> SlurmJob | None:
         """SLURM's record of the job; None if SLURM doesn't answer."""
         return self._ask(lambda: self.slurm.show(self.job_id))
 
@@ -321,7 +321,7 @@ class Job:
         termination = self._remember(termination, "killing")
         if self.attempt:
             with contextlib.suppress(OSError):  # the requeue matters more
-                termination.write(self.directory.claim(self.attempt))
+                termination.write(self.directory.attempt(self.attempt))
         if termination.requeued or termination.reason not in (Reason.PREEMPTED, Reason.TIME_LIMIT):
             return self.attempt > 0
         if not self.attempt:

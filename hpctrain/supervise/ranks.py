@@ -158,7 +158,7 @@ class Ranks:
 
     def _began(self, earlier: Attempt) -> bool:
         # the launcher records a start as well, at the end of an attempt whose ranks didn't: theirs has torch's version
-        left = len(read_exit_records(self._directory.claim(earlier.attempt)))
+        left = len(read_exit_records(self._directory.attempt(earlier.attempt)))
         return earlier.torch is not None or 0 < (earlier.world_size or 0) <= left
 
 

@@ -203,7 +203,7 @@ class Supervisor:
     def _nodes_by_rank(self, attempt: int, ended: RanksEnd) -> dict[int, str]:
         if self.allocation.num_nodes == 1:
             return dict.fromkeys(range(self._world_size), self.allocation.step_nodes[0])
-        return {**ended.nodes, **nodes_by_rank(self.directory.claim(attempt))}
+        return {**ended.nodes, **nodes_by_rank(self.directory.attempt(attempt))}
 
     def _ask_slurm(self, attempt: int, outcome: Outcome) -> Outcome:
         """Correct the outcome by SLURM's record: a rank that died while SLURM was ending the job couldn't see why."""

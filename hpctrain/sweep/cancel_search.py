@@ -10,10 +10,10 @@ from hpctrain.errors import HpctrainError
 from hpctrain.files import write_json
 from hpctrain.phrases import counted
 from hpctrain.run.directory import RunDirectory
-from hpctrain.scheduler.job import JobRecord
+from hpctrain.scheduler.job import SlurmJob
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.status.report import ask_slurm, job_ids
-from hpctrain.streams import Report, print_warning
+from hpctrain.streams import Printer, print_warning
 
 
 def search_home(typed: str, runs_dir: Path) -> RunDirectory | None:
@@ -50,7 +50,7 @@ def cancel_on_machine(home: RunDirectory, *, runs: Sequence[RunDirectory]) -> st
     return "no further run begins"
 
 
-def cancel_waiting_tasks(home: RunDirectory, warn: Report = print_warning) -> str:
+def cancel_waiting_tasks(home: RunDirectory, warn: Printer = print_warning) -> str:
     """Cancel the array tasks of a search that aren't over, and describe that; empty if all are.
 
     Call it before the runs are cancelled, so that no task begins another one.
@@ -68,7 +68,7 @@ def cancel_waiting_tasks(home: RunDirectory, warn: Report = print_warning) -> st
     return f"cancelled {counted(len(waiting), 'task')} that had not begun" if waiting else ""
 
 
-def cancel_idle_tasks(home: RunDirectory, warn: Report = print_warning, *, runs: Sequence[RunDirectory] = ()) -> str:
+def cancel_idle_tasks(home: RunDirectory, warn: Printer = print_warning, *, runs: Sequence[RunDirectory] = ()) -> str:
     """Cancel the array tasks of a search that run, and train none of these runs; empty if there is none.
 
     Such a task is between two runs. Call it after the runs are cancelled, whose tasks need time to save.
@@ -88,7 +88,7 @@ def cancel_idle_tasks(home: RunDirectory, warn: Report = print_warning, *, runs:
     return f"cancelled {counted(len(idle), 'task')} between two runs" if idle else ""
 
 
-def _tasks(home: RunDirectory, warn: Report) -> dict[str, JobRecord]:
+def _tasks(home: RunDirectory, warn: Printer) -> dict[str, SlurmJob]:
     """SLURM's records of the tasks of a search that it knows."""
     jobs = ask_slurm(job_ids(home), warn)
     if jobs is None:

@@ -12,7 +12,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.status.job_query import JobQuery
 from hpctrain.status.report import Ask, ask_slurm
 from hpctrain.status.search import find_runs
-from hpctrain.streams import Report
+from hpctrain.streams import Printer
 from hpctrain.top.watched_run import WatchedRun
 
 FIND_EVERY_S = 10.0
@@ -71,7 +71,7 @@ class Watch:
         """Search for runs at the next look."""
         self._found_at = float("-inf")
 
-    def ask(self, warn: Report) -> bool:
+    def ask(self, warn: Printer) -> bool:
         """Ask SLURM about all jobs that may change, if that is due; return whether it was asked.
 
         Args:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from hpctrain.files import describe_os_error, json_lines
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import FILE_NAME as EVALUATION
-from hpctrain.scheduler.job import JobRecord
+from hpctrain.scheduler.job import SlurmJob
 from hpctrain.status.metrics import LoggedMetrics, metrics_of
 from hpctrain.status.report import Jobs, status_of
 from hpctrain.status.run_status import RunStatus
@@ -56,7 +56,7 @@ class WatchedRun:
         self._watched = [f"{path}/{file.name}" for file in (directory.attempts, directory.jobs, directory.claims)]
         self._stamps: list[_Stamp] = []
         self._evaluation = ""
-        self._records: dict[str, JobRecord | None] | None = {}
+        self._records: dict[str, SlurmJob | None] | None = {}
         self._read_at = float("-inf")
 
     def look(self, jobs: Jobs | None) -> None:
@@ -99,7 +99,7 @@ class WatchedRun:
             return READ_SETTLED_EVERY_S
         return READ_EVERY_S if self.status.job_ids else READ_LOCAL_EVERY_S
 
-    def _records_of(self, jobs: Jobs | None) -> dict[str, JobRecord | None] | None:
+    def _records_of(self, jobs: Jobs | None) -> dict[str, SlurmJob | None] | None:
         return None if jobs is None else {job_id: jobs[job_id] for job_id in self.status.job_ids if job_id in jobs}
 
     def _read_metrics(self) -> bool:
@@ -122,7 +122,7 @@ class WatchedRun:
         self._records = self._records_of(jobs)
         self._read_at = self._clock()
         attempts = self.status.attempts
-        self._evaluation = str(self.directory.claim(attempts[-1].attempt) / EVALUATION) if attempts else ""
+        self._evaluation = str(self.directory.attempt(attempts[-1].attempt) / EVALUATION) if attempts else ""
 
     def _show_metrics(self) -> None:
         status, logged = self.status, self._logged

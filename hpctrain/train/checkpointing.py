@@ -177,7 +177,7 @@ class Checkpointing:
         top = None if self._best is None else self._best.top
         best, best_step = (None, None) if top is None else (top.score, top.step)
         record = EvaluationRecord(step=step, means=means, best=best, best_step=best_step)
-        record.write(self._directory.claim(self._claim.attempt))
+        record.write(self._directory.attempt(self._claim.attempt))
 
     def is_due(self) -> bool:
         """Return whether a save is due by rank zero's clock; False on the other ranks."""

@@ -80,7 +80,7 @@ def run_attempt(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -
     directory, attempt = _agree_on_attempt(rank, store, make_directory)
     rank.directory = directory
     rank.attempt = attempt
-    reserve_for_rank(directory.claim(attempt), environment.rank)
+    reserve_for_rank(directory.attempt(attempt), environment.rank)
     terminal = _terminal(rank)
     if terminal is not None:
         # no handler of logging: what this process prints arrives there already
@@ -97,7 +97,7 @@ def _train(rank: Rank, world: World, claim: Claim, log_stream: TextIO | None, te
     config, is_log = rank.config, log_stream is None
     hosts = world.gather(rank.environment.node_name or socket.gethostname())
     if hosts is not None:
-        rank.times.record_in(claim.ledger.directory.claim(claim.attempt))
+        rank.times.record_in(claim.ledger.directory.attempt(claim.attempt))
     rank.times.enter("build_s")
     stopping = Stopping(world, rank.environment, rank.stop, pause_at=_pause_at(rank, world, claim), claim=claim)
     attempt = AttemptContext(
@@ -238,7 +238,7 @@ def _claim_attempt(rank: Rank, make_directory: Callable[[], RunDirectory] | None
     UnrecordedEnds(directory, Slurm(), place.job_id, place.restart_count).close(place.world_size)
     attempt = Ledger(directory).claim()
     if place.job_id is None:
-        Owner.write(directory.claim(attempt))
+        Owner.write(directory.attempt(attempt))
     return directory, attempt
 
 

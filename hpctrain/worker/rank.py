@@ -109,7 +109,7 @@ class Rank:
     @property
     def claim(self) -> Path | None:
         """The claim of its attempt, once that is known."""
-        return None if self.directory is None or self.attempt is None else self.directory.claim(self.attempt)
+        return None if self.directory is None or self.attempt is None else self.directory.attempt(self.attempt)
 
     @property
     def superseded(self) -> bool:

@@ -74,11 +74,13 @@ def make_run(path: Path, records: int, attempts: int, config: str, varied: dict[
         )
         clock.now = BEGIN + last / 10 - 1
         reason = Reason.COMPLETED if attempt == attempts - 1 else Reason.PREEMPTED
-        write_json(ledger.directory.claim(number) / "times.json", SPENT)
+        write_json(ledger.directory.attempt(number) / "times.json", SPENT)
         ledger.end(number, reason=reason, step=last)
     best = Score("accuracy", "max", 1 - draw() / 10)
     means = {"eval/accuracy": best.value, "eval/loss": 0.5}
-    EvaluationRecord(step=10 * records, means=means, best=best, best_step=10 * records).write(directory.claim(attempts))
+    EvaluationRecord(step=10 * records, means=means, best=best, best_step=10 * records).write(
+        directory.attempt(attempts)
+    )
     return directory
 
 

@@ -174,7 +174,7 @@ def test_errors_and_their_exit_codes():
 def test_paths_of_a_run_directory(tmp_path):
     run = RunDirectory(tmp_path)
     paths = [run.config, run.manifest, run.attempts, run.metrics, run.jobs, run.tensorboard, run.logs, run.claims]
-    paths += [run.claim(1), run.checkpoint(100), run.rank_log(3), run.metrics_csv, run.media, run.media_records]
+    paths += [run.attempt(1), run.checkpoint(100), run.rank_log(3), run.metrics_csv, run.media, run.media_records]
     listed = (
         "config.yaml manifest.json attempts.jsonl metrics.jsonl jobs.jsonl tensorboard logs attempts attempts/0001 "
         "checkpoints/step_00000100 logs/rank_3.log metrics.csv media media.jsonl"

@@ -177,7 +177,7 @@ class Shell:
     @property
     def exit_records(self):
         """Those of the newest attempt, by rank."""
-        return read_exit_records(self.run.claim(len(self.attempts)))
+        return read_exit_records(self.run.attempt(len(self.attempts)))
 
     def logged(self, name):
         return [record[name] for record in read_json_lines(self.run.metrics) if name in record]

@@ -30,7 +30,7 @@ def test_a_rank_with_a_broken_driver_ends_the_attempt_on_its_machine_and_not_on_
     assert "rank 0 on " in zero.output
     assert "lost another rank: torch finds no GPU on " in zero.output
     assert {
-        rank: (record.reason, record.blames_peer) for rank, record in read_exit_records(directory.claim(1)).items()
+        rank: (record.reason, record.blames_peer) for rank, record in read_exit_records(directory.attempt(1)).items()
     } == {0: (Reason.INFRASTRUCTURE, True), 1: (Reason.INFRASTRUCTURE, False)}
     (attempt,) = Ledger(directory).attempts()
     assert attempt.reason is Reason.INFRASTRUCTURE

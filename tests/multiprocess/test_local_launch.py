@@ -410,11 +410,11 @@ def test_ranks_by_variables_set_by_hand_train_and_launch_nothing(ranks, tmp_path
     assert [process.code for process in done] == [0, 0], done[0].output
     record = run_at(tmp_path / "run")
     assert record.attempts == [(0, "completed", 6)]
-    assert sorted(read_exit_records(record.directory.claim(1))) == [0, 1]
+    assert sorted(read_exit_records(record.directory.attempt(1))) == [0, 1]
     assert "step 6/6" in done[0].output
     assert "step" not in done[1].output
     assert "step 6/6" in record.directory.rank_log(0).read_text()
-    assert Owner.read(record.directory.claim(1)).pid == done[0].pid
+    assert Owner.read(record.directory.attempt(1)).pid == done[0].pid
 
 
 def test_a_rank_by_hand_that_finds_no_rank_zero_says_where_it_looked(fork_server, port, tmp_path):
@@ -477,7 +477,7 @@ def test_torchrun_starts_the_ranks_and_they_launch_nothing(unattended, run_at):
     (path,) = (command.path.parent / "runs" / "torch").iterdir()
     record = run_at(path)
     assert record.attempts == [(0, "completed", 10)]
-    assert sorted(read_exit_records(record.directory.claim(1))) == [0, 1]
+    assert sorted(read_exit_records(record.directory.attempt(1))) == [0, 1]
     assert out.count("step 10/10  eval/loss") == 1
 
 
@@ -636,7 +636,7 @@ def test_a_run_is_cancelled_from_another_machine(start, record, tmp_path, proces
     words = [f"run_dir={tmp_path / 'run'}", f"cluster.processes_per_node={processes}", *TRIAL, "trainer.max_steps=1000"]
     command = start(*words, TRIAL_SLEEP="0.1")
     command.wait_for_log("step 1/1000")
-    owner = RunDirectory.at(command.path).claim(1) / "owner.json"
+    owner = RunDirectory.at(command.path).attempt(1) / "owner.json"
     owner.write_text(json.dumps({**json.loads(owner.read_text()), "host": "another"}))
     assert cancel(RunDirectory.at(command.path)).startswith(f"asked process {command.process.pid} on another to stop")
     code, _, err = command.wait()

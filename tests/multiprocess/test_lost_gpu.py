@@ -43,7 +43,7 @@ def python(variables, tmp_path):
 
 
 def records(run, attempt=1):
-    return read_exit_records(run.directory.claim(attempt))
+    return read_exit_records(run.directory.attempt(attempt))
 
 
 @pytest.mark.parametrize("num_workers", [pytest.param(0, marks=pytest.mark.nightly), 2])

@@ -76,8 +76,8 @@ def test_killed_and_stopped_around_its_pauses(train, world_size):
     assert run.attempts[-1][2] == 12
     # as if it had been killed before the end was recorded
     ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:-1]))
-    (run.directory.claim(len(run.attempts)) / "ended").unlink()
-    for record in run.directory.claim(len(run.attempts)).glob("rank_*.json"):
+    (run.directory.attempt(len(run.attempts)) / "ended").unlink()
+    for record in run.directory.attempt(len(run.attempts)).glob("rank_*.json"):
         record.unlink()
     words = (*words, "trainer.pause_at_step=9")
     code, run, output = train("run", *words, world_size=world_size)

@@ -55,7 +55,7 @@ def test_a_failed_write_ends_all_ranks(refusing, tmp_path, asynchronous):
     )
     assert code == 1
     assert "can't be written to" in output
-    records = read_exit_records(run.directory.claim(1))
+    records = read_exit_records(run.directory.attempt(1))
     assert "can't be written to" in records[0].message
     assert "rank zero could not write" in records[1].message
     assert [info.intact for info in list_checkpoints(run.directory)] == []
@@ -107,7 +107,7 @@ def test_an_error_without_a_message_counts_as_well(train):
     words = ["task._target_=unsaveable.WithUnsaveable", "trainer.max_steps=3"]
     code, run, output = train("run", *WORDS, *words, world_size=2)
     assert code == 1, output
-    records = read_exit_records(run.directory.claim(1))
+    records = read_exit_records(run.directory.attempt(1))
     assert records[0].message.endswith(": MemoryError: ")
     assert "rank zero could not write the checkpoint of step 3: MemoryError()" in records[1].message
 

@@ -66,7 +66,7 @@ def test_a_mistake_in_one_ranks_evaluation_ends_all_of_them_before_the_first_ste
     code, run, output = train("run", *WORDS, f"+task.wrong_rank={wrong_rank}", world_size=2)
     assert code == 1, output
     assert run.attempts == [(0, "failed", 0)]
-    records = read_exit_records(run.directory.claim(1))
+    records = read_exit_records(run.directory.attempt(1))
     assert str(first_cause(records).rank) == str(wrong_rank)
     assert "Keeping.evaluate must return a dict of pairs" in records[wrong_rank].message
     assert records[1 - wrong_rank].blames_peer

@@ -38,7 +38,7 @@ def test_its_ranks_report_to_the_run(tmp_path):
     process, directory = launch(tmp_path, "6")
     assert process.wait(timeout=120) == 0
     assert steps(directory) == [1, 2, 3, 4, 5, 6]
-    record = read_exit_records(directory.claim(1))[0]
+    record = read_exit_records(directory.attempt(1))[0]
     assert (record.reason, record.done, record.step) == (Reason.COMPLETED, True, 6)
 
 
@@ -46,7 +46,7 @@ def test_its_ranks_report_to_the_run(tmp_path):
 def test_the_error_of_one_rank_is_the_cause(tmp_path):
     process, directory = launch(tmp_path, "20", "fails")
     assert process.wait(timeout=120) == 1
-    record = read_exit_records(directory.claim(1))[0]
+    record = read_exit_records(directory.attempt(1))[0]
     assert (record.reason, record.message) == (Reason.FAILED, "exit code 1: ValueError: bad sample")
 
 
@@ -58,6 +58,6 @@ def test_a_stop_reaches_its_ranks(tmp_path):
         time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) == 4
-    record = read_exit_records(directory.claim(1))[0]
+    record = read_exit_records(directory.attempt(1))[0]
     assert record.reason is Reason.INTERRUPTED
     assert last_save(directory).step == record.step > 0

@@ -129,11 +129,13 @@ def test_a_rank_that_hangs_ends_the_run_with_the_stacks_of_all(ended):
     assert 'trial.py", line' in done.output
     assert "in _act\n" in run.stacks[1]
     assert "/torch/" in run.stacks[0]
-    assert {rank: record.blames_peer for rank, record in read_exit_records(run.directory.claim(1)).items()} == {
+    assert {rank: record.blames_peer for rank, record in read_exit_records(run.directory.attempt(1)).items()} == {
         0: True,
         1: False,
     }
-    begun = [read_exit_records(run.directory.claim(1))[rank].collectives.begun["gloo default_pg"] for rank in range(2)]
+    begun = [
+        read_exit_records(run.directory.attempt(1))[rank].collectives.begun["gloo default_pg"] for rank in range(2)
+    ]
     assert begun[0] > begun[1], "rank 1 never began the one in which rank 0 waits"
     assert attempt.end_time - attempt.start_time < HANG_TIMEOUT_S + 60
     assert run.processes == []
@@ -158,7 +160,7 @@ def test_collectives_that_time_out_before_the_watchdog_are_a_hang_too(ended):
     error = "Timed out waiting 8000 ?ms|Application timeout caused pair closure"
     assert re.search(rf"rank [02] on \S+ hangs after step 4: RuntimeError: .*({error})", attempt.detail)
     assert re.search(r"; (rank 1|ranks 1, 2) left no exit record: stopped, its machine gone", attempt.detail)
-    records = read_exit_records(run.directory.claim(1))
+    records = read_exit_records(run.directory.attempt(1))
     assert 1 not in records
     assert all(record.blames_peer for record in records.values())
     assert run.processes == []

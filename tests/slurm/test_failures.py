@@ -149,7 +149,7 @@ def test_a_node_is_cut_off_for_longer_than_the_watchdog_waits(runs: SubmittedRun
     run = runs.train(OFTEN, *SHORT_TIMEOUTS)
     run.until_step(13)
     runs.sandbox.cut("n2")
-    run.until(lambda: 0 in read_exit_records(run.directory.claim(1)), "the hang")
+    run.until(lambda: 0 in read_exit_records(run.directory.attempt(1)), "the hang")
     runs.sandbox.mend("n2")
     assert let_it_end(run, 2) == "COMPLETED"
     assert_survived(runs, run, "hang")

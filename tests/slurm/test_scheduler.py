@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hpctrain.errors import SchedulerError, SchedulerMissingError
-from hpctrain.scheduler.job import JobRecord, JobState, explain_held
+from hpctrain.scheduler.job import JobState, explain_held, SlurmJob
 from hpctrain.scheduler.slurm import Slurm
 
 if TYPE_CHECKING:
     from conftest import SlurmSandbox
 
 
-def until(ask: Callable[[], JobRecord | None], ready: Callable[[JobRecord], bool], timeout: float = 120) -> JobRecord:
+def until(ask: Callable[[], SlurmJob | None], ready: Callable[[SlurmJob], bool], timeout: float = 120) -> SlurmJob:
     deadline = time.monotonic() + timeout
     while True:
         record = None
@@ -31,7 +31,7 @@ def until(ask: Callable[[], JobRecord | None], ready: Callable[[JobRecord], bool
         time.sleep(0.1)
 
 
-def one(slurm: Slurm, job_id: str) -> Callable[[], JobRecord | None]:
+def one(slurm: Slurm, job_id: str) -> Callable[[], SlurmJob | None]:
     return lambda: slurm.find([job_id])[job_id]
 
 

@@ -105,7 +105,7 @@ class ManyRuns:
             ledger.append(end | spent | {"last_step": reached})
         run.attempts.write_text("".join(json.dumps(record) + "\n" for record in ledger))
         for attempt in (1, 2):
-            claim = run.claim(attempt)
+            claim = run.attempt(attempt)
             claim.mkdir()
             (claim / "times.json").write_text(json.dumps(spent, indent=2))
             (claim / "verdict.json").write_text(json.dumps({"text": "data loading: set data.workers=4", "step": half}))

@@ -40,5 +40,5 @@ def train(search: Search, assignment: Assignment, value: float, *, reason: Reaso
     step = assignment.pause_at_step or 100
     score = Score("accuracy", "max", value)
     record = EvaluationRecord(step=step, means={"eval/accuracy": value}, best=score, best_step=step)
-    record.write(directory.claim(attempt))
+    record.write(directory.attempt(attempt))
     ledger.end(attempt, reason=reason, step=step)

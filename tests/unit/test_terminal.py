@@ -194,7 +194,7 @@ def test_ctrl_c_on_a_log_that_is_followed_resets_its_colours(hostile: RunDirecto
     attempt = Ledger(hostile).claim()
     Ledger(hostile).start(attempt, job_id=None, nodes=["n1"], world_size=1, step=0)
     owner = {"host": socket.gethostname(), "pid": os.getpid()}
-    (hostile.claim(attempt) / "owner.json").write_text(json.dumps(owner))
+    (hostile.attempt(attempt) / "owner.json").write_text(json.dumps(owner))
     text = on_a_terminal(
         "logs", "--follow", str(hostile.path), folder=hostile.path.parent, until=SHOWN.decode().splitlines()[-1]
     )

@@ -14,7 +14,7 @@ from hpctrain.run.ledger import Ledger
 
 def launch(directory, tmp_path, monkeypatch, pid):
     """Start a launcher that finds the run claimed by a process with this id, as a shell spells it."""
-    claim = directory.claim(1)
+    claim = directory.attempt(1)
     owner = f'{{"host": {json.dumps(socket.gethostname())}, "pid": \'{pid}\'}}'
     program = tmp_path / "python"
     lines = ["#!/bin/sh", f"mkdir -p {claim}", f"echo '{owner}' > {claim}/new", f"mv {claim}/new {claim}/owner.json"]

@@ -88,7 +88,7 @@ def test_a_failed_run_raises_its_error(directory):
     number = end(directory, Reason.FAILED)
     ExitRecord(
         rank=0, host="n1", reason=Reason.FAILED, step=4, message="no", traceback="Traceback: no", time=1.0
-    ).write(directory.claim(number))
+    ).write(directory.attempt(number))
     run = hpctrain.Run("mine")
     with pytest.raises(RunFailedError, match=r"is failed \(the reason\), at step 4\nTraceback: no"):
         run.wait()

@@ -20,7 +20,7 @@ RANK_ONE = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "1
 def directory(tmp_path):
     directory = RunDirectory.at(tmp_path / "run")
     directory.create(0o750)
-    directory.claim(1).mkdir()
+    directory.attempt(1).mkdir()
     directory.config.write_text("keys: of another version\n")
     return directory
 
@@ -31,7 +31,7 @@ def test_a_rank_with_another_version_than_its_launcher_ends_before_it_reads_the_
     command = [sys.executable, "-m", module, str(directory.path)]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    record = read_exit_records(directory.claim(1))[1]
+    record = read_exit_records(directory.attempt(1))[1]
     assert record.reason is Reason.FAILED
     assert f"has hpctrain {__version__}, and the run was submitted with hpctrain 9.8.7" in record.message
     assert done.stderr == f"hpctrain: error: {record.message}\n"
@@ -39,4 +39,4 @@ def test_a_rank_with_another_version_than_its_launcher_ends_before_it_reads_the_
 
 def test_without_an_attempt_nothing_is_recorded(directory):
     record_early_end(directory, Reason.FAILED, "no", RANK_ONE)
-    assert not read_exit_records(directory.claim(1))
+    assert not read_exit_records(directory.attempt(1))

@@ -81,7 +81,7 @@ def test_an_end_that_rank_zero_recorded_stands(run):
     attempt = ledger.claim()
     ledger.start(attempt, job_id="1", nodes=["n1"], world_size=1, step=0)
     ledger.end(attempt, reason=Reason.COMPLETED, step=9)
-    record(0, step=9).write(run.claim(attempt))
+    record(0, step=9).write(run.attempt(attempt))
     record_end(run, attempt, Outcome.of_attempt(run, attempt, 1), world_size=1)
     assert [entry.reason for entry in ledger.attempts()] == [Reason.COMPLETED]
     assert len(run.attempts.read_text().splitlines()) == 2
@@ -102,7 +102,7 @@ def test_a_cancelled_attempt_and_not_the_one_after_it(run, entry, reason, report
     ledger = Ledger(run)
     for attempt in (ledger.claim(), ledger.claim()):
         if entry is not None:
-            entry.write(run.claim(attempt))
+            entry.write(run.attempt(attempt))
     run.stop_file(1).touch()
     found = [Outcome.of_attempt(run, attempt, 1) for attempt in (1, 2)]
     assert found[0].reason is reason
@@ -231,7 +231,7 @@ def test_an_exit_code_after_a_stop_that_is_to_be_believed_is_not_doubted(run):
 
 def test_that_a_run_is_a_programs_is_read_from_its_configuration(run):
     attempt = Ledger(run).claim()
-    record(0, **STOPPED).write(run.claim(attempt))
+    record(0, **STOPPED).write(run.attempt(attempt))
     assert Outcome.of_attempt(run, attempt, 2).reason is Reason.INTERRUPTED
     run.config.write_text("name: long\nrun: {command: [bash, long.sh]}\n")
     assert Outcome.of_attempt(run, attempt, 2).reason is Reason.INFRASTRUCTURE

@@ -26,7 +26,7 @@ Try `python -h' for more information.
 def directory(tmp_path):
     directory = RunDirectory.at(tmp_path / "run")
     directory.create(0o750)
-    directory.claim(1).mkdir()
+    directory.attempt(1).mkdir()
     return directory
 
 
@@ -87,7 +87,7 @@ def test_why_a_python_can_not_run_a_rank(directory, command, why, tmp_path):
 
 def test_a_rank_that_left_a_record_or_no_log_has_begun_or_stays_unexplained(directory):
     directory.rank_log(0).write_text("python: No module named hpctrain\n")
-    ExitRecord(rank=0, host="n1", reason=Reason.FAILED, step=0).write(directory.claim(1))
+    ExitRecord(rank=0, host="n1", reason=Reason.FAILED, step=0).write(directory.attempt(1))
     complaints = ["n1: task 0: Exited with exit code 1", "n2: task 1: Exited with exit code 1"]
     assert unable_python(directory, 1, complaints, "python3") == ""
 

@@ -26,7 +26,7 @@ def close(directory, slurm):
         ledger.start(ledger.claim(), job_id="7", nodes=["n1", "n2"], world_size=2, step=0)
         for rank, fields in records.items():
             known = {"rank": int(rank[-1]), "host": "n1", "step": 9, "message": "the message"}
-            ExitRecord(**(known | fields)).write(directory.claim(1))
+            ExitRecord(**(known | fields)).write(directory.attempt(1))
         UnrecordedEnds(directory, Slurm(slurm.environ, run=slurm.run), job_id, restarts).close(2)
         (closed,) = ledger.attempts()
         return closed
@@ -146,7 +146,7 @@ def test_an_attempt_that_another_launch_supersedes_was_not_killed(directory, slu
     number = ledger.claim()
     # two launches at the same moment: the launcher of the first still runs
     pid = os.getppid() if alive else 2**22 + 1
-    owner = directory.claim(number) / "owner.json"
+    owner = directory.attempt(number) / "owner.json"
     owner.write_text(json.dumps({"host": socket.gethostname(), "pid": pid}))
     UnrecordedEnds(directory, Slurm(slurm.environ, run=slurm.run)).close(1)
     (closed,) = ledger.attempts()

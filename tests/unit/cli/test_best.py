@@ -47,7 +47,7 @@ def prepare(tmp_path, name, overrides, accuracy=0.5, command=None):
     ledger.claim()
     ledger.start(1, job_id=None, nodes=["here"], world_size=1, step=0)
     best = Score("accuracy", "max", accuracy)
-    EvaluationRecord(step=3, means={"eval/accuracy": accuracy}, best=best, best_step=2).write(directory.claim(1))
+    EvaluationRecord(step=3, means={"eval/accuracy": accuracy}, best=best, best_step=2).write(directory.attempt(1))
     ledger.end(1, reason=Reason.COMPLETED, step=3)
     return directory
 

@@ -30,7 +30,7 @@ signal.signal(signal.SIGINT, lambda *_: stop.set())
 directory = RunDirectory.at(sys.argv[1])
 ledger = Ledger(directory)
 number = ledger.claim()
-(directory.claim(number) / "owner.json").write_text(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}))
+(directory.attempt(number) / "owner.json").write_text(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}))
 ledger.start(number, job_id=None, nodes=["here"], world_size=1, step=0)
 print("running", flush=True)
 stop.wait(60)
@@ -57,7 +57,7 @@ def state(directory):
 
 def own(directory, host, pid):
     number = Ledger(directory).claim()
-    (directory.claim(number) / "owner.json").write_text(json.dumps({"host": host, "pid": pid}))
+    (directory.attempt(number) / "owner.json").write_text(json.dumps({"host": host, "pid": pid}))
     Ledger(directory).start(number, job_id=None, nodes=[host], world_size=1, step=0)
     return number
 
@@ -98,7 +98,7 @@ def test_a_program_that_trains_gets_no_signal_that_could_end_it(make_run, capsys
     with subprocess.Popen(["sleep", "60"]) as process:
         number = own(directory, socket.gethostname(), process.pid)
         owner = {"host": socket.gethostname(), "pid": process.pid, "in_program": True}
-        (directory.claim(number) / "owner.json").write_text(json.dumps(owner))
+        (directory.attempt(number) / "owner.json").write_text(json.dumps(owner))
         assert main(["digits"]) == 0
         assert directory.is_cancelled(number)
         assert process.poll() is None

@@ -131,7 +131,7 @@ def test_the_table_is_for_people(directory, capsys):
 def test_checkpoints_that_are_gone_are_reported(directory, capsys):
     ledger = Ledger(directory)
     ledger.start(ledger.claim(), job_id=None, nodes=[], world_size=4, step=0)
-    record_saved(directory.claim(1), 120)
+    record_saved(directory.attempt(1), 120)
     assert main(["digits"]) == 1
     assert "checkpoints     none\n  step 120, which the run saved, is gone\n" in capsys.readouterr().out
     ledger.end(1, reason=Reason.INTERRUPTED, step=120)
@@ -148,8 +148,8 @@ def test_a_best_evaluation_without_a_checkpoint_is_named(directory, capsys):
     directory.config.write_text("checkpoint:\n  keep_best: 0\n")
     for step, accuracy in ((380, 0.9), (400, 0.8)):
         save(directory, step, accuracy)
-    directory.claim(1).mkdir()
-    EvaluationRecord(step=400, best=Score("accuracy", "max", 0.95), best_step=180).write(directory.claim(1))
+    directory.attempt(1).mkdir()
+    EvaluationRecord(step=400, best=Score("accuracy", "max", 0.95), best_step=180).write(directory.attempt(1))
     kept = "the best checkpoint on disk is that of step 380, with accuracy 0.9"
     why = "checkpoint.keep_best=0; set it to 1 to keep the best"
     warning = f"the best evaluation is accuracy 0.95 at step 180, whose checkpoint isn't on disk ({why}); {kept}"

@@ -32,7 +32,7 @@ def begin(directory, **start):
     ledger = Ledger(directory)
     number = ledger.claim()
     owner = {"host": socket.gethostname(), "pid": os.getpid()}
-    (directory.claim(number) / "owner.json").write_text(json.dumps(owner))
+    (directory.attempt(number) / "owner.json").write_text(json.dumps(owner))
     ledger.start(number, job_id=None, nodes=["here"], world_size=1, step=0)
     return number
 

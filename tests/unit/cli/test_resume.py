@@ -26,7 +26,7 @@ def run(tmp_path, monkeypatch):
 def goes_on(directory):
     """As if this process trained it."""
     ledger = Ledger(directory)
-    Owner.write(directory.claim(ledger.claim()))
+    Owner.write(directory.attempt(ledger.claim()))
 
 
 @pytest.mark.parametrize("before", [[], ["nodes=2"]])

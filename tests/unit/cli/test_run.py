@@ -118,7 +118,7 @@ def test_ranks_that_a_launcher_started_are_refused_by_one_line_of_rank_zero(rank
 
 def complete(directory):
     attempt = Ledger(directory).claim()
-    ExitRecord(rank=0, host="here", reason=Reason.COMPLETED, step=0).write(directory.claim(attempt))
+    ExitRecord(rank=0, host="here", reason=Reason.COMPLETED, step=0).write(directory.attempt(attempt))
     record_end(directory, attempt, Outcome.of_attempt(directory, attempt, 1), world_size=1)
 
 

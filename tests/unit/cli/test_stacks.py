@@ -61,7 +61,7 @@ def begin(directory, world_size=2):
     ledger = Ledger(directory)
     number = ledger.claim()
     owner = {"host": socket.gethostname(), "pid": os.getpid()}
-    (directory.claim(number) / "owner.json").write_text(json.dumps(owner))
+    (directory.attempt(number) / "owner.json").write_text(json.dumps(owner))
     if world_size is not None:
         ledger.start(number, job_id=None, nodes=["here"], world_size=world_size, step=0)
     return number
@@ -107,7 +107,7 @@ def test_a_rank_that_does_not_answer_is_named(directory, capsys):
 
 def test_a_rank_that_has_ended_owes_nothing(directory, capsys):
     attempt = begin(directory)
-    ExitRecord(rank=0, host="here", reason=Reason.COMPLETED, step=3).write(directory.claim(attempt))
+    ExitRecord(rank=0, host="here", reason=Reason.COMPLETED, step=3).write(directory.attempt(attempt))
     with running(directory, 1):
         assert main(["digits"]) == 0
     assert capsys.readouterr().out.count("in train\n") == 1

@@ -59,14 +59,14 @@ def begin(directory, *, began=NOW - 900, step=0, job_id=None, pid=None, import_s
     number = ledger.claim()
     if pid is not None:
         owner = json.dumps({"host": socket.gethostname(), "pid": pid})
-        (directory.claim(number) / "owner.json").write_text(owner)
+        (directory.attempt(number) / "owner.json").write_text(owner)
     times = PhaseTimes(import_s=import_s)
     ledger.start(number, StartFacts(**facts), times, job_id=job_id, nodes=["n1", "n2"], world_size=4, step=step)
 
 
 def end(directory, reason, step, *, ended=NOW - 600, detail="", saved_step=None, **times):
     ledger = Ledger(directory, clock=lambda: ended)
-    write_json(directory.claim(ledger.last_claim()) / "times.json", times)
+    write_json(directory.attempt(ledger.last_claim()) / "times.json", times)
     ledger.end(ledger.last_claim(), EndFacts(saved_step=saved_step), reason=reason, step=step, detail=detail)
 
 
@@ -92,7 +92,7 @@ def test_the_table_shows_the_newest_first(make_run, capsys):
     begin(running, pid=os.getpid())
     log(running, 120, train_loss=0.12345)
     means = {"eval/loss": 0.25, "eval/f1": 0.5}
-    EvaluationRecord(step=80, means=means, best=Score("f1", "max", 0.75), best_step=40).write(running.claim(1))
+    EvaluationRecord(step=80, means=means, best=Score("f1", "max", 0.75), best_step=40).write(running.attempt(1))
     begin(failed)
     end(failed, Reason.FAILED, 7, detail="rank 3 on n2 failed")
     lines = [re.split(r"  +", line) for line in shown(capsys)]
@@ -143,7 +143,7 @@ def test_one_run_in_detail(make_run, capsys):
     end(directory, Reason.PREEMPTED, 150, ended=NOW - 2400, detail="by a job of a higher priority", **spent)
     begin(directory, began=NOW - 900, step=140, pid=os.getpid(), job_id="12", launched=NOW - 930, import_s=25)
     kept = {"import_s": 25, "first_step_s": 5, "train_s": 280, "last_step": 200, "seen": NOW - 300}
-    (directory.claim(2) / "times.json").write_text(json.dumps(kept))
+    (directory.attempt(2) / "times.json").write_text(json.dumps(kept))
     directory.checkpoint(140).mkdir()
     (directory.checkpoint(140) / MANIFEST).write_bytes(manifest(140))
     directory.checkpoint(180).mkdir()  # not complete
@@ -185,7 +185,7 @@ def test_what_to_type_next_fits_the_state_and_the_shell(make_run, capsys, reason
     for rank, blames_peer in ((0, True), (3, False)):
         record = ExitRecord(rank=rank, host="n2", reason=Reason.FAILED, step=7, blames_peer=blames_peer)
         if reason is Reason.FAILED:
-            record.write(directory.claim(1))
+            record.write(directory.attempt(1))
     end(directory, reason, 7)
     lines = shown(capsys, "it's")
     typed = [line.replace("'\"'\"'", "''") for line in lines[lines.index("next") + 1 :]]
@@ -404,7 +404,7 @@ def test_a_program_that_reports_has_steps_a_save_and_the_time_left(make_program,
     directory = make_program("long/a")
     begin(directory, step=100, pid=os.getpid(), job_id=None, launched=NOW - 930, total_steps=1000)
     times = {"import_s": 25, "first_step_s": 5, "train_s": 280, "last_step": 300, "seen": NOW}
-    (directory.claim(1) / "times.json").write_text(json.dumps(times))
+    (directory.attempt(1) / "times.json").write_text(json.dumps(times))
     (directory.checkpoints / "two.pt").touch()
     for step, name in ((200, "two.pt"), (300, "three.pt")):
         record_save(directory, 1, step, directory.checkpoints / name)

@@ -76,7 +76,7 @@ def test_steps_of_an_earlier_attempt_that_were_not_saved_do_not_count(directory)
     begin(directory, step=1)
     run = Scripted(directory)
     assert steps(run, looks=1) == [None]
-    write_json(directory.claim(1) / FILE_NAME, {"last_step": 2})  # a program that reports no metrics
+    write_json(directory.attempt(1) / FILE_NAME, {"last_step": 2})  # a program that reports no metrics
     assert steps(run, looks=1) == [2]
 
 

@@ -53,7 +53,7 @@ def wait_for_signal():
 
 @pytest.fixture
 def ranks(directory):
-    directory.claim(3).mkdir()
+    directory.attempt(3).mkdir()
     return LocalRanks(directory, attempt=3, world_size=2, port=29123)
 
 
@@ -151,7 +151,7 @@ def test_the_ranks_meet_where_no_other_user_may_enter(ranks, command, directory,
         assert "Permission denied" in seen or seen == "not root"
     # nothing is left behind
     assert not Path(there()[0][1]["HPCTRAIN_STORE"]).parent.exists()
-    assert not (directory.claim(3) / "secret").exists()
+    assert not (directory.attempt(3) / "secret").exists()
 
 
 def test_where_temporary_files_cannot_be_locked_the_ranks_meet_in_memory(ranks, command, there, monkeypatch, tmp_path):
@@ -202,7 +202,7 @@ time.sleep(1000)
 
 def test_rank_zero_may_finish_its_checkpoint_after_its_exit_record(ranks, command, directory, monkeypatch):
     monkeypatch.setattr(local, "GRACE_S", 0.0)
-    claim = directory.claim(3)
+    claim = directory.attempt(3)
     ExitRecord(rank=0, host="here", reason=Reason.FAILED, step=5, blames_peer=True).write(claim)
     ranks.run(
         command("""
@@ -393,7 +393,7 @@ def test_an_error_that_all_ranks_raise_is_not_printed_again(tmp_path, monkeypatc
         record = ExitRecord(
             rank=rank, host="n", reason=Reason.FAILED, step=3, message="ConfigError: no", time=2.0 - rank
         )
-        record.write(run.directory.claim(attempt))
+        record.write(run.directory.attempt(attempt))
     notifier = Notifier(run.directory, run.config, os.environ)
     ranks = LocalRanks(run.directory, attempt, 2, port=1)
     ranks.codes = [1, 1]

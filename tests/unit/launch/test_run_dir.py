@@ -67,7 +67,7 @@ def test_files_of_others_stay(folder, run_dir):
 
 
 @pytest.mark.parametrize(
-    "begin", [lambda run: JobRecords(run).add({"job_id": "7", "time": 1.0}), lambda run: run.claim(1).mkdir()]
+    "begin", [lambda run: JobRecords(run).add({"job_id": "7", "time": 1.0}), lambda run: run.attempt(1).mkdir()]
 )
 def test_a_run_with_a_job_or_an_attempt_is_not_undone(directory, begin):
     def launched():

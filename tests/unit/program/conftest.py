@@ -162,7 +162,7 @@ class Program:
 
     def record(self, rank=0):
         """The exit record of a rank."""
-        return read_exit_records(self.directory.claim(self.attempt)).get(rank)
+        return read_exit_records(self.directory.attempt(self.attempt)).get(rank)
 
     def log(self, rank=0):
         """The output of a rank."""

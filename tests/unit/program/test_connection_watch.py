@@ -73,7 +73,7 @@ def rank(directory, tmp_path):
         started.append(process)
         environment = ClusterEnvironment.from_environment(rank_variables(0, world_size, port))
         config = ProgramConfig(run=ProgramRun(command=["x"], **run))
-        directory.claim(1).mkdir(exist_ok=True)
+        directory.attempt(1).mkdir(exist_ok=True)
         record = ProgramRank(
             config=config,
             directory=directory,

@@ -119,7 +119,7 @@ def test_rank_zero_records_start_and_times(program):
     (attempt,) = Ledger(run.directory).attempts()
     assert (attempt.world_size, attempt.start_step, attempt.open) == (1, 0, True)
     assert attempt.launched <= attempt.start_time
-    times = read_times(run.directory.claim(1))
+    times = read_times(run.directory.attempt(1))
     assert times["train_s"] >= 0.1
     assert "first_step_s" not in times
 
@@ -129,7 +129,7 @@ def test_another_rank_records_neither(program):
     assert run.start(rank=1, world_size=2).wait(timeout=30) == 0
     assert run.record(1).reason is Reason.COMPLETED
     assert Ledger(run.directory).attempts() == []
-    assert read_times(run.directory.claim(1)) == {}
+    assert read_times(run.directory.attempt(1)) == {}
 
 
 def test_a_death_by_a_signal_is_the_machines(program):
@@ -216,7 +216,7 @@ def test_the_command_of_a_launcher(program):
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=30) == 0
     assert run.record().reason is Reason.INTERRUPTED
-    times = read_times(run.directory.claim(1))
+    times = read_times(run.directory.attempt(1))
     assert times["import_s"] > 0
 
 
@@ -268,10 +268,10 @@ def test_a_program_gets_the_node_that_rank_zero_has_recorded(program):
     process = run.start(rank=1, **OF_TORCH, **BY_SWITCH)
     time.sleep(0.3)
     zero = {"rank": 0, "node": "n2", "host": "n2.example", "pid": 1, "time": 1.0}
-    (run.directory.claim(run.attempt) / "start_0.json").write_text(json.dumps(zero))
+    (run.directory.attempt(run.attempt) / "start_0.json").write_text(json.dumps(zero))
     assert process.wait() == 0
     assert (run.folder / "shown").read_text() == "1 at n2\n"
-    own = json.loads((run.directory.claim(run.attempt) / "start_1.json").read_text())
+    own = json.loads((run.directory.attempt(run.attempt) / "start_1.json").read_text())
     assert (own["rank"], own["node"]) == (1, "n1")
 
 

@@ -87,7 +87,7 @@ def test_everything_is_recorded(python):
         (step, run.directory.checkpoints / f"{step}.pt", 1) for step in (1, 2, 3)
     ]
     assert saved_step(run.directory) == 3
-    times = read_times(run.directory.claim(1))
+    times = read_times(run.directory.attempt(1))
     assert (times["last_step"], times["total_steps"]) == (3, 3)
     assert {"import_s", "first_step_s", "train_s"} <= times.keys()
 
@@ -111,7 +111,7 @@ def test_a_resumed_attempt_drops_the_metrics_of_steps_that_it_repeats(python):
     # step 6 is the first one that it reports, and step 3 the one that it resumed from
     assert [one["step"] for one in metrics(again)] == [1, 2, 3, 6]
     assert Ledger(again.directory).attempt(2).start_step == 3
-    assert read_times(again.directory.claim(2))["resumed_step"] == 5
+    assert read_times(again.directory.attempt(2))["resumed_step"] == 5
 
 
 def test_a_program_without_saves_drops_what_follows_its_first_step(python):
@@ -246,9 +246,9 @@ def test_the_progress_of_a_running_program_is_recorded(python):
     process = run.start()
     await_metric(run, 2)
     deadline = time.monotonic() + 20
-    while read_times(run.directory.claim(1)).get("last_step") != 2 and time.monotonic() < deadline:
+    while read_times(run.directory.attempt(1)).get("last_step") != 2 and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert read_times(run.directory.claim(1)).items() >= {"last_step": 2, "total_steps": 9}.items()
+    assert read_times(run.directory.attempt(1)).items() >= {"last_step": 2, "total_steps": 9}.items()
     assert not run.directory.config_before.exists()  # it trains with the change
     run.end(process)
 

@@ -57,7 +57,7 @@ def interrupted(directory):
             text="waiting for data", also=("the optimizer",), step=50, shares=shares,
             slowest_rank=1, slowest_host="n2", slowest_ratio=1.25,
         )  # fmt: skip
-        found.write(directory.claim(attempt))
+        found.write(directory.attempt(attempt))
     append_json_line(directory.jobs, {"job_id": "7", "time": 995.0})
     return run
 

@@ -39,10 +39,10 @@ def make_run(home, number, *, lr=0.1, layer="gelu", seed=0, best=0.5, reason=Rea
         sink.close()
         score = Score("accuracy", "max", best)
         EvaluationRecord(step=20, means={"eval/accuracy": best}, best=score, best_step=20).write(
-            directory.claim(attempt)
+            directory.attempt(attempt)
         )
     if reason is not None:
-        write_json(directory.claim(attempt) / "times.json", {"first_step_s": 1.0, "train_s": 3.0})
+        write_json(directory.attempt(attempt) / "times.json", {"first_step_s": 1.0, "train_s": 3.0})
         ledger.end(attempt, reason=reason, step=20)
     return directory
 

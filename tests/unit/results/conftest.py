@@ -55,9 +55,9 @@ def make_run(tmp_path: Path) -> MakeRun:
             best = Score("accuracy", "max", finite[top])
             means = {"eval/accuracy": list(accuracy.values())[-1]}
             record = EvaluationRecord(step=max(accuracy), means=means, best=best, best_step=top)
-            record.write(directory.claim(number))
+            record.write(directory.attempt(number))
         if reason is not None:
-            write_json(ledger.directory.claim(number) / "times.json", {"first_step_s": 1.0, "train_s": 4.0})
+            write_json(ledger.directory.attempt(number) / "times.json", {"first_step_s": 1.0, "train_s": 4.0})
             ledger.end(number, reason=reason, step=max(accuracy, default=0))
         return directory
 

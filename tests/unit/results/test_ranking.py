@@ -71,7 +71,7 @@ def test_a_live_run_counts_with_what_it_has(tmp_path, make_run):
     make_run(0, lr(0.1), {10: 0.5})
     live = make_run(1, lr(0.2), {5: 0.75}, reason=None)
     owner = {"host": socket.gethostname(), "pid": os.getpid()}
-    (live.claim(1) / "owner.json").write_text(json.dumps(owner))
+    (live.attempt(1) / "owner.json").write_text(json.dumps(owner))
     make_run(2, lr(0.3), {5: 0.9}, reason=Reason.INTERRUPTED)
     make_run(3, lr(0.4))
     found = ranked(tmp_path).rows
@@ -86,7 +86,7 @@ def test_a_live_run_counts_with_what_it_has(tmp_path, make_run):
 def test_damaged_and_old_runs(tmp_path, make_run):
     make_run(0, lr(0.1), {10: 0.5})
     torn = make_run(1, lr(0.2), {10: 0.75})
-    (torn.claim(1) / "evaluation.json").write_text('{"step": 1')
+    (torn.attempt(1) / "evaluation.json").write_text('{"step": 1')
     torn.metrics.write_text(torn.metrics.read_text() + '{"step": 11, "eval/acc')
     unread = make_run(2, lr(0.3), {10: 0.6})
     unread.config.write_text("optimizer: [")

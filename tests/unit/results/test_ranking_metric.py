@@ -19,7 +19,7 @@ def test_a_mixture_of_metrics_is_one_line(tmp_path, make_run):
     make_run(0, {}, {10: 0.5})
     make_run(1, {}, {10: 0.5})
     other = make_run(2, {}, {10: 0.5})
-    EvaluationRecord(step=10, best=Score("loss", "min", 1.0), best_step=10).write(other.claim(1))
+    EvaluationRecord(step=10, best=Score("loss", "min", 1.0), best_step=10).write(other.attempt(1))
     with pytest.raises(RunDirectoryError) as error:
         judging_metric(read(tmp_path))
     assert str(error.value) == (
@@ -31,7 +31,7 @@ def test_a_mixture_of_metrics_is_one_line(tmp_path, make_run):
 @pytest.mark.parametrize("configured", [{}, {"metric": "loss", "metric_mode": None}])
 def test_old_runs_have_their_metric_in_the_configuration_alone(tmp_path, make_run, configured):
     run = make_run(0, {**DIGITS, "checkpoint": configured}, {10: 0.5})
-    (run.claim(1) / "evaluation.json").unlink()
+    (run.attempt(1) / "evaluation.json").unlink()
     expected = RankingMetric("eval/loss", "min") if configured else RankingMetric("eval/accuracy", "max")
     assert judging_metric(read(tmp_path)) == expected
 
@@ -49,7 +49,7 @@ def test_nothing_evaluated(tmp_path, make_run):
 @pytest.mark.parametrize("task", [{}, {"task": None}, {"task": {}}])
 def test_a_stored_configuration_without_a_task_names_no_metric(tmp_path, make_run, task):
     run = make_run(0, {**task, "checkpoint": {"metric": None}}, {10: 0.5})
-    (run.claim(1) / "evaluation.json").unlink()
+    (run.attempt(1) / "evaluation.json").unlink()
     with pytest.raises(RunDirectoryError, match="no run has been evaluated by a metric that ranks it"):
         judging_metric(read(tmp_path))
 

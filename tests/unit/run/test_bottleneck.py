@@ -31,10 +31,10 @@ def test_the_newest_attempt_that_left_one_counts(tmp_path):
     directory = RunDirectory.at(tmp_path)
     assert last_bottleneck(directory) is None
     for attempt in (1, 2, 10):
-        directory.claim(attempt).mkdir(parents=True)
+        directory.attempt(attempt).mkdir(parents=True)
     assert last_bottleneck(directory) is None
-    Bottleneck(text="old").write(directory.claim(1))
-    FOUND.write(directory.claim(2))
+    Bottleneck(text="old").write(directory.attempt(1))
+    FOUND.write(directory.attempt(2))
     assert last_bottleneck(directory) == FOUND
 
 

@@ -139,7 +139,7 @@ def test_steps_before_a_change_that_are_repeated_have_the_values_after_it(direct
 
 def test_an_attempt_that_is_closed_late_leaves_the_change_of_the_resume_that_closes_it(directory, slurm):
     change(directory)
-    claim = directory.claim(Ledger(directory).claim())
+    claim = directory.attempt(Ledger(directory).claim())
     ExitRecord(rank=0, host="n1", reason=Reason.FAILED, step=0, message="no").write(claim)
     change_config(directory, "lr: 3\n")
     UnrecordedEnds(directory, Slurm(slurm.environ, run=slurm.run)).close(1)

@@ -31,7 +31,7 @@ def test_every_path_is_where_the_reference_puts_it(tmp_path):
         directory.checkpoint(100): "checkpoints/step_00000100",
         directory.tensorboard: "tensorboard",
         directory.rank_log(3): "logs/rank_3.log",
-        directory.claim(2): "attempts/0002",
+        directory.attempt(2): "attempts/0002",
     }
     assert {str(path.relative_to(tmp_path)): name for path, name in paths.items()} == {
         name: name for name in paths.values()

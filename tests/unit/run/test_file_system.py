@@ -104,7 +104,7 @@ def test_an_attempt_reserves_space_from_its_claim_to_its_end(tmp_path):
     directory = RunDirectory.at(tmp_path / "run")
     directory.create(0o750)
     ledger = Ledger(directory)
-    room = directory.claim(ledger.claim()) / "room"
+    room = directory.attempt(ledger.claim()) / "room"
     assert room.exists()
     ledger.end(1, reason=Reason.COMPLETED, step=8)
     assert list(room.parent.iterdir()) == [room.parent / "ended"]
@@ -116,7 +116,7 @@ def test_a_disk_without_files_takes_the_end_of_every_rank(tmp_path, has_started)
         directory = RunDirectory.at(tmp_path / "run")
         directory.create(0o750)
         ledger = Ledger(directory)
-        claim = directory.claim(ledger.claim())
+        claim = directory.attempt(ledger.claim())
         if has_started:
             ledger.start(1, job_id=None, nodes=["n1"], world_size=3, step=0)
         for rank in range(3):
@@ -149,7 +149,7 @@ def test_an_attempt_begins_where_its_end_fits_but_not_a_long_traceback(tmp_path)
         directory.create(0o750)
         (tmp_path / "filler").write_bytes(bytes(2**20 - 100 * 2**10))
         ledger = Ledger(directory)
-        claim = directory.claim(ledger.claim())
+        claim = directory.attempt(ledger.claim())
         ledger.start(1, job_id=None, nodes=["n1"], world_size=1, step=0)
         # the run itself may use the rest
         with contextlib.suppress(OSError):

@@ -32,7 +32,7 @@ def attempt(directory, start=None, published=None, ended=None):
     if start is not None:
         ledger.start(number, job_id=None, nodes=[], world_size=1, step=start)
     if published is not None:
-        record_saved(directory.claim(number), published)
+        record_saved(directory.attempt(number), published)
     if ended is not None:
         ledger.end(number, EndFacts(saved_step=ended), reason=Reason.INTERRUPTED, step=ended)
     return number

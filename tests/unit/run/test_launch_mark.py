@@ -68,7 +68,7 @@ def test_runs_of_a_sweep_are_marked_by_its_folder(mark):
     run = LaunchMark(RunDirectory(mark.directory.path / "0"))
     with mark.held(COMMAND):
         assert run.is_unfinished
-        run.directory.claim(1).mkdir(parents=True)
+        run.directory.attempt(1).mkdir(parents=True)
         assert not run.is_unfinished
 
 

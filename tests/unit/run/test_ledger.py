@@ -88,7 +88,7 @@ def test_the_first_end_counts(ledger):
 def test_the_second_to_end_an_attempt_waits_for_the_first_record(ledger):
     ledger.claim()
     ledger.start(1, job_id=None, nodes=[], world_size=1, step=0)
-    (ledger.directory.claim(1) / "ended").touch()
+    (ledger.directory.attempt(1) / "ended").touch()
     record = {"event": "end", "attempt": 1, "reason": "failed", "step": 7, "time": 3.0}
     with ThreadPoolExecutor(1) as pool:
         second = pool.submit(ledger.end, 1, reason=Reason.INFRASTRUCTURE, step=5)
@@ -157,7 +157,7 @@ def test_a_claim_whose_secret_cannot_be_written_leaves_nothing(ledger):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert list(ledger.directory.claims.iterdir()) == []
     assert ledger.claim(secret=True) == 1
-    assert len(read_secret(ledger.directory.claim(1))) == 64
+    assert len(read_secret(ledger.directory.attempt(1))) == 64
 
 
 def test_a_claim_that_is_taken_back_after_the_next_one_was_made_leaves_no_gap(ledger, monkeypatch):
@@ -183,9 +183,9 @@ def test_a_claim_that_is_taken_back_before_the_next_one_is_made_leaves_no_gap(le
 
     def late(path, *args, **kwargs):
         monkeypatch.undo()
-        for file in (*ledger.directory.claim(2).iterdir(),):
+        for file in (*ledger.directory.attempt(2).iterdir(),):
             file.unlink()
-        ledger.directory.claim(2).rmdir()
+        ledger.directory.attempt(2).rmdir()
         mkdir(path, *args, **kwargs)
 
     monkeypatch.setattr(Path, "mkdir", late)
@@ -200,7 +200,7 @@ def test_a_claim_needs_no_hard_links(ledger, monkeypatch, secret):
 
     monkeypatch.setattr(os, "link", refused)
     assert ledger.claim(secret=secret) == 1
-    assert (ledger.directory.claim(1) / "secret").exists() is secret
+    assert (ledger.directory.attempt(1) / "secret").exists() is secret
 
 
 def test_no_two_claims_are_the_same(ledger):

@@ -90,7 +90,7 @@ def test_the_ledger_takes_them_over_at_the_end(times, tmp_path):
     directory = RunDirectory.at(tmp_path)
     directory.create(0o750)
     ledger = Ledger(directory)
-    claim = directory.claim(ledger.claim())
+    claim = directory.attempt(ledger.claim())
     times.record_in(claim)
     ledger.start(1, None, PhaseTimes(**times.spent()), job_id=None, nodes=[], world_size=1, step=0)
     times.enter("train_s")

@@ -9,7 +9,7 @@ import pytest
 from hpctrain.errors import SchedulerError, SchedulerMissingError
 from hpctrain.scheduler import command
 from hpctrain.scheduler.command import SchedulerSilentError, UnknownJobError, run
-from hpctrain.scheduler.job import JobRecord, JobState
+from hpctrain.scheduler.job import SlurmJob, JobState
 
 
 def test_its_output_is_returned_and_its_input_is_empty(slurm):
@@ -71,7 +71,7 @@ def captured(name: str) -> str:
     return (CAPTURED / name).read_text()
 
 
-def by_id(records: list[JobRecord]) -> dict[str, JobRecord]:
+def by_id(records: list[SlurmJob]) -> dict[str, SlurmJob]:
     return {record.job_id: record for record in records}
 
 
@@ -85,7 +85,7 @@ def test_squeue_tells_every_job_and_every_task_of_an_array() -> None:
 
 
 def test_squeue_fields() -> None:
-    assert by_id(command.squeue(captured("squeue.txt")))["22"] == JobRecord(
+    assert by_id(command.squeue(captured("squeue.txt")))["22"] == SlurmJob(
         job_id="22",
         number=22,
         state=JobState.RUNNING,
@@ -164,7 +164,7 @@ def test_scontrol_of_a_failed_job() -> None:
 def test_sacct() -> None:
     found = by_id(command.sacct(captured("sacct.txt")))
     assert set(found) == {"1_1", "1_[3-4%1]", "2", "3_1", "3_[2-3%1]", "4"}
-    assert found["2"] == JobRecord(
+    assert found["2"] == SlurmJob(
         job_id="2",
         number=2,
         state=JobState.CANCELLED,

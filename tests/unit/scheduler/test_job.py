@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from hpctrain.errors import SchedulerError
-from hpctrain.scheduler.job import JobRecord, JobState, explain_held, explain_pending
+from hpctrain.scheduler.job import SlurmJob, JobState, explain_held, explain_pending
 
 
 @pytest.mark.parametrize("state", JobState)
@@ -91,8 +91,8 @@ def test_slurms_own_word_is_kept_for_a_search() -> None:
     assert explain_pending("Resources").endswith("(Resources)")
 
 
-def pending(reason: str = "", job_id: str = "12", state: str = "PENDING", *, held: bool = False) -> JobRecord:
-    return JobRecord(job_id=job_id, number=12, state=JobState(state), reason=reason, held=held)
+def pending(reason: str = "", job_id: str = "12", state: str = "PENDING", *, held: bool = False) -> SlurmJob:
+    return SlurmJob(job_id=job_id, number=12, state=JobState(state), reason=reason, held=held)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def pending(reason: str = "", job_id: str = "12", state: str = "PENDING", *, hel
         (pending(state="REQUEUE_HOLD"), "SLURM holds it; type `scontrol release 12`"),
     ],
 )
-def test_a_held_job_and_what_releases_it(record: JobRecord, text: str) -> None:
+def test_a_held_job_and_what_releases_it(record: SlurmJob, text: str) -> None:
     found = explain_held(record)
     assert found is not None
     assert found.startswith(text)

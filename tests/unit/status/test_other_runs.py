@@ -4,12 +4,12 @@ import pytest
 from runs_before import end_attempt, run_before
 
 from hpctrain.run.job_records import JobRecords
-from hpctrain.scheduler.job import JobRecord, JobState
+from hpctrain.scheduler.job import JobState, SlurmJob
 from hpctrain.status.other_runs import GONE, OtherRuns
 
 
 def job(job_id, state):
-    return JobRecord(job_id=job_id, number=int(job_id), state=JobState(state))
+    return SlurmJob(job_id=job_id, number=int(job_id), state=JobState(state))
 
 
 def look(*runs, **jobs):

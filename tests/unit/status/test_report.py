@@ -20,7 +20,7 @@ from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import EndFacts, Ledger, StartFacts
 from hpctrain.run.reason import Reason
 from hpctrain.run.start_record import UnconnectedRanks
-from hpctrain.scheduler.job import JobRecord, JobState
+from hpctrain.scheduler.job import JobState, SlurmJob
 from hpctrain.status.log import SETUP_ERROR
 from hpctrain.status.report import job_ids, read_status
 from hpctrain.status.state import RunState
@@ -28,7 +28,7 @@ from hpctrain.streams import LostOutput
 
 
 def job(state, reason="", **fields):
-    return JobRecord(job_id="12", number=12, state=JobState(state), reason=reason, **fields)
+    return SlurmJob(job_id="12", number=12, state=JobState(state), reason=reason, **fields)
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ from hpctrain.run.ledger import Ledger
 
 directory = RunDirectory.at(sys.argv[1])
 ledger = Ledger(directory)
-claim = directory.claim(ledger.claim())
+claim = directory.attempt(ledger.claim())
 (claim / "owner.json").write_text(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}))
 print("claimed", flush=True)
 sys.stdin.readline()
@@ -243,16 +243,16 @@ print(sorted({"torch", "numpy", "omegaconf", "hydra", "submitit"} & set(sys.modu
 def test_logs_that_lack_lines_and_ranks_that_have_not_connected_are_named(directory):
     directory.config.write_text("name: one\nrun:\n  command: [x]\n")
     ledger = Ledger(directory)
-    UnconnectedRanks(count=2, unit="rank").write(directory.claim(ledger.claim()))
+    UnconnectedRanks(count=2, unit="rank").write(directory.attempt(ledger.claim()))
     ledger.start(1, job_id=None, nodes=["n1"], world_size=2, step=0)
     unconnected = "rank 1 has not connected to rank 0, so each may be training its own model"
     assert read_status(directory, None).note.endswith(unconnected)
     record = ExitRecord(rank=1, host="n1", reason=Reason.COMPLETED, step=0, lost_lines=3, lost_bytes=70)
-    record.write(directory.claim(1))
+    record.write(directory.attempt(1))
     lost = {0: LostOutput(0, 5), 1: LostOutput(1, 10), 2: LostOutput()}
     record_end(directory, 1, Outcome(Reason.COMPLETED, 0), lost, world_size=2)
     incomplete = "logs/rank_0.log lacks 1 line (5 bytes), logs/rank_1.log lacks 4 lines (80 bytes)"
     status = read_status(directory, None)
     assert (status.state, status.note) == (RunState.COMPLETED, f"{incomplete}; {unconnected}")
-    UnconnectedRanks.withdraw(directory.claim(1))
+    UnconnectedRanks.withdraw(directory.attempt(1))
     assert read_status(directory, None).note == incomplete

@@ -10,12 +10,12 @@ import pytest
 from hpctrain.run.launcher import Owner
 from hpctrain.run.ledger import Attempt
 from hpctrain.run.reason import Reason
-from hpctrain.scheduler.job import JobRecord, JobState
+from hpctrain.scheduler.job import JobState, SlurmJob
 from hpctrain.status.state import RunFacts, RunState, derive_state, job_that_may_run
 
 
 def job(state, reason=""):
-    return JobRecord(job_id="12", number=12, state=JobState(state), reason=reason)
+    return SlurmJob(job_id="12", number=12, state=JobState(state), reason=reason)
 
 
 PENDING = job("PENDING", "Licenses")

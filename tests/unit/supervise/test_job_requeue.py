@@ -146,7 +146,7 @@ def test_a_job_that_is_being_killed_is_requeued_before_its_ranks_are_gone(slurm,
     until(lambda: one.ledger.last_claim() == 1)
     send_sigterm(one)
     until(lambda: slurm.requeued)
-    noted = Termination.read(one.directory.claim(1))
+    noted = Termination.read(one.directory.attempt(1))
     assert noted is not None
     assert noted.reason.value in stop
     slurm.let_ranks_end()
@@ -229,7 +229,7 @@ def test_a_preempted_job_that_its_user_cancels_is_not_requeued_early(slurm, supe
     slurm.let_ranks_end()
     assert code() == ExitCode.CANCELLED
     assert not slurm.requeued
-    assert Termination.read(one.directory.claim(1)).reason is Reason.CANCELLED
+    assert Termination.read(one.directory.attempt(1)).reason is Reason.CANCELLED
 
 
 @pytest.mark.parametrize("requeue", ["Requeue=1", "Requeue=0"])

@@ -473,7 +473,7 @@ def test_a_new_run_without_space_for_its_claim_has_failed(supervisor, capfd):
 def test_a_new_supervisor_ends_the_ranks_of_one_that_was_killed_in_the_same_allocation(slurm, supervisor, restarts):
     slurm.plan({}, {**COMPLETES, "start": 14})
     one = supervisor(SLURM_RESTART_COUNT=restarts)
-    claim = one.directory.claim(one.ledger.claim())
+    claim = one.directory.attempt(one.ledger.claim())
     facts = StartFacts(restart_count=restarts)
     one.ledger.start(1, facts, job_id="7", nodes=["n1", "n2"], world_size=2, step=0)
     (one.directory.checkpoints / "step_00000014").mkdir(parents=True)

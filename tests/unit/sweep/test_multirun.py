@@ -149,7 +149,7 @@ def test_resume_of_a_sweep_trains_what_is_missing(tmp_path, capsys, monkeypatch)
     assert f"stopped; 1 run not started; to resume: python -m hpctrain resume {tmp_path / 'sweep'}\n" in err
     assert not (tmp_path / "sweep" / "2" / "attempts.jsonl").exists()
     running = Ledger(RunDirectory.at(tmp_path / "sweep" / "1"))
-    Owner.write(running.directory.claim(running.claim()))
+    Owner.write(running.directory.attempt(running.claim()))
     assert main(["resume", "sweep"]) == 0
     out, err = capsys.readouterr()
     assert out.startswith("sweep/0: already completed, at step 2\nsweep/1: starting: left alone\nrun 1 of 1: optimizer")

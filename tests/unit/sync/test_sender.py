@@ -214,7 +214,7 @@ def test_a_service_that_refuses_is_recorded_and_gets_the_rest_later(run, service
 
 def test_a_run_that_trains_cannot_be_sent_beyond_its_checkpoint(run, service):
     run.train(0, 10)
-    Owner.write(run.directory.claim(run.attempt))
+    Owner.write(run.directory.attempt(run.attempt))
     with pytest.raises(RunDirectoryError, match="--all is for runs that have stopped"):
         send(run, service(), everything=True)
 
@@ -252,7 +252,7 @@ def test_a_sender_that_was_taken_for_dead_stops(run, service, monkeypatch):
 
 def test_a_run_is_followed_to_its_end_while_the_service_fails_now_and_then(run, service, capsys):
     run.train(0, 10)
-    Owner.write(run.directory.claim(run.attempt))
+    Owner.write(run.directory.attempt(run.attempt))
     made = [service(), service(refuses_after=3), service(), service()]
     attempts = iter(made)
 
@@ -261,7 +261,7 @@ def test_a_run_is_followed_to_its_end_while_the_service_fails_now_and_then(run, 
         last = run.logged()[-1]["step"]
         if last < 30:
             run.train(last, last + 10)
-            Owner.write(run.directory.claim(run.attempt))
+            Owner.write(run.directory.attempt(run.attempt))
         else:
             run.end(Reason.COMPLETED, last)
 
@@ -279,7 +279,7 @@ def test_following_reads_each_record_once(run, service, monkeypatch):
         GrowingFile, "read", lambda file, after: (num_read.append(len(found := read(file, after))), found)[1]
     )
     run.train(0, 10)
-    Owner.write(run.directory.claim(run.attempt))
+    Owner.write(run.directory.attempt(run.attempt))
     pauses = []
 
     def elapse(s):

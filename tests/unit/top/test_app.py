@@ -39,7 +39,7 @@ def make_run(tmp_path):
         config = f"name: digits\ncluster:\n  kind: {kind}\ntrainer:\n  max_steps: 40\n"
         directory.config.write_text(config)
         ledger = Ledger(directory)
-        claim = directory.claim(ledger.claim())
+        claim = directory.attempt(ledger.claim())
         if pid is not None:
             (claim / "owner.json").write_text(json.dumps({"host": socket.gethostname(), "pid": pid}))
         ledger.start(1, job_id=None, nodes=["n1"], world_size=1, step=0)

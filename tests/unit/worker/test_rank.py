@@ -71,7 +71,7 @@ def test_a_rank_records_its_end_in_its_attempt(make, directory):
     rank = make()
     enter(rank, directory)
     rank.write_exit_record(Reason.FAILED, ValueError("wrong"), blames_peer=True)
-    record = read_exit_records(directory.claim(1))[1]
+    record = read_exit_records(directory.attempt(1))[1]
     assert (record.reason, record.message, record.blames_peer) == (Reason.FAILED, "ValueError: wrong", True)
     assert record.host == socket.gethostname()
     assert "ValueError: wrong" in record.traceback
@@ -84,7 +84,7 @@ def test_a_rank_records_what_its_log_lacks(make, directory):
     with open_log(Path("/dev/full")) as rank.log_stream:
         print("lost", file=rank.log_stream)
         rank.write_exit_record(Reason.COMPLETED)
-    (record,) = read_exit_records(directory.claim(rank.attempt)).values()
+    (record,) = read_exit_records(directory.attempt(rank.attempt)).values()
     assert (record.lost_lines, record.lost_bytes) == (1, 5)
 
 
@@ -92,7 +92,7 @@ def test_the_record_of_an_error_of_hpctrain_is_one_line(make, directory):
     rank = make()
     enter(rank, directory)
     rank.write_exit_record(Reason.FAILED, TaskError("expected a scalar"))
-    record = read_exit_records(directory.claim(1))[1]
+    record = read_exit_records(directory.attempt(1))[1]
     assert (record.message, record.traceback) == ("TaskError: expected a scalar", "")
 
 
@@ -108,7 +108,7 @@ def test_a_hang_among_several_ranks_is_recorded_and_stacks_are_requested(make, d
     rank = make()
     enter(rank, directory)
     rank.record_hang(*HANG)
-    record = read_exit_records(directory.claim(1))[1]
+    record = read_exit_records(directory.attempt(1))[1]
     assert record.message == f"no step for 3 s; stacks: {directory.stacks(1, 1)}"
     assert (record.reason, record.traceback, record.blames_peer) == (Reason.HANG, "the stack", True)
     assert directory.stacks_request(1).exists()
@@ -135,7 +135,7 @@ def test_a_rank_whose_gpu_waits_for_nccl_waits_for_others_wherever_python_is(mak
     enter(rank, directory)
     rank.world = World(Collectives({"nccl default_pg": 7}, "nccl default_pg", "all_reduce", 7))
     rank.record_hang("no step for 3 s", Position("tolist in meter.py:1", "the stack", waits=False))
-    record = read_exit_records(directory.claim(1))[1]
+    record = read_exit_records(directory.attempt(1))[1]
     assert (record.blames_peer, record.collectives) == (True, rank.world.found)
 
 
@@ -144,7 +144,7 @@ def test_a_rank_that_stands_still_with_all_its_collectives_finished_is_the_cause
     enter(rank, directory)
     rank.world = World(Collectives({"nccl default_pg": 6}))
     rank.record_hang("no step for 3 s", Position("read in data.py:1", "the stack", waits=False))
-    assert not read_exit_records(directory.claim(1))[1].blames_peer
+    assert not read_exit_records(directory.attempt(1))[1].blames_peer
 
 
 def test_a_hang_is_recorded_before_the_device_is_asked(make, directory):
@@ -157,7 +157,7 @@ def test_a_hang_is_recorded_before_the_device_is_asked(make, directory):
     rank.world = Stuck()
     with pytest.raises(LookupError):
         rank.record_hang(*HANG)
-    assert read_exit_records(directory.claim(1))[1].reason is Reason.HANG
+    assert read_exit_records(directory.attempt(1))[1].reason is Reason.HANG
 
 
 @pytest.mark.parametrize(
@@ -168,14 +168,14 @@ def test_an_error_of_nccl_points_at_another_rank_and_a_save_is_finished_first(ma
         step, why_ended = 9, ""
 
         def finish_save_within(self, seconds):
-            assert read_exit_records(directory.claim(1))[1].reason is reason
+            assert read_exit_records(directory.attempt(1))[1].reason is reason
             (directory.path / "saved").touch()
 
     rank = make()
     enter(rank, directory)
     rank.running = Running()
     rank.record_communication_error(error)
-    record = read_exit_records(directory.claim(1))[1]
+    record = read_exit_records(directory.attempt(1))[1]
     assert (record.reason, record.blames_peer, record.step) == (reason, True, 9)
     assert record.message == NCCL_ERRORS[error]
     assert (directory.path / "saved").exists()
@@ -194,20 +194,20 @@ def test_a_rank_leaves_its_communicators_to_the_end_of_its_process_unless_that_i
 def test_a_hang_in_the_launchers_own_process_closes_the_attempt(make, directory, capfd):
     rank = make({})
     enter(rank, directory)
-    Owner.write(directory.claim(1))
+    Owner.write(directory.attempt(1))
     rank.record_hang(*HANG)
-    assert not read_exit_records(directory.claim(1))[0].blames_peer, "a single rank has no peers"
+    assert not read_exit_records(directory.attempt(1))[0].blames_peer, "a single rank has no peers"
     entry = Ledger(directory).attempts()[0]
     assert entry.reason is Reason.HANG
     assert f"to resume: python -m hpctrain resume {directory.path}\n" in capfd.readouterr().err
-    assert Owner.read(directory.claim(1)).pid == os.getpid()
+    assert Owner.read(directory.attempt(1)).pid == os.getpid()
 
 
 @pytest.mark.parametrize("started", [False, True])
 def test_a_hang_before_the_start_in_the_launchers_own_process_reverts_the_resumes_change(make, directory, started):
     rank = make({})
     enter(rank, directory)
-    Owner.write(directory.claim(1))
+    Owner.write(directory.attempt(1))
     directory.config.write_text("before")
     change_config(directory, "changed")
     if started:
@@ -223,6 +223,8 @@ def test_the_cause_is_the_rank_that_failed_first(make, directory):
     rank = make()
     enter(rank, directory)
     assert rank.cause_among_peers(ask_for_stacks=False) is None
-    ExitRecord(rank=0, host="n1", reason=Reason.FAILED, step=3, message="ValueError: theirs").write(directory.claim(1))
+    ExitRecord(rank=0, host="n1", reason=Reason.FAILED, step=3, message="ValueError: theirs").write(
+        directory.attempt(1)
+    )
     rank.write_exit_record(Reason.INFRASTRUCTURE, RuntimeError("lost"), blames_peer=True)
     assert rank.cause_among_peers(ask_for_stacks=False).message == "ValueError: theirs"
