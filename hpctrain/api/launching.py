@@ -27,10 +27,10 @@ from hpctrain.launch.launcher import begin
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.launcher import Owner
+from hpctrain.run.growing_file import GrowingFile
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.process import environ_replaced, may_handle_signals
 from hpctrain.run.reason import Reason
-from hpctrain.status.log import Tail
 from hpctrain.status.run_status import RunStatus
 from hpctrain.streams import missing_output_discarded
 from hpctrain.worker.host_program import HostProgram
@@ -124,7 +124,8 @@ def _start_launcher(run: RunPlan) -> None:
         if process.poll() is not None or time.monotonic() > deadline:
             why = f"ended with exit code {process.returncode}" if process.returncode is not None else "hangs"
             process.kill()
-            lines = Tail(directory.launcher_log, printed_before).read().decode(errors="replace").strip().splitlines()
+            printed = GrowingFile(directory.launcher_log, printed_before).read().data.decode(errors="replace")
+            lines = printed.strip().splitlines()
             said = lines[-1] if lines else "it printed nothing"
             where = directory.launcher_log
             raise RunFailedError(f"{directory.path}: its launcher {why} before an attempt began: {said}; see {where}")

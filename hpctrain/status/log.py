@@ -2,58 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from pathlib import Path
 from typing import BinaryIO
 
 from hpctrain.errors import ERROR_PREFIX
-from hpctrain.files import open_file, read_bytes
+from hpctrain.files import read_bytes
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.growing_file import CHUNK_BYTES, GrowingFile, start_of_last_lines
 from hpctrain.run.job_records import JobRecords
 from hpctrain.terminal import LogOutput
 
-CHUNK_BYTES = 2**20
-LAST_CHUNKS = 64
-"""Chunks at the end of a log that are searched for its last lines."""
 SETUP_ERROR = f"{ERROR_PREFIX}a line of cluster.setup failed: "
 """Beginning of a line with which the batch script names a line of cluster.setup that failed, before the job ends."""
 SUPERVISED = re.compile(r"\S+ \S+ attempt \d+ on ")
 """Beginning of a line that the supervisor logs before it starts ranks."""
-
-
-class Tail:
-    """Reads what was appended to a file since the last read; the file may appear later, be cut or be removed.
-
-    Args:
-        path: the file.
-        start: the offset of the first read, in bytes.
-    """
-
-    def __init__(self, path: Path, start: int = 0) -> None:
-        self.path = path
-        self._position = start
-
-    def read(self) -> bytes:
-        """Read the appended bytes, at most 1 MiB; empty if nothing was appended, or the file doesn't exist.
-
-        Raises:
-            OSError: the file exists and can't be read.
-        """
-        try:
-            # opened anew each time: over NFS, only an open is sure to show what another node appended
-            with open_file(self.path) as file:
-                # cut: by `> rank_0.log`, or by a rotation that copies and truncates
-                if file.seek(0, os.SEEK_END) < self._position:
-                    self._position = 0
-                file.seek(self._position)
-                data = file.read(CHUNK_BYTES)
-        except FileNotFoundError:
-            self._position = 0
-            return b""
-        self._position += len(data)
-        return data
 
 
 def batch_script_error(directory: RunDirectory, *, ran: bool) -> str:
@@ -91,27 +55,6 @@ def ended_in_setup(directory: RunDirectory) -> bool:
     return last.startswith(SETUP_ERROR)
 
 
-def start_of_last_lines(path: Path, lines: int) -> int:
-    """The offset, in bytes, at which the last ``lines`` lines of a file begin."""
-    with open_file(path) as file:
-        start = file.seek(0, os.SEEK_END)
-        if not lines:
-            return start
-        unread = max(0, start - 1)  # without the line break of the last line
-        # in chunks, since a log may be huge; and not all of it, which may have no line break
-        for _ in range(LAST_CHUNKS):
-            begin = max(0, unread - CHUNK_BYTES)
-            file.seek(begin)
-            data = file.read(unread - begin)
-            place = len(data)
-            while (place := data.rfind(b"\n", 0, place)) >= 0:
-                lines -= 1
-                if not lines:
-                    return begin + place + 1
-            unread = begin
-        return unread
-
-
 class RunLog:
     """Copies a rank's output over all attempts; until the rank prints something, copies the batch script's log.
 
@@ -137,25 +80,25 @@ class RunLog:
         self._output = output
         self._last_lines = last_lines
         self._skip_bytes = skip_bytes
-        self._tail: Tail | None = None
+        self._file: GrowingFile | None = None
 
     def copy(self) -> bool:
         """Copy the lines that are new; return whether a log exists."""
         path = self._path()
-        if path is not None and (self._tail is None or self._tail.path != path):
-            if self._tail is not None:
+        if path is not None and (self._file is None or self._file.path != path):
+            if self._file is not None:
                 # the batch script may have printed more before the first rank did
-                self._copy_rest(self._tail)
+                self._copy_rest(self._file)
             elif path != self._rank_log:
                 notice = f"no rank has printed anything yet; this is the batch script's log, {path}"
                 print(f"hpctrain: {notice}", file=sys.stderr, flush=True)
             start = self._skip_bytes if self._last_lines is None else start_of_last_lines(path, self._last_lines)
-            self._tail = Tail(path, start)
+            self._file = GrowingFile(path, start)
             # the log that comes after the batch script's is new: all of it is copied
             self._last_lines = None
-        if self._tail is not None:
-            self._copy_rest(self._tail)
-        return self._tail is not None
+        if self._file is not None:
+            self._copy_rest(self._file)
+        return self._file is not None
 
     def end(self) -> None:
         """Reset the colours of the terminal, which the log may have changed."""
@@ -169,7 +112,7 @@ class RunLog:
     @property
     def shows_rank(self) -> bool:
         """Whether the rank's own output was copied, and not only the batch script's."""
-        return self._tail is not None and self._tail.path == self._rank_log
+        return self._file is not None and self._file.path == self._rank_log
 
     @property
     def _rank_log(self) -> Path:
@@ -183,7 +126,7 @@ class RunLog:
         # srun creates the ranks' logs long before anything is in them
         return next((path for path in paths if path.exists() and path.stat().st_size), None)
 
-    def _copy_rest(self, tail: Tail) -> None:
-        while data := tail.read():
+    def _copy_rest(self, file: GrowingFile) -> None:
+        while data := file.read().data:
             self._output.write(data)
         self._output.flush()

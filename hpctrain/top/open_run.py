@@ -9,14 +9,13 @@ from pathlib import Path
 
 from hpctrain.files import describe_os_error, json_lines
 from hpctrain.phrases import counted, duration, listed, local_time
+from hpctrain.run.growing_file import NOTHING, GrowingFile, start_of_last_lines
 from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Attempt
-from hpctrain.status.log import Tail, start_of_last_lines
 from hpctrain.status.metrics import metrics_of
 from hpctrain.terminal import visible
 from hpctrain.top.curve import LiveCurve
-from hpctrain.top.growing_file import GrowingFile
-from hpctrain.top.watched_run import WatchedRun
+from hpctrain.top.watched_run import TRUSTED_S, WatchedRun
 
 CURVE_BYTES = 16 * 2**20
 """Bytes at the end of metrics.jsonl from which the curves are drawn."""
@@ -50,8 +49,8 @@ class OpenRun:
         self.log_path: Path | None = None
         self.log: deque[str] = deque(maxlen=LOG_LINES)
         self.log_version = 0
-        self._metrics = GrowingFile(run.directory.metrics, CURVE_BYTES)
-        self._tail: Tail | None = None
+        self._metrics = GrowingFile(run.directory.metrics, -CURVE_BYTES, trusted_s=TRUSTED_S)
+        self._log_file: GrowingFile | None = None
         self._torn = b""
 
     def look(self) -> None:
@@ -66,14 +65,14 @@ class OpenRun:
         try:
             self._read_log()
         except OSError as error:
-            self._tail = None
+            self._log_file = None
             note = visible(f"the log can't be read: {describe_os_error(error)}")
             if not self.log or self.log[-1] != note:
                 self.log.append(note)
                 self.log_version += 1
 
     def _read_curves(self) -> None:
-        appended = self._metrics.read()
+        appended = self._metrics.read_lines()
         # the screen draws from another thread: a new mapping, and not this one emptied
         curves = {} if appended.anew else dict(self.curves)
         for record in metrics_of(json_lines(appended.lines)):
@@ -85,15 +84,15 @@ class OpenRun:
         path = self._path()
         if path is None:
             return
-        if self._tail is None or path != self.log_path:
+        if self._log_file is None or path != self.log_path:
             self.log_path = path
             self.log.clear()
             self.log_version += 1
             self._torn = b""
-            self._tail = Tail(path, start_of_last_lines(path, LOG_LINES))
+            self._log_file = GrowingFile(path, start_of_last_lines(path, LOG_LINES))
         # a log that grows faster than it is read is read on at the next look
-        for data in itertools.islice(iter(self._tail.read, b""), CHUNKS):
-            *lines, torn = (self._torn + data).split(b"\n")
+        for appended in itertools.islice(iter(self._log_file.read, NOTHING), CHUNKS):
+            *lines, torn = (self._torn + appended.data).split(b"\n")
             self._torn = torn[-LONGEST_LINE_BYTES:]
             self.log.extend(map(_plain, lines[-LOG_LINES:]))
             self.log_version += 1

@@ -10,14 +10,18 @@ from dataclasses import replace
 from hpctrain.files import describe_os_error, json_lines
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import FILE_NAME as EVALUATION
+from hpctrain.run.growing_file import GrowingFile
 from hpctrain.scheduler.job import SlurmJob
 from hpctrain.status.metrics import LoggedMetrics, metrics_of
 from hpctrain.status.report import Jobs, status_of
 from hpctrain.status.run_status import RunStatus
 from hpctrain.status.state import RunState
 from hpctrain.top.curve import LiveCurve
-from hpctrain.top.growing_file import GrowingFile
 
+FIRST_BYTES = 32 * 2**10
+"""Bytes at the end of metrics.jsonl that are read first: the file may be huge."""
+TRUSTED_S = 15.0
+"""Seconds for which metrics.jsonl isn't opened if its size and time are as before."""
 READ_EVERY_S = 10.0
 """Seconds between two reads of the records of a run that may change; they are read at once if their files change."""
 READ_LOCAL_EVERY_S = 3.0
@@ -49,7 +53,7 @@ class WatchedRun:
         self.curves: dict[str, LiveCurve] = {}
         self.gone = False
         self._clock = clock
-        self._metrics = GrowingFile(directory.metrics, clock=clock)
+        self._metrics = GrowingFile(directory.metrics, -FIRST_BYTES, trusted_s=TRUSTED_S, clock=clock)
         self._logged = LoggedMetrics(0, None, {})
         path = str(directory.path)
         self._config = f"{path}/{directory.config.name}"
@@ -104,7 +108,7 @@ class WatchedRun:
 
     def _read_metrics(self) -> bool:
         try:
-            appended = self._metrics.read()
+            appended = self._metrics.read_lines()
         except OSError:  # an unreadable file hides only the metrics
             return False
         if appended.anew:

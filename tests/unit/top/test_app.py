@@ -209,7 +209,7 @@ def test_many_attempts_scroll_and_a_log_that_turns_unreadable_says_so(make_run, 
             await until(pilot, lambda: "1 rank on n1" in "\n".join(lines(app)))
             await pilot.press("a")
             opened_run = app.screen.opened
-            opened_run._tail.read = lambda: (_ for _ in ()).throw(OSError(5, "Input/output error"))
+            opened_run._log_file.read = lambda: (_ for _ in ()).throw(OSError(5, "Input/output error"))
             opened_run.look()
             app.screen.show_run()
             await until(pilot, lambda: "the log can't be read" in "\n".join(lines(app)))
