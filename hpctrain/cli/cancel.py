@@ -5,22 +5,19 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
-from functools import partial
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hpctrain.cli.arguments import add_runs, chosen_runs, command_parser
 from hpctrain.errors import ERROR_PREFIX, ExitCode, HpctrainError
-from hpctrain.files import describe_os_error
+from hpctrain.files import describe_os_error, write_json
 from hpctrain.launch.cancellation import cancel_all
+from hpctrain.phrases import counted
 from hpctrain.run.directory import RunDirectory
-from hpctrain.sweep.cancel_search import (
-    cancel_idle_tasks,
-    cancel_on_machine,
-    cancel_waiting_tasks,
-    search_home,
-    sweep_home,
-)
+from hpctrain.scheduler.job import SlurmJob
+from hpctrain.scheduler.slurm import Slurm
+from hpctrain.status.report import ask_slurm, job_ids
 
 _EPILOG = """\
 examples:
@@ -42,31 +39,69 @@ def main(arguments: list[str]) -> int:
     add_runs(parser, nargs="+")
     options = parser.parse_args(arguments)
     # all are found first: a misspelt name must not leave half of them cancelled
-    homes, runs = _homes(options, search_home), chosen_runs(options)
+    sweeps, runs = _sweeps(options), chosen_runs(options)
+    searches = [home for home in sweeps if home.jobs.is_file()]
     # before the runs: neither a process that trains them in turn nor a task that waits may begin another one meanwhile
-    done = [_cancelled(home, partial(cancel_on_machine, runs=runs)) for home in _homes(options, sweep_home)]
-    done += [_cancelled(home, cancel_waiting_tasks) for home in homes]
-    runs = chosen_runs(options) if homes else runs
-    done += [_shown(run, done_or_error) for run, done_or_error in zip(runs, cancel_all(runs), strict=True)]
+    done = [_shown(home, lambda home: _stop_process(home, runs)) for home in sweeps]
+    done += [_shown(home, _cancel_waiting_tasks) for home in searches]
+    runs = chosen_runs(options) if searches else runs
+    done += [_show(run, done_or_error) for run, done_or_error in zip(runs, cancel_all(runs), strict=True)]
     # and last those that run, and were between two runs
-    done += [_cancelled(home, partial(cancel_idle_tasks, runs=runs)) for home in homes]
+    done += [_shown(home, lambda home: _cancel_idle_tasks(home, runs)) for home in searches]
     return ExitCode.FINISHED if all(done) else ExitCode.FAILED
 
 
-def _homes(options: argparse.Namespace, find: Callable[[str, Path], RunDirectory | None]) -> list[RunDirectory]:
-    found = (find(typed, Path(options.runs_dir)) for typed in options.run)
-    return [home for home in found if home is not None]
+def _sweeps(options: argparse.Namespace) -> list[RunDirectory]:
+    """The folders of sweeps that are named, by a path or by a name in the folder that contains the runs."""
+    folders = [[RunDirectory.at(Path(typed)), RunDirectory.at(Path(options.runs_dir, typed))] for typed in options.run]
+    return [sweeps[0] for pair in folders if (sweeps := [home for home in pair if home.sweep.is_file()])]
 
 
-def _cancelled(directory: RunDirectory, act: Callable[[RunDirectory], str]) -> bool:
+def _stop_process(home: RunDirectory, runs: Sequence[RunDirectory]) -> str:
+    """Keep the process that trains a sweep on one machine from beginning another run.
+
+    The next launch or resume of the sweep removes the file that this writes.
+    """
+    if all(job_ids(run) for run in runs):
+        return ""
+    write_json(home.sweep_stop_file, {"time": time.time()})
+    return "no further run begins"
+
+
+def _cancel_waiting_tasks(home: RunDirectory) -> str:
+    """Cancel the array tasks of a search that wait in the queue."""
+    waiting = [job_id for job_id, job in _tasks(home).items() if job.state.is_pending]
+    for array in dict.fromkeys(job_id.partition("_")[0] for job_id in waiting):
+        Slurm().cancel_pending(array)
+    return f"cancelled {counted(len(waiting), 'task')} that had not begun" if waiting else ""
+
+
+def _cancel_idle_tasks(home: RunDirectory, runs: Sequence[RunDirectory]) -> str:
+    """Cancel the array tasks of a search that run, and are between two runs; the others need time to save."""
+    busy = {job_id for run in runs for job_id in job_ids(run)}
+    idle = [job_id for job_id, job in _tasks(home).items() if job.state.is_running and job_id not in busy]
+    for error in Slurm().cancel_all(idle).values():
+        raise error
+    return f"cancelled {counted(len(idle), 'task')} between two runs" if idle else ""
+
+
+def _tasks(home: RunDirectory) -> dict[str, SlurmJob]:
+    """SLURM's records of the tasks of a search that it knows."""
+    jobs = ask_slurm(job_ids(home))
+    if jobs is None:
+        raise HpctrainError("SLURM can't be reached from here to cancel its tasks; run the command on a login node")
+    return {job_id: job for job_id, job in jobs.items() if job is not None}
+
+
+def _shown(directory: RunDirectory, act: Callable[[RunDirectory], str]) -> bool:
     try:
         done: str | HpctrainError | OSError = act(directory)
     except (HpctrainError, OSError) as error:
         done = error
-    return _shown(directory, done)
+    return _show(directory, done)
 
 
-def _shown(directory: RunDirectory, done: str | HpctrainError | OSError) -> bool:
+def _show(directory: RunDirectory, done: str | HpctrainError | OSError) -> bool:
     """Print what was done, or the error; return whether there was none."""
     if isinstance(done, Exception):
         why = describe_os_error(done) if isinstance(done, OSError) else done

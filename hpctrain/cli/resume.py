@@ -27,8 +27,8 @@ from hpctrain.run.manifest import value_text
 from hpctrain.status.search import runs_of
 
 if TYPE_CHECKING:
-    from hpctrain.search.record import SweepRecord
-    from hpctrain.sweep.resume_sweep import SweepResume
+    from hpctrain.run.sweep_record import SweepRecord
+    from hpctrain.search.resume import SweepResume
 
 _EPILOG = """\
 examples:
@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> int:
     command = ["python", "-m", "hpctrain", "resume", *arguments]
     _refuse_unfinished(options)
     if (of_sweep := _sweep_of(options, command)) is not None:
-        from hpctrain.sweep.resume_sweep import resume_sweep  # submitit takes a tenth of a second to import
+        from hpctrain.search.resume import resume_sweep  # submitit takes a tenth of a second to import
 
         return resume_sweep(*of_sweep)
     directories, overrides = _split_words(options.words, Path(options.runs_dir))
@@ -123,7 +123,7 @@ def _refuse_unfinished(options: argparse.Namespace) -> None:
 
 def _sweep_of(options: argparse.Namespace, command: Sequence[str]) -> tuple[SweepResume, SweepRecord] | None:
     """The sweep that was named, if its record decides what is to be done; None for runs."""
-    from hpctrain.search.record import SweepRecord
+    from hpctrain.run.sweep_record import SweepRecord
 
     runs_dir = Path(options.runs_dir)
     named = list(dict.fromkeys(word for word in options.words if not re.match("~|[^=]*=", word) or _is_folder(word)))
@@ -132,7 +132,7 @@ def _sweep_of(options: argparse.Namespace, command: Sequence[str]) -> tuple[Swee
     overrides = [word for word in options.words if word not in named]
     if not homes or (record := SweepRecord.read(homes[0])) is None:
         return None
-    from hpctrain.sweep.resume_sweep import SweepResume, needs_record
+    from hpctrain.search.resume import SweepResume, needs_record
 
     if not needs_record(record, overrides):
         return None
@@ -162,8 +162,8 @@ def _is_folder(word: str) -> bool:
 def _resume_all(
     directories: Sequence[RunDirectory], overrides: Sequence[str], options: argparse.Namespace, command: Sequence[str]
 ) -> int:
-    from hpctrain.sweep.runs import SweepRun
-    from hpctrain.sweep.sweep import Sweep  # submitit takes a tenth of a second to import
+    from hpctrain.search.runs import SweepRun
+    from hpctrain.search.sweep import Sweep  # submitit takes a tenth of a second to import
 
     now = options.code == "now"
     are_runs = _are_runs(options.words, Path(options.runs_dir))

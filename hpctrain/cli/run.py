@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> int:
         return ExitCode.FINISHED
     refuse_missing_script(command, print_warning)
     if options.multirun:
-        from hpctrain.sweep.multirun import multirun
+        from hpctrain.search.multirun import multirun
 
         return multirun(composer, options.overrides, typed)
     from hpctrain.launch.launcher import launch

@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     if is_rank(os.environ):
         return _run_as_rank(composer, options.overrides)
     if options.multirun:
-        from hpctrain.sweep.multirun import multirun
+        from hpctrain.search.multirun import multirun
 
         return multirun(composer, options.overrides, _command(arguments))
     from hpctrain.launch.launcher import launch

@@ -1,4 +1,4 @@
-"""``conf/sweep``: how a sweep finds its runs; keys of the command, not of its runs. Owner: hpctrain.sweep."""
+"""``conf/sweep``: how a sweep finds its runs; keys of the command, not of its runs. Owner: hpctrain.search."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class SearchJob:
 
     def __call__(self) -> None:
         """Replace this process, as `Job` does."""
-        _execute("hpctrain.sweep", self.home)
+        _execute("hpctrain.search", self.home)
 
 
 @dataclass(frozen=True, slots=True)

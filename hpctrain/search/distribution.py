@@ -1,17 +1,26 @@
-"""What a search draws a key's value from: one override in Hydra's grammar, such as `tag(log,interval(1e-5,1e-1))`."""
+"""What the values of a sweep's keys are: listed, or drawn from distributions, in Hydra's grammar of overrides.
+
+The values that are drawn for a run depend on the seed, the keys and the run's number alone.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import itertools
 import math
 import re
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
-from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
+from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep, ValueType
 
 from hpctrain.config.multiple_values import value_as_typed
-from hpctrain.errors import ConfigError
-from hpctrain.search.values import in_order, number_of_values, values_of
+from hpctrain.config.override_texts import TextKeepingParser
+from hpctrain.config.overrides import MISTAKES
+from hpctrain.errors import ConfigError, RunDirectoryError
+from hpctrain.run.sweep_record import REMEDY, SweepRecord
 
 MAX_CHOICES = 100_000
 """Largest number of values that a choice lists."""
@@ -19,6 +28,10 @@ DIGITS = 6
 """Significant digits of a drawn number, where so many tell it from the ends of its interval."""
 INTERVAL = re.compile(r"interval\s*\(([^()]*)\)")
 WHOLE = re.compile(r"(?:(?:start|end)\s*=\s*)?[+-]?\d[\d_]*")
+Values = tuple[tuple[str, str], ...]
+"""Keys and values of a run, as they are typed, in the order of the space."""
+TRIES = 64
+"""Draws per element of a finite space, after which the rest comes in order: some may be very unlikely."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +173,116 @@ def distribution_of(override: Override) -> Distribution:
     if number > MAX_CHOICES:
         raise _error(override, f"has {number:,} values, more than {MAX_CHOICES:,}", "write interval(LOW,HIGH)")
     return Choice(tuple(dict.fromkeys(values_of(in_order(override)))))
+
+
+def distributions_of(record: SweepRecord) -> Mapping[str, Distribution]:
+    """Return what the keys of a sweep are drawn from; keys are as they were typed.
+
+    Raises:
+        ConfigError: a key's values are such that a search can't use them.
+        RunDirectoryError: what is recorded isn't an override.
+    """
+    parser = TextKeepingParser.create()
+    try:
+        return {key: distribution_of(parser.parse_override(f"{key}={text}")) for key, text in record.space.items()}
+    except MISTAKES as error:
+        problem = " ".join(str(error).split())
+        raise RunDirectoryError(f"sweep.json: space can't be parsed: {problem}; {REMEDY}") from error
+
+
+def number_of_values(override: Override) -> int:
+    """Count the values without making them: a range may have billions.
+
+    Raises:
+        ConfigError: there are none, or it isn't a range.
+    """
+    key, typed, value = override.key_or_group, value_as_typed(override), override.value()
+    try:
+        number = _length_of(value) if isinstance(value, RangeSweep) else sum(1 for _ in values_of(override))
+    except (ArithmeticError, ValueError) as error:
+        # decimal's errors are lists of classes
+        why = f": {error}" if isinstance(error, ValueError) else ""
+        raise ConfigError(key, typed, f"is not a range{why}", "write range(FIRST,END,STEP)") from error
+    if number == 0:
+        is_glob = override.value_type is ValueType.GLOB_CHOICE_SWEEP
+        remedy = "glob(...) chooses options of a group" if is_glob else "the end of a range is not one of its values"
+        raise ConfigError(key, typed, "has no values, so there is no run", remedy)
+    return number
+
+
+def values_of(override: Override) -> Iterator[str]:
+    """Yield the values as they are typed; `shuffle(...)` shuffles them by chance."""
+    is_glob = override.value_type is ValueType.GLOB_CHOICE_SWEEP
+    # the schemas are among the options of their groups, but can't be chosen
+    return (value for value in override.sweep_string_iterator() if not (is_glob and value.startswith("base_")))
+
+
+def in_order(override: Override) -> Override:
+    """Return the override without `shuffle(...)`, so that its values have the same order each time."""
+    value = override.value()
+    if isinstance(value, ChoiceSweep | RangeSweep) and value.shuffle:
+        return dataclasses.replace(override, _value=dataclasses.replace(value, shuffle=False))
+    return override
+
+
+def _length_of(values: RangeSweep) -> int:
+    given = values.range()
+    if isinstance(given, range):
+        # not len(), which refuses a range that is longer than a pointer can count
+        return max(0, -(-(given.stop - given.start) // given.step))
+    steps = (Decimal(given.stop) - Decimal(given.start)) / Decimal(given.step)
+    return max(0, math.ceil(steps))
+
+
+def fraction(seed: int, key: str, number: int) -> float:
+    """Return a number in [0, 1) that looks random, the same on every machine and with every version of Python.
+
+    It is the first 53 bits of SHA-256 (FIPS 180-4) of the text ``SEED/KEY/NUMBER``, read as a binary fraction.
+
+    Args:
+        seed: `sweep.seed`.
+        key: full name of the key for which a value is drawn.
+        number: of the draw, counted from 0.
+    """
+    digest = hashlib.sha256(f"{seed}/{key}/{number}".encode()).digest()
+    return (int.from_bytes(digest[:8], "big") >> 11) / 2**53
+
+
+def draws(
+    space: Mapping[str, Distribution], seed: int, num_runs: int, *, taken: Collection[Values] = (), first: int = 0
+) -> list[Values]:
+    """Draw the values of runs, none of them twice.
+
+    A larger ``num_runs`` adds runs, and keeps the others: without repetitions, run k has draw ``first + k``.
+
+    Args:
+        space: the distributions by key.
+        seed: of the draws.
+        num_runs: how many to draw; they are fewer if a finite space hasn't as many.
+        taken: values of runs that exist.
+        first: number of the first draw.
+    """
+    seen, found = set(taken), list[Values]()
+    candidates = _candidates(space, seed, first, size_of(space))
+    while len(found) < num_runs and (values := next(candidates, None)) is not None:
+        if values not in seen:
+            seen.add(values)
+            found.append(values)
+    return found
+
+
+def size_of(space: Mapping[str, Distribution]) -> int | None:
+    """Return the number of elements of a space; None if any number is possible for one of its keys."""
+    sizes = [distribution.size for distribution in space.values()]
+    return None if None in sizes else math.prod(size for size in sizes if size is not None)
+
+
+def _candidates(space: Mapping[str, Distribution], seed: int, first: int, size: int | None) -> Iterator[Values]:
+    numbers = itertools.count(first) if size is None else range(first, first + TRIES * size)
+    for number in numbers:
+        yield tuple((key, each.at(fraction(seed, key.lstrip("+"), number))) for key, each in space.items())
+    for values in itertools.product(*(each.all() for each in space.values())):
+        yield tuple(zip(space, values, strict=True))
 
 
 def _interval(override: Override, value: IntervalSweep, *, log: bool) -> Integers | Floats:

@@ -159,6 +159,43 @@ class Journal:
         return self.folder / f"{number:0{DIGITS}d}.json"
 
 
+@dataclass(slots=True)
+class SearchState:
+    """What the decisions of a search add up to.
+
+    Attributes:
+        home: the folder of the sweep.
+        given: by number, the runs that a task trains, or will continue after a requeue.
+        released: by number, the rungs that runs without a task are to pass.
+        ends: by run and rung.
+        begun: every run and rung that was given to a task.
+        first: by number, the decision with which a run was begun.
+    """
+
+    home: RunDirectory
+    given: dict[int, Decision] = field(default_factory=dict)
+    released: dict[int, int] = field(default_factory=dict)
+    ends: dict[tuple[int, int], Decision] = field(default_factory=dict)
+    begun: set[tuple[int, int]] = field(default_factory=set)
+    first: dict[int, Decision] = field(default_factory=dict)
+
+    def add(self, decision: Decision) -> None:
+        """Add the next decision."""
+        run, key = decision.run, (decision.run, decision.rung)
+        if decision.event is Event.BEGIN:
+            self.first.setdefault(run, decision)
+            self.begun.add(key)
+            self.released.pop(run, None)
+            self.given[run] = decision
+        elif decision.event is Event.END:
+            self.given.pop(run, None)
+            self.ends.setdefault(key, decision)
+        else:
+            self.given.pop(run, None)
+            self.ends.pop(key, None)
+            self.released[run] = decision.rung
+
+
 def read_journal(home: RunDirectory) -> list[Decision]:
     """Read all decisions of a search, oldest first; empty for a sweep without one. Damaged ones are left out."""
     journal = Journal(home)

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import importlib.util
 import json
 import secrets
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from hpctrain.errors import RunDirectoryError
+from hydra.core.override_parser.types import Override
+
+from hpctrain.config.compose import Composer
+from hpctrain.errors import ConfigError, RunDirectoryError
 from hpctrain.files import read_json, write_atomic
-from hpctrain.run.directory import RunDirectory
 from hpctrain.run.reason import Reason
-from hpctrain.search.distribution import Choice, Distribution, Floats, Integers
-from hpctrain.search.journal import FOLDER, Decision
-from hpctrain.search.sampler_state import restore_sampler, sampler_state
-from hpctrain.search.state import SearchState
+from hpctrain.run.sweep_record import SweepRecord
+from hpctrain.search.algorithm import NEW_COMMAND, ComposedSweep, SearchAlgorithm, as_overrides
+from hpctrain.search.distribution import Choice, Distribution, Floats, Integers, distributions_of
+from hpctrain.search.journal import FOLDER, Decision, SearchState
 
 if TYPE_CHECKING:
     import optuna
@@ -29,57 +34,63 @@ RECORD_ERRORS = (AttributeError, KeyError, OverflowError, RuntimeError, TypeErro
 """What Optuna, numpy and torch raise for a record that someone has edited."""
 UNUSED_S = 3600.0
 """Age at which the file of a draw that lost the race is removed."""
+RANDOM = "random"
+KERNELS = "kernels"
+KERNEL_FIELDS = ("inverse_squared_lengthscales", "kernel_scale", "noise_var")
+"""What GPSampler (Optuna 5.0) starts from when it fits the next kernel; tensors of float64."""
+_KEY = 624
+"""Words of the state of a Mersenne Twister (MT19937)."""
+KERNEL_LISTS = ("_gprs_cache_list", "_constraints_gprs_cache_list")
 
 
-class OptunaChooser:
+class OptunaStudy(SearchAlgorithm):
     """Chooses by one of Optuna's samplers; runs are trained to their end.
 
     The study is made anew for each draw, from the journal. So Optuna needs no storage, and no process keeps it.
-
-    Args:
-        home: the folder of the sweep.
-        space: of the keys that vary.
-        sampler: `tpe`, `cmaes`, `gp` or `random`.
-        num_startup_runs: runs that are drawn at random first.
-        seed: of the sampler.
-        num_runs: of the search.
     """
 
+    knows_runs = False
     counts_best_value = True
 
-    def __init__(
-        self,
-        home: RunDirectory,
-        space: Mapping[str, Distribution],
-        *,
-        sampler: str,
-        num_startup_runs: int,
-        seed: int,
-        num_runs: int,
-    ) -> None:
-        self._home = home
-        self._folder = home.path / FOLDER
-        self._space = space
-        self._sampler = sampler
-        self._num_startup_runs = num_startup_runs
-        self._seed = seed
-        self._num_runs = num_runs
+    def compose(self, composer: Composer, overrides: Sequence[Override]) -> ComposedSweep:
+        """See `Algorithm`."""
+        space = self._space(composer, overrides)
+        samples = [space.compose(composer, values) for values in _samples(space.distributions)]
+        self._checked(samples[0].config)
+        return ComposedSweep(self.record, samples)
 
-    def next_rungs(self, state: SearchState) -> Iterable[tuple[int, int]]:  # noqa: ARG002 - see `Chooser`
-        """See `Chooser`."""
+    def require_extension(self, wanted: SweepRecord) -> None:
+        """Refuse also what Optuna refuses for each further run: of what a key is drawn from, only bounds may change."""
+        super().require_extension(wanted)
+        before, after = distributions_of(self.record), distributions_of(wanted)
+        for key, distribution in after.items():
+            if key in before and not _differs_in_bounds_alone(before[key], distribution):
+                problem = "Optuna takes other bounds of an interval, and nothing else"
+                before_text = self.record.space[key]
+                raise ConfigError(key, wanted.space[key], f"can't continue {before_text}: {problem}", NEW_COMMAND)
+
+    def _refuse_swept(self, composer: Composer, swept: Iterable[Override]) -> None:
+        super()._refuse_swept(composer, swept)
+        # looked for, not imported: the batch script imports it
+        if importlib.util.find_spec("optuna") is None:
+            problem = "needs the package optuna, which isn't installed"
+            raise ConfigError("sweep", "optuna", problem, 'pip install "hpctrain[optuna]"')
+
+    def next_rungs(self, state: SearchState) -> Iterable[tuple[int, int]]:  # noqa: ARG002 - see `SearchAlgorithm`
+        """See `SearchAlgorithm`."""
         return ()
 
     def new_run(self, state: SearchState) -> int | None:
-        """See `Chooser`."""
+        """See `SearchAlgorithm`."""
         number = max(state.first, default=-1) + 1
-        return number if number < self._num_runs else None
+        return number if number < (self.record.num_runs or 0) else None
 
     def num_new(self, state: SearchState) -> int:
-        """See `Chooser`."""
-        return max(0, self._num_runs - len(state.first))
+        """See `SearchAlgorithm`."""
+        return max(0, (self.record.num_runs or 0) - len(state.first))
 
-    def pause_at_step(self, rung: int) -> None:  # noqa: ARG002 - see `Chooser`
-        """See `Chooser`."""
+    def pause_at_step(self, rung: int) -> None:  # noqa: ARG002 - see `SearchAlgorithm`
+        """See `SearchAlgorithm`."""
         return
 
     def draw(self, run: int, state: SearchState) -> Mapping[str, Any]:
@@ -97,16 +108,16 @@ class OptunaChooser:
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             sampler = self._made_sampler()
             newest = state.first[max(state.first)] if state.first else None
-            self._restore(sampler, newest)
+            self._restore(sampler, state.home.path / FOLDER, newest)
             mode = next((end.mode for end in state.ends.values() if end.mode), "min")
             study = optuna.create_study(sampler=sampler, direction="maximize" if mode == "max" else "minimize")
             for number in range(run):
                 study.add_trial(_readable_trial(state, number))
-            trial = study.ask({key: to_optuna(one) for key, one in self._space.items()})
+            trial = study.ask({key: to_optuna(one) for key, one in distributions_of(self.record).items()})
         frozen = study.trials[-1]
         name = f"{PREFIX}{secrets.token_hex(8)}.json"
-        with self._home.permissions():
-            write_atomic(self._folder / name, json.dumps(sampler_state(sampler)))
+        with state.home.permissions():
+            write_atomic(state.home.path / FOLDER / name, json.dumps(sampler_state(sampler)))
         self._remove_unused(state)
         known = optuna.distributions.distribution_to_json
         return {
@@ -119,29 +130,31 @@ class OptunaChooser:
     def _made_sampler(self) -> optuna.samplers.BaseSampler:
         import optuna
 
-        samplers, seed, startup = optuna.samplers, self._seed, self._num_startup_runs
-        if self._sampler == "tpe":
+        samplers, seed, startup = optuna.samplers, self.record.seed or 0, self.record.startup_runs or 1
+        if self.record.sampler == "tpe":
             # runs that still train count as bad ones, so that parallel tasks don't draw next to each other
             return samplers.TPESampler(seed=seed, n_startup_trials=startup, constant_liar=True)
-        if self._sampler == "cmaes":
+        if self.record.sampler == "cmaes":
             return samplers.CmaEsSampler(seed=seed, n_startup_trials=startup)
-        if self._sampler == "gp":
+        if self.record.sampler == "gp":
             return samplers.GPSampler(seed=seed, n_startup_trials=startup)
         return samplers.RandomSampler(seed=seed)
 
-    def _restore(self, sampler: optuna.samplers.BaseSampler, newest: Decision | None) -> None:
+    @staticmethod
+    def _restore(sampler: optuna.samplers.BaseSampler, folder: Path, newest: Decision | None) -> None:
         name = "" if newest is None else str(newest.drawn.get("sampler", ""))
         if not name or Path(name).name != name:
             return
         # without the file, whose disk may be damaged, the search goes on with other random numbers
         with contextlib.suppress(OSError, RunDirectoryError, *RECORD_ERRORS):
-            restore_sampler(sampler, read_json(self._folder / name))
+            restore_sampler(sampler, read_json(folder / name))
             return
         sampler.reseed_rng()
 
-    def _remove_unused(self, state: SearchState) -> None:
+    @staticmethod
+    def _remove_unused(state: SearchState) -> None:
         used = {str(decision.drawn.get("sampler")) for _, decision in sorted(state.first.items())[-2:]}
-        for path in self._folder.glob(f"{PREFIX}*"):
+        for path in (state.home.path / FOLDER).glob(f"{PREFIX}*"):
             with contextlib.suppress(OSError):
                 if path.name not in used and time.time() - path.stat().st_mtime > UNUSED_S:
                     path.unlink()
@@ -162,13 +175,6 @@ def to_optuna(distribution: Distribution) -> optuna.distributions.BaseDistributi
             return distributions.FloatDistribution(
                 distribution.low, distribution.high, log=distribution.log, step=distribution.step
             )
-
-
-def overrides_of(drawn: Mapping[str, Any]) -> list[str]:
-    """Return the overrides of a run that was drawn."""
-    return [
-        f"{key}={repr(value) if isinstance(value, float) else value}" for key, value in drawn.get("params", {}).items()
-    ]
 
 
 def _readable_trial(state: SearchState, number: int) -> optuna.trial.FrozenTrial:
@@ -199,3 +205,85 @@ def _trial(state: SearchState, number: int) -> optuna.trial.FrozenTrial:
         system_attrs=drawn.get("attributes", {}),
         value=value,
     )
+
+
+def _samples(space: Mapping[str, Distribution]) -> list[list[str]]:
+    """The ends of each interval and each of a choice's values, so that a mistake shows before anything is submitted."""
+    middle = {key: each.at(0.5) for key, each in space.items()}
+    return [
+        as_overrides(tuple((middle | {key: value}).items()))
+        for key, each in space.items()
+        for value in (each.values if isinstance(each, Choice) else (each.at(0.0), each.at(1 - 1e-12)))
+    ]
+
+
+def _differs_in_bounds_alone(one: Distribution, other: Distribution) -> bool:
+    if isinstance(one, Choice) or isinstance(other, Choice):
+        return one == other
+    return type(one) is type(other) and one.log == other.log
+
+
+def sampler_state(sampler: object) -> dict[str, Any]:
+    """Return what changes in a sampler as it draws: its random numbers, and the kernels of GPSampler.
+
+    A pickle would do the same, and would let whoever can write the sweep's folder execute code.
+    """
+    return {
+        RANDOM: {path: _encoded(lazy.rng) for path, lazy in _random_states(sampler)},
+        KERNELS: {name: _kernels(getattr(sampler, name)) for name in KERNEL_LISTS if getattr(sampler, name, None)},
+    }
+
+
+def restore_sampler(sampler: object, state: dict[str, Any]) -> None:
+    """Restore the result of `sampler_state` in a new sampler of the same kind and arguments.
+
+    Raises:
+        KeyError, TypeError, ValueError: the state is that of another sampler, or damaged.
+    """
+    for path, lazy in _random_states(sampler):
+        _decode_into(lazy.rng, state[RANDOM][path])
+    for name, kernels in state[KERNELS].items():
+        import torch
+
+        restored = [
+            SimpleNamespace(**{field: torch.tensor(one[field], dtype=torch.float64) for field in KERNEL_FIELDS})
+            for one in kernels
+        ]
+        setattr(sampler, name, restored)
+
+
+def _random_states(sampler: object, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Find the random states of a sampler and of the samplers inside it, by the names of the attributes."""
+    from optuna.samplers import BaseSampler
+    from optuna.samplers._lazy_random_state import LazyRandomState
+
+    for name, value in sorted(vars(sampler).items()):
+        if isinstance(value, LazyRandomState):
+            yield f"{path}{name}", value
+        elif isinstance(value, BaseSampler):
+            yield from _random_states(value, f"{path}{name}.")
+
+
+def _encoded(rng: Any) -> dict[str, Any]:
+    state = rng.get_state(legacy=False)
+    key = base64.b64encode(state["state"]["key"].astype("<u4").tobytes()).decode()
+    return {
+        "key": key,
+        "pos": int(state["state"]["pos"]),
+        "has_gauss": int(state["has_gauss"]),
+        "gauss": float(state["gauss"]),
+    }
+
+
+def _decode_into(rng: Any, state: dict[str, Any]) -> None:
+    import numpy as np
+
+    key = np.frombuffer(base64.b64decode(state["key"]), dtype="<u4")
+    # numpy doesn't check the position, and would read beyond the key
+    if len(key) != _KEY or not 0 <= state["pos"] <= _KEY:
+        raise ValueError("not the state of a Mersenne Twister")
+    rng.set_state(("MT19937", key, state["pos"], state["has_gauss"], state["gauss"]))
+
+
+def _kernels(kernels: Any) -> list[dict[str, Any]]:
+    return [{field: getattr(one, field).tolist() for field in KERNEL_FIELDS} for one in kernels]

@@ -5,15 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from hpctrain.config.checkpoint import EVAL_PREFIX
 from hpctrain.errors import RunDirectoryError
+from hpctrain.phrases import either
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.evaluation import last_evaluation
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
-from hpctrain.search.ended_run import end_of
-from hpctrain.search.journal import FOLDER, Decision, Event, Journal
-from hpctrain.search.state import SearchState
+from hpctrain.run.sweep_record import REMEDY, SweepRecord
+from hpctrain.search.algorithm import Algorithm, Grid, Random, SearchAlgorithm
+from hpctrain.search.asha import Asha
+from hpctrain.search.journal import FOLDER, Decision, Event, Journal, SearchState
+from hpctrain.search.optuna_study import OptunaStudy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,27 +37,32 @@ class Assignment:
     pause_at_step: int | None = None
     drawn: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def overrides(self) -> list[str]:
+        """The values that were drawn, as overrides."""
+        params = self.drawn.get("params", {})
+        return [f"{key}={repr(value) if isinstance(value, float) else value}" for key, value in params.items()]
 
-class Chooser(Protocol):
-    """What kinds of searches differ in."""
 
-    counts_best_value: bool
-    """Whether a run counts with its best value, and not with that of its last evaluation."""
+ALGORITHMS: Mapping[str, type[Algorithm]] = {"grid": Grid, "random": Random, "asha": Asha, "optuna": OptunaStudy}
+"""How the kinds of sweeps find their runs, by the option of ``conf/sweep``."""
 
-    def next_rungs(self, state: SearchState) -> Iterable[tuple[int, int]]:
-        """Return runs that may continue, each with the rung that it is to pass; the first one is taken."""
 
-    def new_run(self, state: SearchState) -> int | None:
-        """Return the number of a run that no task has had; None if there is none left."""
+def algorithm_of(record: SweepRecord) -> Algorithm:
+    """Return how a sweep finds its runs, by its record.
 
-    def num_new(self, state: SearchState) -> int:
-        """Return how many runs no task has had yet."""
+    Raises:
+        RunDirectoryError: its kind is unknown to this version of hpctrain.
+    """
+    if record.kind not in ALGORITHMS:
+        kinds = either([*ALGORITHMS])
+        raise RunDirectoryError(f"sweep.json: expected kind to be {kinds}, found {record.kind!r}; {REMEDY}")
+    return ALGORITHMS[record.kind](record)
 
-    def draw(self, run: int, state: SearchState) -> Mapping[str, Any]:
-        """Draw the values of a new run; empty if they are known already."""
 
-    def pause_at_step(self, rung: int) -> int | None:
-        """Return the step of a rung; None in a search without rungs."""
+def is_search(record: SweepRecord) -> bool:
+    """Whether the tasks of a sweep ask for their runs."""
+    return issubclass(ALGORITHMS.get(record.kind, Algorithm), SearchAlgorithm)
 
 
 class Search:
@@ -60,26 +70,30 @@ class Search:
 
     Args:
         home: the folder of the sweep.
-        chooser: what to train next.
-        deadline: epoch seconds after which nothing is begun; None for no limit.
+        algorithm: what to train next.
         clock: epoch seconds.
     """
 
     def __init__(
         self,
         home: RunDirectory,
-        chooser: Chooser,
+        algorithm: SearchAlgorithm,
         *,
-        deadline: float | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.home = home
-        self.chooser = chooser
-        self._deadline = deadline
+        self.algorithm = algorithm
         self._clock = clock
         self._journal = Journal(home)
-        self._state = SearchState()
+        self._state = SearchState(home)
         self._num_added = 0
+
+    @classmethod
+    def of(cls, home: RunDirectory, record: SweepRecord) -> Search:
+        """Return the search of a sweep whose tasks ask for their runs."""
+        algorithm = algorithm_of(record)
+        assert isinstance(algorithm, SearchAlgorithm)
+        return cls(home, algorithm)
 
     def directory(self, run: int) -> RunDirectory:
         """The directory of a run."""
@@ -124,7 +138,7 @@ class Search:
             if begin is None:
                 return None
             if own is not None or self._journal.publish(begin):
-                pause = self.chooser.pause_at_step(begin.rung)
+                pause = self.algorithm.pause_at_step(begin.rung)
                 return Assignment(
                     run=begin.run, rung=begin.rung, pause_at_step=pause, drawn=state.first.get(begin.run, begin).drawn
                 )
@@ -164,13 +178,14 @@ class Search:
         released = sorted((self._unrecorded_ends(run), run, rung) for run, rung in state.released.items())
         if released and not released[0][0]:
             return self._begin(*released[0][1:], task)
-        if self._deadline is None or self._clock() <= self._deadline:
-            if (promoted := next(iter(self.chooser.next_rungs(state)), None)) is not None:
+        deadline = self.algorithm.record.deadline
+        if deadline is None or self._clock() <= deadline:
+            if (promoted := next(iter(self.algorithm.next_rungs(state)), None)) is not None:
                 return self._begin(*promoted, task)
             begun = sum(begin.task == task for begin in state.first.values())
             may_begin = max_new_runs is None or begun < max_new_runs
-            if may_begin and (new := self.chooser.new_run(state)) is not None:
-                return self._begin(new, 0, task, self.chooser.draw(new, state))
+            if may_begin and (new := self.algorithm.new_run(state)) is not None:
+                return self._begin(new, 0, task, self.algorithm.draw(new, state))
         return self._begin(*released[0][1:], task) if released else None
 
     def _unrecorded_ends(self, run: int) -> int:
@@ -197,6 +212,44 @@ class Search:
 
     def _end(self, begin: Decision) -> Decision | None:
         try:
-            return end_of(self.directory(begin.run), begin, best=self.chooser.counts_best_value)
+            return _end_of(self.directory(begin.run), begin, best=self.algorithm.counts_best_value)
         except RunDirectoryError:  # one damaged run must not stop the others
             return None
+
+
+def _end_of(directory: RunDirectory, begin: Decision, *, best: bool) -> Decision | None:
+    """Return the end of what was given to a task; None while it may continue by itself.
+
+    Args:
+        directory: of the run.
+        begin: the decision that gave it to the task.
+        best: whether the run counts with its best value, and not with that of its last evaluation.
+
+    Raises:
+        RunDirectoryError: a record of the run has an invalid field.
+        OSError: the file system's error.
+    """
+    ledger = Ledger(directory)
+    last = next((attempt for attempt in reversed(ledger.attempts()) if attempt.attempt > begin.claims_before), None)
+    if last is None or last.reason is None or last.attempt < ledger.last_claim():
+        return None
+    reason = last.reason
+    if last.continues or (reason.meaning.resumable and reason is not Reason.PAUSED):
+        return None
+    if reason not in (Reason.PAUSED, Reason.COMPLETED):
+        return Decision(event=Event.END, run=begin.run, rung=begin.rung, step=last.end_step or 0, reason=reason.value)
+    evaluation = last_evaluation(directory)
+    score = None if evaluation is None else evaluation.best
+    value: float | None = None
+    if evaluation is not None and score is not None:
+        value = score.value if best else evaluation.means.get(f"{EVAL_PREFIX}{score.name}")
+    return Decision(
+        event=Event.END,
+        run=begin.run,
+        rung=begin.rung,
+        step=last.end_step or 0,
+        reason=reason.value,
+        value=value,
+        metric="" if score is None else score.name,
+        mode="" if score is None else score.mode,
+    )

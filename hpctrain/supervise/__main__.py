@@ -37,8 +37,8 @@ from hpctrain.launch.prepare import RunPlan, prepare_as_rank
 from hpctrain.retry import retry
 from hpctrain.run.directory import RunDirectory, umask_of
 from hpctrain.run.ledger import Ledger
+from hpctrain.run.sweep_record import sweep_is_over
 from hpctrain.scheduler.slurm import Slurm
-from hpctrain.search.record import sweep_is_over
 from hpctrain.streams import LogHandler, ignore_write_errors
 from hpctrain.supervise.allocation import allocation_overrides
 from hpctrain.supervise.job import forbid_requeue

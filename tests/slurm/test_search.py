@@ -22,8 +22,8 @@ from hpctrain.run.code import current_code
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
+from hpctrain.search.asha import promotable
 from hpctrain.search.journal import Decision, Event, read_journal
-from hpctrain.search.promotion import promotable
 
 if TYPE_CHECKING:
     from conftest import SlurmSandbox
@@ -301,7 +301,7 @@ class Strikes:
                 self._sandbox.requeue(task)
         elif kind == "preempt":
             self._sandbox.preempt(nodes=1, seconds=2)
-        elif found := processes(self._home, "hpctrain.sweep" if kind == "task" else "hpctrain.worker"):
+        elif found := processes(self._home, "hpctrain.search" if kind == "task" else "hpctrain.worker"):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._draw.choice(found), signal.SIGKILL)
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import EvaluationRecord, Score
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
+from hpctrain.run.sweep_record import SweepRecord
 from hpctrain.search.asha import Asha
 from hpctrain.search.search import Assignment, Search
 
@@ -25,8 +29,14 @@ def prepared(folder: Path, num_runs: int) -> RunDirectory:
     return home
 
 
-def asha(home: RunDirectory, **options: float) -> Search:
-    return Search(home, Asha(home, min_steps=10, reduction_factor=3), **options)
+def record_of(home: RunDirectory, kind: str, **options: Any) -> SweepRecord:
+    """Make the record of a search, with an empty space unless it is given."""
+    values: dict[str, Any] = {"space": {}, "fixed": [], "folder": str(home.path), "submitted": 0.0, "command": []}
+    return SweepRecord(kind=kind, **(values | options))
+
+
+def asha(home: RunDirectory, *, clock: Callable[[], float] = time.time, **options: Any) -> Search:
+    return Search(home, Asha(record_of(home, "asha", min_steps=10, reduction_factor=3, **options)), clock=clock)
 
 
 def train(search: Search, assignment: Assignment, value: float, *, reason: Reason = Reason.PAUSED) -> None:

@@ -19,7 +19,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import EvaluationRecord, Score
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
-from hpctrain.search.record import SweepRecord
+from hpctrain.run.sweep_record import SweepRecord
 
 pytestmark = pytest.mark.usefixtures("no_slurm")
 SHORT = ["trainer.max_steps=3", "trainer.eval_every_steps=2", "model=mlp", "model.width=8"]

@@ -39,11 +39,11 @@ from hpctrain.launch.prepare import prepare
 from hpctrain.program.session_events import Event, Progress
 from hpctrain.run.checkpoint_manifest import MANIFEST, encode_manifest
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.sweep_record import SweepRecord
 from hpctrain.search.journal import Decision, Journal
 from hpctrain.search.journal import Event as Decided
-from hpctrain.search.open_search import open_search
-from hpctrain.search.record import SweepRecord
 from hpctrain.sync.sent_run import Rows, describe, describe_state, identify
+from hpctrain.search.search import Search
 from hpctrain.terminal import visible
 from hpctrain.top.columns import COLUMNS, Shown
 from hpctrain.top.open_run import OpenRun, attempt_lines
@@ -331,7 +331,7 @@ def ask(home: Path) -> None:
     record = SweepRecord.read(RunDirectory.at(home))
     if record is not None and record.kind in ("asha", "optuna"):
         with contextlib.suppress(OSError):
-            search = open_search(RunDirectory.at(home), record)
+            search = Search.of(RunDirectory.at(home), record)
             search.create()
             search.ask("me")
 

@@ -24,8 +24,8 @@ from hpctrain.run.code import code_for_attempt, current_code
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
-from hpctrain.sweep.runs import SweepRun
-from hpctrain.sweep.sweep import Sweep
+from hpctrain.search.runs import SweepRun
+from hpctrain.search.sweep import Sweep
 
 SECRETS = (
     ".env: not copied with the code, since such names are usual for passwords and keys; the run finds the originals "

@@ -14,17 +14,17 @@ import optuna
 import pytest
 
 from hpctrain.run.reason import Reason
-from hpctrain.search.distribution import Choice, Floats, Integers
+from hpctrain.search.distribution import distributions_of
 from hpctrain.search.journal import read_journal
-from hpctrain.search.optuna_study import RECORD_ERRORS, OptunaChooser, overrides_of, to_optuna
-from hpctrain.search.sampler_state import restore_sampler, sampler_state
-from hpctrain.search.search import Search
+from hpctrain.search.optuna_study import RECORD_ERRORS, restore_sampler, sampler_state, to_optuna
+from hpctrain.search.search import Assignment, Search
 
 sys.path.append(str(Path(__file__).parent))
-from searching import prepared, train
+from searching import prepared, record_of, train
 
-SPACE = {"lr": Floats(1e-5, 1e-1, log=True), "width": Integers(1, 8), "optimizer": Choice(("adamw", "sgd"))}
-NUMBERS = {"lr": Floats(1e-5, 1e-1, log=True), "momentum": Floats(0.0, 0.9)}
+LR = "tag(log,interval(1e-5,1e-1))"
+SPACE = {"lr": LR, "width": "int(interval(1,8))", "optimizer": "adamw,sgd"}
+NUMBERS = {"lr": LR, "momentum": "interval(0.0,0.9)"}
 
 
 def accuracy(params: Mapping[str, Any]) -> float:
@@ -43,8 +43,9 @@ def plain(sampler, space, num_runs: int) -> list[dict[str, Any]]:
     return drawn
 
 
-def chooser(home, space, num_runs: int, sampler: str = "tpe") -> OptunaChooser:
-    return OptunaChooser(home, space, sampler=sampler, num_startup_runs=4, seed=3, num_runs=num_runs)
+def optuna_search(home, space, num_runs: int, sampler: str = "tpe") -> Search:
+    options = {"space": space, "num_runs": num_runs, "sampler": sampler, "startup_runs": 4, "seed": 3}
+    return Search.of(home, record_of(home, "optuna", **options))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,7 @@ def test_runs_one_after_another_get_what_a_plain_loop_gets(tmp_path: Path, name:
     home = prepared(tmp_path, num_runs)
     drawn = []
     for task in range(num_runs):
-        search = Search(home, chooser(home, space, num_runs, name))  # a new process each time
+        search = optuna_search(home, space, num_runs, name)  # a new process each time
         assignment = search.ask(f"7_{task}")
         assert assignment is not None
         assert assignment.run == task
@@ -78,18 +79,18 @@ def test_runs_one_after_another_get_what_a_plain_loop_gets(tmp_path: Path, name:
             "gp": lambda: samplers.GPSampler(seed=3, n_startup_trials=4),
             "random": lambda: samplers.RandomSampler(seed=3),
         }[name]()
-        assert drawn == plain(sampler, space, num_runs)
+        assert drawn == plain(sampler, distributions_of(record_of(home, "optuna", space=space)), num_runs)
 
 
 def test_a_requeued_task_keeps_its_values_and_failed_runs_are_left_out(tmp_path: Path) -> None:
     home = prepared(tmp_path, 6)
-    first = Search(home, chooser(home, SPACE, 6)).ask("7_0")
+    first = optuna_search(home, SPACE, 6).ask("7_0")
     assert first is not None
-    assert Search(home, chooser(home, SPACE, 6)).ask("7_0") == first
-    second = Search(home, chooser(home, SPACE, 6)).ask("7_1")
+    assert optuna_search(home, SPACE, 6).ask("7_0") == first
+    second = optuna_search(home, SPACE, 6).ask("7_1")
     assert second is not None
     assert second.drawn["params"] != first.drawn["params"]
-    search = Search(home, chooser(home, SPACE, 6))
+    search = optuna_search(home, SPACE, 6)
     train(search, first, 0.5, reason=Reason.FAILED)
     train(search, second, 0.5, reason=Reason.COMPLETED)
     third = search.ask("7_2")
@@ -100,17 +101,21 @@ def test_a_requeued_task_keeps_its_values_and_failed_runs_are_left_out(tmp_path:
 def test_a_lost_state_of_the_sampler_costs_only_the_reproducibility(tmp_path: Path) -> None:
     home = prepared(tmp_path, 3)
     for task in range(2):
-        assert Search(home, chooser(home, SPACE, 3)).ask(f"7_{task}") is not None
+        assert optuna_search(home, SPACE, 3).ask(f"7_{task}") is not None
         for file in (tmp_path / "search").glob("sampler-*"):
             file.write_text('{"random": {')
-    assert Search(home, chooser(home, SPACE, 3)).ask("7_2") is not None
+    assert optuna_search(home, SPACE, 3).ask("7_2") is not None
     params = [one.drawn["params"] for one in read_journal(home)]
     assert len({str(one) for one in params}) == 3
 
 
 def test_values_are_typed_exactly() -> None:
     drawn = {"params": {"optimizer.lr": 0.00012345678901234567, "model.width": 3, "optimizer": "sgd"}}
-    assert overrides_of(drawn) == ["optimizer.lr=0.00012345678901234567", "model.width=3", "optimizer=sgd"]
+    assert Assignment(run=0, drawn=drawn).overrides == [
+        "optimizer.lr=0.00012345678901234567",
+        "model.width=3",
+        "optimizer=sgd",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +142,7 @@ def test_the_state_of_a_sampler_is_checked_before_numpy_trusts_it(changed) -> No
 )
 def test_a_search_survives_a_damaged_draw(tmp_path: Path, damage) -> None:
     home = prepared(tmp_path, 2)
-    search = Search(home, chooser(home, SPACE, 2))
+    search = optuna_search(home, SPACE, 2)
     assignment = search.ask("7_0")
     assert assignment is not None
     train(search, assignment, 0.5, reason=Reason.COMPLETED)
@@ -145,4 +150,4 @@ def test_a_search_survives_a_damaged_draw(tmp_path: Path, damage) -> None:
     path = tmp_path / "search" / "000001.json"
     record = json.loads(path.read_text())
     path.write_text(json.dumps(record | {"drawn": record["drawn"] | damage}))
-    assert Search(home, chooser(home, SPACE, 2)).ask("7_1").run == 1
+    assert optuna_search(home, SPACE, 2).ask("7_1").run == 1

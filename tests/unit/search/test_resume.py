@@ -5,15 +5,20 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from searching import prepared, train
 
 from hpctrain.cli import main
+from hpctrain.errors import ExitCode
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
-from hpctrain.search.record import SweepRecord
-from hpctrain.sweep.resume_sweep import needs_record
+from hpctrain.run.reason import Reason
+from hpctrain.run.sweep_record import SweepRecord
+from hpctrain.search.resume import needs_record, resume_search
+from hpctrain.search.search import Search
 
 pytestmark = pytest.mark.usefixtures("as_before")
 
@@ -258,3 +263,26 @@ def test_a_run_that_began_continues_after_the_time_of_the_sweep(capfd):
     assert "(sweep.time_limit_min): 1 run not started" in capfd.readouterr().err
     ends = [[str(one.reason) for one in Ledger(RunDirectory.at(f"S/{number}")).attempts()] for number in range(3)]
     assert ends == [[], ["paused", "completed"], ["paused", "completed"]]
+
+
+def test_a_search_with_failed_runs_did_not_finish(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = prepared(tmp_path, 2)
+    record = SweepRecord(
+        kind="asha",
+        space={},
+        fixed=[],
+        folder=str(tmp_path),
+        submitted=0.0,
+        command=[],
+        num_runs=2,
+        min_steps=10,
+        reduction_factor=3,
+    )
+    search = Search.of(home, record)
+    while (assignment := search.ask("here:1", max_new_runs=None)) is not None:
+        train(search, assignment, 0.5, reason=Reason.FAILED)
+    template: Any = None  # nothing is submitted
+    assert resume_search(home, record, template) == ExitCode.FAILED
+    out = capsys.readouterr().out
+    assert "2 runs failed" in out
+    assert "complete" not in out

@@ -4,8 +4,8 @@ import pytest
 
 from hpctrain.config.compose import Composer
 from hpctrain.errors import ConfigError
-from hpctrain.sweep.expand import MAX_RUNS, expand
-from hpctrain.sweep.progress import with_progress
+from hpctrain.search.algorithm import MAX_RUNS, expand
+from hpctrain.search.runs import with_progress
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ import pytest
 
 from hpctrain.errors import RunDirectoryError
 from hpctrain.run.directory import RunDirectory
-from hpctrain.search.open_search import distributions_of
-from hpctrain.search.record import SweepRecord, sweep_is_over
+from hpctrain.run.sweep_record import SweepRecord, sweep_is_over
+from hpctrain.search.distribution import distributions_of
 
 
 @pytest.fixture

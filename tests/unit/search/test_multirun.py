@@ -22,9 +22,10 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.launcher import Owner
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.manifest import read_varied
-from hpctrain.search.record import SweepRecord
-from hpctrain.sweep.multirun import register_launcher, without_hydra_overrides
-from hpctrain.sweep.sweep import Sweep
+from hpctrain.run.sweep_record import SweepRecord
+from hpctrain.search.hydra_sweeper import register_launcher
+from hpctrain.search.runs import without_hydra_overrides
+from hpctrain.search.sweep import Sweep
 
 pytestmark = pytest.mark.usefixtures("as_before")
 
@@ -143,7 +144,7 @@ def test_resume_of_a_sweep_trains_what_is_missing(tmp_path, capsys, monkeypatch)
     ended = iter([ExitCode.FINISHED, ExitCode.INTERRUPTED])
     with monkeypatch.context() as patched:
         # Ctrl-C in the second run
-        patched.setattr("hpctrain.sweep.sweep.launch_here", lambda run: launch_here(run) or next(ended))
+        patched.setattr("hpctrain.search.sweep.launch_here", lambda run: launch_here(run) or next(ended))
         assert main(["-m", "run_dir=sweep", *SHORT, "optimizer.lr=0.1,0.05,0.01"]) == ExitCode.INTERRUPTED
     out, err = capsys.readouterr()
     assert f"stopped; 1 run not started; to resume: python -m hpctrain resume {tmp_path / 'sweep'}\n" in err

@@ -7,10 +7,13 @@ import functools
 import itertools
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
+from hpctrain.config.compose import Composer
 from hpctrain.config.identity import decides_the_weights, flat
 from hpctrain.config.run_config import RunConfig
 from hpctrain.config.stored import load_run
@@ -21,7 +24,12 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.launch_mark import LaunchMark
 from hpctrain.run.manifest import read_varied, value_text, varied_text
 from hpctrain.streams import print_warning
-from hpctrain.sweep.progress import with_progress
+
+SILENT_S = 2.0
+"""Seconds before the first line on how far many runs are prepared, and between lines."""
+YAML = {"True": "true", "False": "false", "None": "null"}
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +44,26 @@ class SweepRun:
     config: RunConfig
     varied: Mapping[str, str] = field(default_factory=dict)
 
+    @classmethod
+    def compose(cls, composer: Composer, overrides: Sequence[str], fixed: Collection[str]) -> SweepRun:
+        """Compose one run of a sweep.
+
+        Args:
+            composer: of the command line's folders.
+            overrides: of the run.
+            fixed: keys that don't vary.
+        """
+        own = without_hydra_overrides(overrides)
+        pairs = [override.partition("=")[::2] for override in own]
+        # Hydra writes a sweep's values as Python does, except those of a program
+        texts = {key.lstrip("+"): value for key, value in pairs if key not in fixed}
+        varied = {key: value if key.startswith("args.") else YAML.get(value, value) for key, value in texts.items()}
+        return cls(composer.compose_run(own), varied)
+
+    def at(self, path: Path | str) -> SweepRun:
+        """Return the run with this run directory."""
+        return dataclasses.replace(self, config=dataclasses.replace(self.config, run_dir=str(path)))
+
     @property
     def directory(self) -> RunDirectory:
         """The run's directory."""
@@ -45,6 +73,27 @@ class SweepRun:
     def heading(self) -> str:
         """What the sweep varies, or the directory if that isn't known."""
         return varied_text(self.varied) or os.path.relpath(self.directory.path)
+
+
+def without_hydra_overrides(overrides: Sequence[str]) -> list[str]:
+    """Leave out the overrides that configure Hydra."""
+    return [override for override in overrides if not override.lstrip("+~").startswith("hydra")]
+
+
+def with_progress(items: Sequence[Item], done: str, clock: Callable[[], float] = time.monotonic) -> Iterator[Item]:
+    """Yield the items, and print on standard error how many are done every `SILENT_S` seconds.
+
+    Args:
+        items: such as the runs of a sweep.
+        done: the verb for finished items, such as `composed`.
+        clock: seconds.
+    """
+    printed_at = clock()
+    for number, item in enumerate(items):
+        if clock() - printed_at >= SILENT_S:
+            printed_at = clock()
+            print(f"{number} of {len(items)} runs {done}", file=sys.stderr, flush=True)
+        yield item
 
 
 def place(runs: Sequence[SweepRun], home: RunDirectory) -> list[SweepRun]:
@@ -86,8 +135,7 @@ def place(runs: Sequence[SweepRun], home: RunDirectory) -> list[SweepRun]:
             _warn_of_equal_numbers(typed.setdefault(identity, varied), varied)
             if stored:
                 varied |= _differences(next(iter(stored.values())), values, names)
-        path = str(_run(home, number).path)
-        placed.append(SweepRun(dataclasses.replace(run.config, run_dir=path), varied))
+        placed.append(dataclasses.replace(run.at(_run(home, number).path), varied=varied))
     return placed
 
 

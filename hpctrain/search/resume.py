@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from hpctrain.config.cluster import Slurm
@@ -16,28 +17,34 @@ from hpctrain.config.compose_sweep import SweepComposer, is_of_sweep, kinds_with
 from hpctrain.config.multiple_values import TAKES_COMMAS, takes_as_list
 from hpctrain.config.schema import SWEEP_GROUP
 from hpctrain.config.sweep import KINDS
-from hpctrain.errors import ERROR_PREFIX, ConfigError, ExitCode
+from hpctrain.errors import ERROR_PREFIX, ConfigError, ExitCode, RunDirectoryError
 from hpctrain.launch.existing_run import changed_config
-from hpctrain.launch.prepare import plan
+from hpctrain.launch.prepare import RunPlan
 from hpctrain.launch.sbatch import require_sbatch
-from hpctrain.phrases import counted, either
+from hpctrain.phrases import counted, either, listed
 from hpctrain.results.run_result import comparable
 from hpctrain.run.config_change import trained_varied
 from hpctrain.run.directory import RunDirectory
-from hpctrain.search.distribution import Choice, Distribution
-from hpctrain.search.open_search import distributions_of
-from hpctrain.search.record import SweepRecord
-from hpctrain.search.values import in_order, values_of
-from hpctrain.sweep.found_runs import SEARCH_KINDS, FoundRuns, find_runs
-from hpctrain.sweep.recorded import deadline, record_of
-from hpctrain.sweep.resume_search import resume_search
-from hpctrain.sweep.runs import SweepRun, place
-from hpctrain.sweep.sweep import Sweep, require_one_cluster
+from hpctrain.run.owner import CLOCK_SLACK_S
+from hpctrain.run.process import process_start
+from hpctrain.run.reason import Reason
+from hpctrain.run.sweep_record import OPTIONS, SweepRecord
+from hpctrain.search.algorithm import NEW_COMMAND, Algorithm, ComposedSweep
+from hpctrain.search.distribution import in_order, values_of
+from hpctrain.search.journal import Decision, SearchState
+from hpctrain.search.multirun import deadline, record_of
+from hpctrain.search.runs import SweepRun
+from hpctrain.search.search import Search, algorithm_of, is_search
+from hpctrain.search.sweep import Sweep, require_one_cluster, submit_tasks, template_of
+from hpctrain.search.task import work_here
+from hpctrain.status.before_launch import statuses_before_launch
+from hpctrain.status.report import ask_slurm, job_ids
 
 KEPT = "can't be changed: the existing runs were made with"
-NEW_COMMAND = "type a new command with -m and another run_dir"
 FIXED = ("seed", "min_steps", "reduction_factor")
 """Keys of a sweep with which its runs were drawn or compared; other values would mix two searches."""
+FAILURES = (Reason.FAILED, Reason.STALLED, Reason.HANG, Reason.INFRASTRUCTURE, Reason.OUT_OF_MEMORY)
+"""Reasons with which a run has failed."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,7 +70,7 @@ class SweepResume:
 
 def needs_record(record: SweepRecord, overrides: Sequence[str]) -> bool:
     """Whether a resume depends on how the sweep finds its runs, and not on the runs alone."""
-    if record.deadline is not None or record.kind in SEARCH_KINDS:
+    if record.deadline is not None or is_search(record):
         return True
     varied = _names(record)
     return any(
@@ -91,29 +98,23 @@ def resume_sweep(typed: SweepResume, record: SweepRecord) -> int:
         ConfigError: an override is invalid, or would change runs that exist.
         RunDirectoryError: a run may be running, and SLURM can't be asked.
     """
-    found = _found(typed, record)
-    template = found.runs[0].config
-    require_one_cluster([run.config for run in found.runs])
-    if isinstance(template.cluster, Slurm):
+    algorithm = algorithm_of(record)
+    composed = _composed(typed, algorithm)
+    first = composed.runs[0]
+    require_one_cluster([run.config for run in composed.runs])
+    if isinstance(first.config.cluster, Slurm):
         require_sbatch()
-    sweep = Sweep(typed.home, typed.command, force=typed.force, record=found.record, retry_failed=typed.retry_failed)
-    existing = [] if record.kind in SEARCH_KINDS else _existing(typed.home)
-    # the runs of a grid that is only continued are all there
-    is_known = record.kind == "optuna" or (record.kind == "grid" and record.space == found.record.space)
-    added = [] if is_known else _added(typed.home, found)
-    if record.kind not in SEARCH_KINDS:
-        codes = sweep.launch([*existing, *added])
+    home, retry_failed = typed.home, typed.retry_failed
+    sweep = Sweep(home, typed.command, force=typed.force, record=composed.record, retry_failed=retry_failed)
+    if not is_search(record):
+        codes = sweep.launch([*_existing(home), *algorithm.added(home, composed)])
         return next((code for code in codes if code != ExitCode.FINISHED), ExitCode.FINISHED)
+    added = algorithm.added(home, composed)
     sweep.print_warnings(added)
-    with sweep.prepared(added, mode=template.mode):
+    with sweep.prepared(added, mode=first.config.mode):
         pass
-    return resume_search(
-        typed.home,
-        found.record,
-        plan(dataclasses.replace(template, run_dir=str(typed.home.path / "0"))),
-        retry_failed=typed.retry_failed,
-        force=typed.force,
-    )
+    template = template_of(first, home)
+    return resume_search(home, composed.record, template, retry_failed=retry_failed, force=typed.force)
 
 
 def _existing(home: RunDirectory) -> list[SweepRun]:
@@ -130,21 +131,9 @@ def _existing(home: RunDirectory) -> list[SweepRun]:
     return runs
 
 
-def _added(home: RunDirectory, found: FoundRuns) -> list[SweepRun]:
-    """The runs that the sweep doesn't have yet, placed."""
-    if found.record.kind == "grid":
-        placed = place(found.runs, home)
-    else:  # run k is the k-th draw, whatever today's files would make of it
-        places = [str(home.path / str(number)) for number in range(len(found.runs))]
-        placed = [
-            dataclasses.replace(run, config=dataclasses.replace(run.config, run_dir=folder))
-            for run, folder in zip(found.runs, places, strict=True)
-        ]
-    return [run for run in placed if not run.directory.config.is_file()]
-
-
-def _found(typed: SweepResume, record: SweepRecord) -> FoundRuns:
+def _composed(typed: SweepResume, algorithm: Algorithm) -> ComposedSweep:
     """Compose the runs of the sweep, those that the overrides add included."""
+    record = algorithm.record
     folder = Path(record.folder)
     config_dir = typed.config_dir or record.config_dir
     here = folder if folder.is_dir() else None
@@ -175,15 +164,19 @@ def _found(typed: SweepResume, record: SweepRecord) -> FoundRuns:
             submitted=record.submitted,
             config_dir=record.config_dir,
             command=record.command,
-            earlier=_earlier(record, wanted),
+            earlier=algorithm.earlier(wanted),
             deadline=deadline(wanted.time_limit_min, time.time()),
         )
-        _require_growth(record, wanted)
-        found_runs = find_runs(composer, wanted, parsed)
+        for name in FIXED:
+            before, after = getattr(record, name), getattr(wanted, name)
+            if before != after:
+                raise ConfigError(f"sweep.{name}", after, f"{KEPT} sweep.{name}={before}", NEW_COMMAND)
+        algorithm.require_extension(wanted)
+        composed = algorithm_of(wanted).compose(composer, parsed)
         if record.kind == "grid":
             wanted = dataclasses.replace(wanted, space=_merged(composer, record.space, wanted.space))
-            found_runs = dataclasses.replace(found_runs, record=wanted)
-        return found_runs
+            composed = dataclasses.replace(composed, record=wanted)
+        return composed
 
 
 def _as_values(composer: Composer, record: SweepRecord, key: str, text: str) -> str:
@@ -218,16 +211,9 @@ def _texts(composer: Composer, key: str, text: str) -> list[str]:
 
 
 def _options(record: SweepRecord) -> list[str]:
-    names = ("seed", "num_runs", "min_steps", "reduction_factor", "sampler", "startup_runs", "time_limit_min")
-    return [f"sweep.{name}={value}" for name in names if (value := getattr(record, name)) is not None]
-
-
-def _earlier(record: SweepRecord, wanted: SweepRecord) -> list[dict[str, object]]:
-    """The spaces from which the runs that exist were drawn."""
-    earlier = [dict(one) for one in record.earlier]
-    if record.kind in ("random", "asha") and record.space != wanted.space:
-        earlier.append({"space": dict(record.space), "num_runs": record.num_runs})
-    return earlier
+    return [
+        f"sweep.{name}={value}" for name in (*OPTIONS, "time_limit_min") if (value := getattr(record, name)) is not None
+    ]
 
 
 def _require_kind(record: SweepRecord, overrides: Sequence[str]) -> None:
@@ -240,39 +226,6 @@ def _require_kind(record: SweepRecord, overrides: Sequence[str]) -> None:
         if (owners := kinds_with(name)) and record.kind in KINDS and record.kind not in owners:
             problem = f"exists only with sweep={either(owners)}, and this is a sweep={record.kind}"
             raise ConfigError(key, value, problem, "leave it out")
-
-
-def _require_growth(record: SweepRecord, wanted: SweepRecord) -> None:
-    for name in FIXED:
-        before, after = getattr(record, name), getattr(wanted, name)
-        if before != after:
-            raise ConfigError(f"sweep.{name}", after, f"{KEPT} sweep.{name}={before}", NEW_COMMAND)
-    if record.kind == "grid" or record.num_runs is None or wanted.num_runs is None:
-        return
-    if wanted.num_runs < record.num_runs:
-        problem = f"is less than the {counted(record.num_runs, 'run')} that the sweep already has"
-        raise ConfigError("sweep.num_runs", wanted.num_runs, problem, "give the total number of runs")
-    if record.kind == "optuna":
-        _require_same_kinds(record, wanted)
-    elif record.space != wanted.space and wanted.num_runs == record.num_runs:
-        key = next(key for key, text in wanted.space.items() if record.space.get(key) != text)
-        problem = f"is a new range, but all {record.num_runs} runs have been drawn"
-        raise ConfigError(key, wanted.space[key], problem, f"add sweep.num_runs=N, with N above {record.num_runs}")
-
-
-def _require_same_kinds(record: SweepRecord, wanted: SweepRecord) -> None:
-    """Refuse what Optuna refuses for each further run: of what a key is drawn from, only bounds may change."""
-    before, after = distributions_of(record), distributions_of(wanted)
-    for key, distribution in after.items():
-        if key in before and not _differs_in_bounds_alone(before[key], distribution):
-            problem = f"can't continue {record.space[key]}: Optuna takes other bounds of an interval, and nothing else"
-            raise ConfigError(key, wanted.space[key], problem, NEW_COMMAND)
-
-
-def _differs_in_bounds_alone(one: Distribution, other: Distribution) -> bool:
-    if isinstance(one, Choice) or isinstance(other, Choice):
-        return one == other
-    return type(one) is type(other) and one.log == other.log
 
 
 def _refuse_changes(composer: Composer, record: SweepRecord, added: Sequence[str]) -> None:
@@ -299,3 +252,128 @@ def _may_have_values(override: str) -> bool:
         return True
     key = key.lstrip("+")
     return "," in value and TAKES_COMMAS.fullmatch(key) is None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SearchWork:
+    """What is left of a search.
+
+    Attributes:
+        num_tasks: tasks to submit; 0 if nothing is left, or if the tasks that wait or run will do it.
+        num_live: tasks that wait or run.
+        failed: runs that failed, which are tried again only on request.
+    """
+
+    num_tasks: int
+    num_live: int
+    failed: Sequence[RunDirectory]
+
+
+def resume_search(
+    home: RunDirectory, record: SweepRecord, template: RunPlan, *, retry_failed: bool = False, force: bool = False
+) -> int:
+    """Continue a search: release what its tasks left, and submit tasks for that and for what was added.
+
+    Args:
+        home: the folder of the sweep.
+        record: of the sweep, as it is stored.
+        template: any run of the search, from which the request to SLURM is read.
+        retry_failed: also train runs again that failed.
+        force: release runs although SLURM can't be asked whether their jobs are over.
+
+    Returns:
+        An `ExitCode`.
+
+    Raises:
+        RunDirectoryError: a run may be running, and SLURM can't be asked.
+    """
+    work = _released(home, record, retry_failed=retry_failed, force=force)
+    if work.failed:
+        names = listed([os.path.relpath(run.path) for run in work.failed])
+        resume = f"python -m hpctrain resume {home.as_typed} --retry-failed"
+        print(f"{counted(len(work.failed), 'run')} failed ({names}); to train them again: {resume}")
+    if work.num_live:
+        print(f"{counted(work.num_live, 'task')} of the search queued or running: left alone")
+    if not work.num_tasks:
+        if work.failed and not work.num_live:
+            print("nothing else is left of the search")
+            return ExitCode.FAILED
+        print("nothing is left to begin" if work.num_live else "the search is complete")
+        return ExitCode.FINISHED
+    if not isinstance(template.config.cluster, Slurm):
+        return work_here(home)
+    return submit_tasks(home, template, work.num_tasks)
+
+
+def _released(home: RunDirectory, record: SweepRecord, *, retry_failed: bool, force: bool) -> SearchWork:
+    """Release the runs whose task is gone, and count the tasks that the search needs.
+
+    Args:
+        home: the folder of the sweep.
+        record: of the sweep.
+        retry_failed: also train runs again that failed.
+        force: release runs although SLURM can't be asked whether their jobs are over.
+
+    Raises:
+        RunDirectoryError: a run may be running, and SLURM can't be asked.
+    """
+    search = Search.of(home, record)
+    search.create()
+    state = search.state()
+    live = _live_tasks(home, force=force)
+    live += _live_processes(home, state, force=force)
+    failed = [end for end in state.ends.values() if end.reason in FAILURES]
+    cancelled = [end for end in state.ends.values() if end.reason == Reason.CANCELLED]
+    search.release([*_lost(home, state, live, force=force), *cancelled, *(failed if retry_failed else ())])
+    state = search.state()
+    # a task that waits in the queue begins one new run; one that runs has begun its own
+    waiting = sum(task not in {begin.task for begin in state.first.values()} for task in live)
+    new = max(0, search.algorithm.num_new(state) - waiting)
+    promoted = 0 if live else len(list(search.algorithm.next_rungs(state)))
+    return SearchWork(
+        num_tasks=new + len(state.released) or promoted,
+        num_live=len(live),
+        failed=() if retry_failed else [search.directory(run) for run in sorted({end.run for end in failed})],
+    )
+
+
+def _lost(home: RunDirectory, state: SearchState, live: Collection[str], *, force: bool) -> list[Decision]:
+    """The decisions that gave runs to tasks which are gone."""
+    given = [begin for begin in state.given.values() if begin.task not in live]
+    directories = [RunDirectory.at(home.path / str(begin.run)) for begin in given]
+    statuses = statuses_before_launch(directories, force=force)
+    return [begin for begin, status in zip(given, statuses, strict=True) if not status.state.may_change]
+
+
+def _live_processes(home: RunDirectory, state: SearchState, *, force: bool) -> list[str]:
+    """The processes that were given a run without a job, and still work for the search."""
+    live = []
+    for begin in state.given.values():
+        host, colon, pid = begin.task.rpartition(":")
+        if not colon:
+            continue
+        if host != socket.gethostname():
+            if not force:
+                raise RunDirectoryError(
+                    f"{home.path}: process {pid} on {host} may still train run {begin.run}; run this there, or insist: "
+                    f"`python -m hpctrain resume {home.as_typed} --force`"
+                )
+            continue
+        started = process_start(int(pid)) if pid.isdecimal() else None
+        if started is not None and started <= begin.time + CLOCK_SLACK_S:
+            live.append(begin.task)
+    return live
+
+
+def _live_tasks(home: RunDirectory, *, force: bool) -> list[str]:
+    """The array tasks of the search that wait or run."""
+    ids = job_ids(home)
+    jobs = ask_slurm(ids)
+    if jobs is None:
+        if ids and not force:
+            raise RunDirectoryError(
+                f"{home.path}: its tasks may still be queued or running, and SLURM can't be asked; run this where "
+                f"squeue works, or insist: `python -m hpctrain resume {home.as_typed} --force`"
+            )
+        return []
+    return [job_id for job_id in ids if (job := jobs.get(job_id)) is not None and not job.state.is_finished]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpctrain.search.distribution import Choice, Floats, Integers
-from hpctrain.search.draw import draws, fraction, size_of
+from hpctrain.search.distribution import Choice, Floats, Integers, draws, fraction, size_of
 
 SMALL = {"a": Choice(("x", "y", "z")), "b": Integers(1, 4)}
 LARGE = {"lr": Floats(1e-5, 1e-1, log=True), "width": Integers(8, 512, log=True), "optimizer": Choice(("adamw", "sgd"))}

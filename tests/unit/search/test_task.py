@@ -9,9 +9,9 @@ import pytest
 from hpctrain.errors import RunDirectoryError
 from hpctrain.run.code import CodeSnapshot, describe_file, digest_of, list_of, record_code, write_files
 from hpctrain.run.directory import RunDirectory
-from hpctrain.search.record import SweepRecord
+from hpctrain.run.sweep_record import SweepRecord
 from hpctrain.search.search import Assignment
-from hpctrain.sweep.assigned_run import drawn_run
+from hpctrain.search.task import drawn_run
 
 
 def optuna(folder: Path, *fixed: str) -> SweepRecord:

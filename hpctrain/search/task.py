@@ -1,30 +1,36 @@
-"""Train the runs that a search gives to one task, one after another."""
+"""One task of a search: it asks for a run, prepares and trains it, and asks again."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from hpctrain.config.checkpoint import EVAL_PREFIX
+from hpctrain.config.compose import Composer
 from hpctrain.errors import ERROR_PREFIX, ConfigError, ExitCode, RunDirectoryError
+from hpctrain.launch.existing_run import changed_config
+from hpctrain.launch.launch_code import SweepCode
 from hpctrain.launch.launcher import launch_here
-from hpctrain.launch.prepare import RunPlan
+from hpctrain.launch.prepare import RunPlan, prepare
 from hpctrain.retry import retry
 from hpctrain.run.checkpoints import saved_step
+from hpctrain.run.code import CodeSnapshot, current_code
 from hpctrain.run.config_change import trained_varied
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
-from hpctrain.run.manifest import varied_text
+from hpctrain.run.manifest import manifest, varied_text
 from hpctrain.run.reason import Reason
+from hpctrain.run.sweep_record import SweepRecord
+from hpctrain.search.asha import PAUSE
 from hpctrain.search.journal import Decision
-from hpctrain.search.open_search import open_search
-from hpctrain.search.record import SweepRecord
-from hpctrain.search.search import Assignment, Search
-from hpctrain.sweep.assigned_run import plan_assigned
+from hpctrain.search.runs import SweepRun
+from hpctrain.search.search import Assignment, Search, algorithm_of
 
 T = TypeVar("T")
 
@@ -58,8 +64,8 @@ class Worker:
     def __init__(
         self, home: RunDirectory, task: str, train: Callable[[RunPlan], TaskEnd], *, max_new_runs: int | None
     ) -> None:
-        self.record: SweepRecord = _record(home)
-        self.search: Search = open_search(home, self.record)
+        self.record = _record(home)
+        self.search = Search.of(home, self.record)
         self.search.create()
         self._home = home
         self._task = task
@@ -88,13 +94,13 @@ class Worker:
                 # neither paused nor ended: it is left to `resume`
                 return end.exit_code or ExitCode.INTERRUPTED
             if (passed := state.ends.get((assignment.run, assignment.rung))) is not None:
-                _report(_result(passed))
+                print(_result(passed), flush=True)
         return next(iter(codes), ExitCode.FINISHED)
 
     def _ask(self) -> Assignment | None:
         if (record := _record(self._home)) != self.record:  # a resume has extended the search meanwhile
             self.record = record
-            self.search = open_search(self._home, record)
+            self.search = Search.of(self._home, record)
         return self.search.ask(self._task, max_new_runs=self._max_new_runs)
 
     def _train_one(self, assignment: Assignment) -> TaskEnd:
@@ -104,7 +110,7 @@ class Worker:
             print(f"{ERROR_PREFIX}run {assignment.run}: {error}", file=sys.stderr, flush=True)
             self._retry(lambda: self.search.fail(assignment.run, assignment.rung))
             return TaskEnd(ExitCode.FAILED)
-        _report(_heading(assignment, plan))
+        print(_heading(assignment, plan), flush=True)
         return self._train(plan)
 
     @staticmethod
@@ -148,6 +154,68 @@ def work_here(home: RunDirectory) -> int:
     return code
 
 
+def plan_assigned(home: RunDirectory, record: SweepRecord, assignment: Assignment) -> RunPlan:
+    """Make the run's directory, if it has none, and store until which step it is to be trained.
+
+    Args:
+        home: the folder of the sweep.
+        record: of the sweep.
+        assignment: the run.
+
+    Raises:
+        ConfigError: the values that were drawn don't fit together.
+        RunDirectoryError: the directory can't be written.
+    """
+    directory = RunDirectory.at(home.path / str(assignment.run))
+    if not directory.config.is_file():
+        if algorithm_of(record).knows_runs:
+            raise RunDirectoryError(f"{directory.path}: its config.yaml is gone; restore it, or remove the folder")
+        # the task that began to make it was killed: the journal gave the number to this task alone
+        shutil.rmtree(directory.path, ignore_errors=True)
+        run = drawn_run(home, record, assignment)
+        return prepare(
+            run.at(directory.path).config,
+            record.command,
+            run.varied,
+            manifest(record.command, Path(record.folder)),
+            report=lambda _line: None,
+            code=SweepCode(home),
+        )
+    # no line on the changed key: all that changes is the step of the pause, which the search decides
+    pause = assignment.pause_at_step
+    changes = [] if pause is None else [f"{PAUSE}={pause}"]
+    return prepare(changed_config(directory, changes, None), record.command, report=lambda _line: None)
+
+
+def drawn_run(home: RunDirectory, record: SweepRecord, assignment: Assignment) -> SweepRun:
+    """Compose a run from the values that were drawn for it, with the configuration files that were submitted.
+
+    Raises:
+        ConfigError: the values don't fit together.
+        RunDirectoryError: files of the copied code are missing.
+    """
+    code = current_code(home)
+    if code is not None and (damage := code.find_damage(contents=False)):
+        raise RunDirectoryError(damage)
+    folder = Path(record.folder) if code is None else code.working_directory
+    composer = Composer(_in_copy(code, record.config_dir), folder)
+    fixed = [override.partition("=")[0] for override in record.fixed]
+    # a key that doesn't exist without the sweep was typed with a plus sign
+    typed = {key.lstrip("+"): key for key in record.space}
+    pairs = (override.partition("=") for override in assignment.overrides)
+    drawn = [f"{typed.get(key, key)}={value}" for key, _, value in pairs]
+    return SweepRun.compose(composer, [*record.fixed, *drawn], fixed)
+
+
+def _in_copy(code: CodeSnapshot | None, folder: str | None) -> str | None:
+    """Return the copy of a folder; the folder itself if it wasn't copied."""
+    if code is None or folder is None:
+        return folder
+    place = os.path.relpath(folder, code.root)
+    copied = code.folder / place
+    return str(copied) if not place.startswith("..") and copied.is_dir() else folder
+
+
 def _heading(assignment: Assignment, plan: RunPlan) -> str:
     """Say which run begins or continues, and to which step."""
     verb = "begins" if saved_step(plan.directory) == 0 else "continues"
@@ -160,7 +228,3 @@ def _result(end: Decision) -> str:
     """Say how a run ended, and with which value the search compares it."""
     value = "" if end.value is None else f": {EVAL_PREFIX}{end.metric} {end.value:.4g}"
     return f"run {end.run} {end.reason} at step {end.step}{value}"
-
-
-def _report(line: str) -> None:
-    print(line, flush=True)

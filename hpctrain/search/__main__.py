@@ -1,4 +1,4 @@
-"""The program of an array task of a search: ``python -m hpctrain.sweep HOME``."""
+"""The program of an array task of a search: ``python -m hpctrain.search HOME``."""
 
 # ruff: noqa: E402 - all imports come after the working directory is excluded, the slow ones after signals are blocked
 from hpctrain.startup import exclude_working_directory
@@ -22,15 +22,15 @@ from hpctrain.files import describe_os_error
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.run.directory import RunDirectory
 from hpctrain.scheduler.slurm import Slurm
+from hpctrain.search.task import TaskEnd, Worker
 from hpctrain.streams import ignore_write_errors
 from hpctrain.supervise.__main__ import log_to_stdout
 from hpctrain.supervise.job import forbid_requeue
 from hpctrain.supervise.job_supervisor import JobSupervisor
 from hpctrain.supervise.signals import ignore_signals
-from hpctrain.sweep.worker import TaskEnd, Worker
 from hpctrain.terminal import guard_output
 
-COMMAND = "python -m hpctrain.sweep"
+COMMAND = "python -m hpctrain.search"
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:

@@ -26,6 +26,8 @@ from hpctrain.run.record_fields import (
     up_to,
 )
 
+OPTIONS = ("seed", "num_runs", "min_steps", "reduction_factor", "sampler", "startup_runs")
+"""Keys of the group `sweep` that the record of a sweep has under the same names."""
 REMEDY = "repair it; or remove it, and type the sweep's command again"
 """What to do about a damaged record."""
 _RUNS = up_to(MAX_RUNS)

@@ -1,4 +1,4 @@
-"""The runs of a sweep, launched one after another on this machine, or as job arrays."""
+"""Launch a sweep: its runs one after another on this machine, or as job arrays; or the tasks that ask for them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,30 +21,24 @@ from hpctrain.launch.existing_run import nothing_left
 from hpctrain.launch.launch_code import LaunchCode, SweepCode, importing_code_of
 from hpctrain.launch.launcher import launch_here, print_plan
 from hpctrain.launch.prepare import RunPlan, plan, prepare, refuse_other_files, undone_on_error
-from hpctrain.launch.sbatch import (
-    SubmitLimitError,
-    TaskArray,
-    largest_array,
-    not_submitted,
-    print_excess,
-    require_sbatch,
-    task_arrays,
-)
-from hpctrain.launch.submission import sbatch_parameters, script, submit
+from hpctrain.launch.sbatch import SubmitLimitError, TaskArray, largest_array, not_submitted, print_excess, require_sbatch, task_arrays
+from hpctrain.launch.submission import sbatch_parameters, script, submit, submit_search
+from hpctrain.launch.run_dir import default_path
 from hpctrain.phrases import counted, listed
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.gone_checkpoints import describe_gone
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.manifest import manifest, varied_text
 from hpctrain.run.reason import Reason
-from hpctrain.search.record import SweepRecord, sweep_is_over
+from hpctrain.run.sweep_record import SweepRecord, sweep_is_over
+from hpctrain.search.algorithm import ComposedSweep
+from hpctrain.search.runs import SweepRun, place, with_progress
+from hpctrain.search.search import algorithm_of, is_search
+from hpctrain.search.task import work_here
 from hpctrain.status.before_launch import statuses_before_launch
 from hpctrain.status.follow import wait_for
 from hpctrain.status.state import RunState
 from hpctrain.streams import print_warning
-from hpctrain.sweep.found_runs import SEARCH_KINDS
-from hpctrain.sweep.progress import with_progress
-from hpctrain.sweep.runs import SweepRun
 
 SHOWN = 20
 """Runs that a submission or a dry run lists; it only counts the others."""
@@ -75,7 +70,7 @@ class Sweep:
 
     def __post_init__(self) -> None:
         """Take the code once, though a sweeper may launch many batches."""
-        asks = self.record is not None and self.record.kind in SEARCH_KINDS
+        asks = self.record is not None and is_search(self.record)
         # runs of a search are compared with each other, so they have the same code
         code = SweepCode(self.home) if asks else LaunchCode(self.home, now=self.code_now)
         object.__setattr__(self, "code", code)
@@ -94,12 +89,35 @@ class Sweep:
         """
         by_directory = self._left_alone(runs)
         # a crash in this process ends the whole sweep: runs that have crashed come last
-        missing = sorted((run for run in runs if run.directory not in by_directory), key=_unrecorded_ends)
+        missing = [run for run in runs if run.directory not in by_directory]
+        missing.sort(key=lambda run: Ledger(run.directory).unrecorded_ends())
         if missing:
             self.print_warnings(missing)
             codes = self._dry_run(missing) if runs[0].config.cluster.dry_run else self._launch(missing)
             by_directory |= {run.directory: code for run, code in zip(missing, codes, strict=True)}
         return [by_directory[run.directory] for run in runs]
+
+    def launch_composed(self, composed: ComposedSweep) -> list[int]:
+        """Launch what a command asks for; return the exit codes of the runs, or that of the command for a search."""
+        if not is_search(composed.record):
+            return self.launch(place(composed.runs, self.home))
+        first = composed.runs[0]
+        if first.config.cluster.dry_run:
+            self._print_search(template_of(first, self.home), composed.record.num_runs or 1)
+            return [ExitCode.FINISHED]
+        is_slurm = isinstance(first.config.cluster, Slurm)
+        if is_slurm:
+            require_sbatch()
+        # the others get their folders when they are drawn
+        known = place(composed.runs, self.home) if algorithm_of(composed.record).knows_runs else []
+        self.print_warnings(known or [first])
+        with self.prepared(known, mode=first.config.mode) as plans:
+            # for the runs that are made later: those that are drawn, and those that a resume adds
+            self.code.assign_to(self.home, first.config)
+            if is_slurm:
+                run = plans[0] if plans else template_of(first, self.home)
+                return [submit_tasks(self.home, run, composed.record.num_runs or 1)]
+        return [work_here(self.home)]
 
     def print_warnings(self, runs: Sequence[SweepRun]) -> None:
         """Print each warning once, with the runs that it is about if those aren't all."""
@@ -243,6 +261,17 @@ class Sweep:
             submitted.update(array.tasks)
         return submitted, None
 
+    def _print_search(self, run: RunPlan, count: int) -> None:
+        """Print what a command would submit for a search, or launch on this machine."""
+        if not isinstance(run.config.cluster, Slurm):
+            print_plan(run, f"the first of {counted(count, 'run')}")
+            return
+        arrays = task_arrays([range(count)], run.slurm.max_parallel_runs, largest_array(count))
+        for array in arrays:
+            print(script(run, self.home, len(array.tasks), array.max_parallel))
+        what = "array" if len(arrays) == 1 else f"{len(arrays)} arrays"
+        print(f"# nothing was submitted; the {what} would train {counted(count, 'run')}")
+
     def _dry_run(self, runs: Sequence[SweepRun]) -> list[int]:
         plans = [plan(run.config) for run in runs]
         if isinstance(runs[0].config.cluster, Slurm):
@@ -259,14 +288,47 @@ class Sweep:
         return [ExitCode.FINISHED] * len(runs)
 
 
+def submit_tasks(home: RunDirectory, run: RunPlan, num_tasks: int) -> ExitCode:
+    """Submit tasks of a search, and print what to type next; FAILED if SLURM took only some of them.
+
+    Args:
+        home: the folder of the sweep.
+        run: any run of the search, from which the request to SLURM is read.
+        num_tasks: of the arrays.
+    """
+    job_ids = submit_search(run, home, num_tasks)
+    for array, count in Counter(job_id.partition("_")[0] for job_id in job_ids).items():
+        print(
+            f"submitted job array {array} with {counted(count, 'task')}; each takes the next run of the search when it "
+            "starts"
+        )
+    print(f"run directories {home.path}/0, {home.path}/1, ...")
+    print(f"  python -m hpctrain status --runs-dir {home.as_typed}")
+    print(f"  python -m hpctrain cancel {home.as_typed}", flush=True)
+    return ExitCode.FINISHED if len(job_ids) == num_tasks else ExitCode.FAILED
+
+
+def template_of(run: SweepRun, home: RunDirectory) -> RunPlan:
+    """Plan a run of a search that may not exist yet, from which the request of its tasks to SLURM is read."""
+    return plan(run.at(home.path / "0").config)
+
+
+@contextlib.contextmanager
+def sweep_home(config: RunConfig) -> Iterator[RunDirectory]:
+    """The sweep's directory; an error inside the context leaves it as it was, or absent."""
+    if config.cluster.dry_run:
+        yield RunDirectory.at(config.run_dir or default_path(str(config.name)))
+        return
+    with undone_on_error(config.run_dir, config.name) as home:
+        if config.run_dir is None:
+            home.create_for_sweep(config.mode)  # here, because a sweeper may write into it before the first launch
+        yield home
+
+
 def _has_paused(run: SweepRun) -> bool:
     """Whether a run stopped where it was asked to, and not by Ctrl-C."""
     attempts = Ledger(run.directory).attempts()
     return bool(attempts) and attempts[-1].reason == Reason.PAUSED
-
-
-def _unrecorded_ends(run: SweepRun) -> int:
-    return Ledger(run.directory).unrecorded_ends()
 
 
 def _is_new(run: SweepRun) -> bool:

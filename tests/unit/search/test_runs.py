@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-import hpctrain.sweep.runs as module
+import hpctrain.search.runs as module
 from hpctrain.config.compose_program import ProgramComposer
 from hpctrain.config.identity import flat
 from hpctrain.config.stored import load
 from hpctrain.launch.existing_run import stored_values
 from hpctrain.launch.prepare import prepare
 from hpctrain.run.directory import RunDirectory
-from hpctrain.sweep.runs import SweepRun, _values, place
+from hpctrain.search.runs import SweepRun, _values, place
 
 
 @pytest.mark.parametrize("line", ["seed: [", "absent: 1"])

@@ -3,7 +3,7 @@ from omegaconf import OmegaConf
 
 from hpctrain.errors import ConfigError, RunFailedError
 from hpctrain.run.evaluation import EvaluationRecord, Score
-from hpctrain.sweep.objective import Direction, objective, sweeper_direction
+from hpctrain.search.hydra_sweeper import Direction, objective, sweeper_direction
 
 
 @pytest.mark.parametrize(

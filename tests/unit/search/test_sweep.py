@@ -10,7 +10,7 @@ from hpctrain.cli import main
 from hpctrain.errors import ConfigError
 from hpctrain.launch.prepare import plan
 from hpctrain.run.ledger import Ledger
-from hpctrain.sweep.sweep import by_resources, require_one_cluster
+from hpctrain.search.sweep import by_resources, require_one_cluster
 
 
 def test_runs_that_ask_for_the_same_share_an_array(composer):

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from searching import asha, prepared
+
+from hpctrain.search.asha import promotable
 from hpctrain.search.journal import Decision, Event
-from hpctrain.search.promotion import pause_step, promotable
 
 
 def end(run: int, value: float | None, rung: int = 0, reason: str = "paused", mode: str = "max") -> Decision:
     return Decision(event=Event.END, run=run, rung=rung, value=value, mode=mode, reason=reason)
 
 
-def test_rungs_are_powers_of_the_reduction_factor() -> None:
-    assert [pause_step(rung, min_steps=10, reduction_factor=3) for rung in range(4)] == [10, 30, 90, 270]
+def test_rungs_are_powers_of_the_reduction_factor(tmp_path: Path) -> None:
+    home = prepared(tmp_path, 1)
+    assert [asha(home).algorithm.pause_at_step(rung) for rung in range(4)] == [10, 30, 90, 270]
 
 
 def test_one_in_three_continues_the_best_first() -> None:

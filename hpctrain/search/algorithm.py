@@ -1,0 +1,295 @@
+"""How a sweep finds its runs: what the kinds of sweeps have in common, and those whose runs are known: grid and random.
+
+To add a kind, derive a class from `Algorithm` or, if its tasks ask for runs, from `SearchAlgorithm`; enter it in
+`ALGORITHMS` of `hpctrain.search.search`; and give it keys in `hpctrain.config.sweep` and an option in ``conf/sweep``.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from hydra.core.override_parser.types import IntervalSweep, Override
+
+from hpctrain.config.compose import Composer
+from hpctrain.config.compose_program import ProgramComposer
+from hpctrain.config.metric import may_have_mode
+from hpctrain.config.multiple_values import value_as_typed
+from hpctrain.config.root import Config
+from hpctrain.config.run_config import RunConfig
+from hpctrain.config.sweep import MAX_RUNS
+from hpctrain.config.task_methods import may_be_evaluated
+from hpctrain.errors import ConfigError
+from hpctrain.phrases import counted
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.sweep_record import SweepRecord
+from hpctrain.search.distribution import Distribution, Values, distribution_of, draws, number_of_values, values_of
+from hpctrain.search.journal import SearchState
+from hpctrain.search.runs import SweepRun, place, with_progress
+from hpctrain.streams import print_warning
+
+NEW_COMMAND = "type a new command with -m and another run_dir"
+"""What to do about a change that a sweep can't take."""
+EXAMPLE = "give a key several values, such as 'optimizer.lr=tag(log,interval(1e-5,1e-1))'"
+
+
+@dataclass(frozen=True, slots=True)
+class ComposedSweep:
+    """The runs for which a command asks.
+
+    Attributes:
+        record: of the sweep, with what the configuration of the runs decides.
+        runs: checked; for optuna, which knows none yet, samples of the space.
+    """
+
+    record: SweepRecord
+    runs: Sequence[SweepRun]
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The overrides of a command, sorted.
+
+    Attributes:
+        fixed: those with one value.
+        fixed_keys: their keys.
+        distributions: of the other keys.
+    """
+
+    fixed: Sequence[str]
+    fixed_keys: Sequence[str]
+    distributions: Mapping[str, Distribution]
+
+    def compose(self, composer: Composer, overrides: Sequence[str], *also_fixed: str) -> SweepRun:
+        """Compose the run with these overrides, and with the key in ``also_fixed`` that doesn't vary either."""
+        return SweepRun.compose(composer, [*self.fixed, *overrides], [*self.fixed_keys, *also_fixed])
+
+
+class Algorithm(abc.ABC):
+    """How one kind of sweep finds its runs.
+
+    Args:
+        record: of the sweep.
+    """
+
+    knows_runs: ClassVar[bool] = True
+    """Whether all runs are known when the command is typed, and not made one by one when tasks ask for them."""
+
+    def __init__(self, record: SweepRecord) -> None:
+        self.record = record
+
+    @abc.abstractmethod
+    def compose(self, composer: Composer, overrides: Sequence[Override]) -> ComposedSweep:
+        """Compose and check the runs of the sweep.
+
+        Args:
+            composer: of the command line's folders.
+            overrides: parsed; all but those of the sweep.
+
+        Raises:
+            ConfigError: a run is invalid, or the space can't be searched in this way.
+        """
+
+    def added(self, home: RunDirectory, sweep: ComposedSweep) -> list[SweepRun]:
+        """Return the runs of an extended sweep that it doesn't have yet, with their directories."""
+        if not self.knows_runs:
+            return []
+        # run k is the k-th draw, whatever today's files would make of it
+        runs = [run.at(home.path / str(number)) for number, run in enumerate(sweep.runs)]
+        return [run for run in runs if not run.directory.config.is_file()]
+
+    def earlier(self, wanted: SweepRecord) -> list[Mapping[str, Any]]:
+        """Return the spaces from which the runs that exist were drawn, if a resume gives the sweep another one."""
+        changed = self.knows_runs and self.record.space != wanted.space
+        drawn = [{"space": dict(self.record.space), "num_runs": self.record.num_runs}] if changed else []
+        return [*map(dict, self.record.earlier), *drawn]
+
+    def require_extension(self, wanted: SweepRecord) -> None:
+        """Refuse an extension that the sweep can't take.
+
+        Args:
+            wanted: the record of the extended sweep.
+
+        Raises:
+            ConfigError: it has fewer runs than the sweep, or would change some of them.
+        """
+        had, wants = self.record.num_runs or 0, wanted.num_runs or 0
+        if wants < had:
+            problem = f"is less than the {counted(had, 'run')} that the sweep already has"
+            raise ConfigError("sweep.num_runs", wants, problem, "give the total number of runs")
+        if self.knows_runs and self.record.space != wanted.space and wants == had:
+            key = next(key for key, text in wanted.space.items() if self.record.space.get(key) != text)
+            problem = f"is a new range, but all {had} runs have been drawn"
+            raise ConfigError(key, wanted.space[key], problem, f"add sweep.num_runs=N, with N above {had}")
+
+    def _space(self, composer: Composer, overrides: Sequence[Override]) -> Space:
+        """Sort the overrides of a command, and refuse spaces that this kind can't have."""
+        last = {override.get_key_element(): override for override in overrides}
+        swept = {key: override for key, override in last.items() if override.is_sweep_override()}
+        if not swept:
+            kind = self.record.kind
+            raise ConfigError("sweep", kind, "there is nothing to search: every key has one value", EXAMPLE)
+        self._refuse_swept(composer, swept.values())
+        fixed = [override for override in last.values() if not override.is_sweep_override()]
+        distributions = {key: distribution_of(override) for key, override in swept.items()}
+        for key, override in swept.items():
+            if isinstance(override.value(), IntervalSweep) and distributions[key].size == 2:
+                low, high = distributions[key].all()
+                problem = f"{key}={value_as_typed(override)} draws {low} or {high}"
+                print_warning(f"{problem}; for the numbers between them, write interval({low}.0,{high}.0)")
+        return Space(expand(fixed)[0], [override.get_key_element() for override in fixed], distributions)
+
+    def _refuse_swept(self, composer: Composer, swept: Iterable[Override]) -> None:  # noqa: B027 - most kinds have any
+        """Refuse keys with several values that this kind can't have."""
+
+    def _drawn(self, composer: Composer, space: Space) -> list[Values]:
+        """Draw the values of all runs: those of the first ones from earlier spaces."""
+        record = self.record
+        values: list[Values] = []
+        for earlier in record.earlier:
+            parsed = composer.parse([f"{key}={text}" for key, text in earlier["space"].items()])
+            before = {override.get_key_element(): distribution_of(override) for override in parsed}
+            missing = earlier["num_runs"] - len(values)
+            values += draws(before, record.seed or 0, missing, taken=values, first=len(values))
+        missing = (record.num_runs or 0) - len(values)
+        return values + draws(space.distributions, record.seed or 0, missing, taken=values, first=len(values))
+
+    def _composed(self, runs: Sequence[SweepRun], **decided: Any) -> ComposedSweep:
+        """Return the drawn runs with the record, and warn if they are fewer than were asked for."""
+        if len(runs) < (self.record.num_runs or 0):
+            problem = f"the listed values have only {counted(len(runs), 'combination')}: {counted(len(runs), 'run')}"
+            print_warning(f"{problem}, not sweep.num_runs={self.record.num_runs}")
+        return ComposedSweep(dataclasses.replace(self.record, num_runs=len(runs), **decided), runs)
+
+
+class Grid(Algorithm):
+    """Every combination of the values."""
+
+    def compose(self, composer: Composer, overrides: Sequence[Override]) -> ComposedSweep:
+        """See `Algorithm`."""
+        fixed = [override.get_key_element() for override in overrides if not override.is_sweep_override()]
+        runs = [SweepRun.compose(composer, run, fixed) for run in with_progress(expand(overrides), "composed")]
+        return ComposedSweep(self.record, runs)
+
+    def added(self, home: RunDirectory, sweep: ComposedSweep) -> list[SweepRun]:
+        """See `Algorithm`."""
+        if self.record.space == sweep.record.space:  # it is only continued, and all of its runs are there
+            return []
+        return [run for run in place(sweep.runs, home) if not run.directory.config.is_file()]
+
+    def earlier(self, wanted: SweepRecord) -> list[Mapping[str, Any]]:  # noqa: ARG002 - see `Algorithm`
+        """See `Algorithm`."""
+        return []
+
+    def require_extension(self, wanted: SweepRecord) -> None:
+        """A grid takes any further value."""
+
+
+class Random(Algorithm):
+    """Values that are drawn before the first run begins."""
+
+    def compose(self, composer: Composer, overrides: Sequence[Override]) -> ComposedSweep:
+        """See `Algorithm`."""
+        space = self._space(composer, overrides)
+        drawn = self._drawn(composer, space)
+        runs = [space.compose(composer, as_overrides(values)) for values in with_progress(drawn, "composed")]
+        return self._composed(runs)
+
+
+class SearchAlgorithm(Algorithm):
+    """How a search finds its runs: a sweep whose tasks ask for them, one after another."""
+
+    counts_best_value: ClassVar[bool] = False
+    """Whether a run counts with its best value, and not with that of its last evaluation."""
+
+    @abc.abstractmethod
+    def next_rungs(self, state: SearchState) -> Iterable[tuple[int, int]]:
+        """Return runs that may continue, each with the rung that it is to pass; the first one is taken."""
+
+    @abc.abstractmethod
+    def new_run(self, state: SearchState) -> int | None:
+        """Return the number of a run that no task has had; None if there is none left."""
+
+    @abc.abstractmethod
+    def num_new(self, state: SearchState) -> int:
+        """Return how many runs no task has had yet."""
+
+    @abc.abstractmethod
+    def draw(self, run: int, state: SearchState) -> Mapping[str, Any]:
+        """Draw the values of a new run; empty if they are known already.
+
+        Returns:
+            `params`: the values by key; and what the algorithm keeps with the run.
+        """
+
+    @abc.abstractmethod
+    def pause_at_step(self, rung: int) -> int | None:
+        """Return the step of a rung; None in a search without rungs."""
+
+    def _refuse_swept(self, composer: Composer, swept: Iterable[Override]) -> None:
+        kind = self.record.kind
+        if isinstance(composer, ProgramComposer):
+            problem = "pauses or ranks runs by their evaluations, which programs don't have"
+            raise ConfigError("sweep", kind, problem, "use sweep=random")
+        for override in swept:
+            key = override.key_or_group
+            if key == "nodes" or key.partition(".")[0] == "cluster":
+                problem = f"changes what the jobs request from SLURM, but all tasks of sweep={kind} request the same"
+                raise ConfigError(key, value_as_typed(override), problem, "give it one value, or use sweep=random")
+
+    def _checked(self, config: RunConfig) -> Config:
+        """Return a configuration, unless a search can't train or rank its runs."""
+        assert isinstance(config, Config)  # `_refuse_swept` refuses programs
+        kind = self.record.kind
+        if config.after:
+            problem = f"can't delay the tasks of sweep={kind}, which take one run after another"
+            raise ConfigError("after", ",".join(config.after), problem, "use sweep=random, or submit it later")
+        if config.cluster.wait:
+            remedy = "leave it out; `python -m hpctrain status --watch` shows how far the search is"
+            raise ConfigError("cluster.wait", True, "can't wait for a search, whose runs begin one by one", remedy)
+        if not may_be_evaluated(config):
+            problem = f"ranks runs by their evaluations, but the task {config.task['_target_']} has no eval_dataset"
+            raise ConfigError("sweep", kind, problem, "define eval_dataset(self), or use sweep=random")
+        if not may_have_mode(config):
+            problem = "is not the task's own metric, and nothing defines whether lower or higher values are better"
+            remedy = "check its name, and add checkpoint.metric_mode=min or checkpoint.metric_mode=max"
+            raise ConfigError("checkpoint.metric", config.checkpoint.metric, problem, remedy)
+        return config
+
+
+def expand(overrides: Sequence[Override]) -> list[list[str]]:
+    """Return the overrides of each run: the product of all values, the last key's varying fastest.
+
+    If a key is given twice, the last one wins, as in Hydra's basic sweeper.
+
+    Args:
+        overrides: parsed.
+
+    Raises:
+        ConfigError: a key has no values or infinitely many, or the runs are more than `MAX_RUNS`.
+    """
+    values: dict[str, list[str]] = {}
+    count = 1
+    last = {override.get_key_element(): override for override in overrides}
+    for key, override in last.items():
+        if not override.is_sweep_override():
+            values[key] = [f"{key}={override.get_value_element_as_str()}"]
+            continue
+        if not override.is_discrete_sweep():
+            remedy = "add sweep=random, which draws values from it; or write a,b or range(...)"
+            raise ConfigError(override.key_or_group, value_as_typed(override), "is a continuous range", remedy)
+        count *= number_of_values(override)
+        if count > MAX_RUNS:
+            problem = f"makes {count:,} runs, more than {MAX_RUNS:,}"
+            raise ConfigError(override.key_or_group, value_as_typed(override), problem, "split the sweep")
+        values[key] = [f"{key}={value}" for value in values_of(override)]
+    return [list(run) for run in itertools.product(*values.values())]
+
+
+def as_overrides(values: Values) -> list[str]:
+    """Return drawn values as overrides."""
+    return [f"{key}={value}" for key, value in values]
