@@ -19,9 +19,8 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import first_cause, read_exit_records
 from hpctrain.status.follow import LOOK_EVERY_S, RunWatch
 from hpctrain.status.metrics import read_metrics
-from hpctrain.status.report import read_statuses
-from hpctrain.status.run_status import RunStatus
-from hpctrain.status.search import run_of
+from hpctrain.status.run_status import RunStatus, read_statuses
+from hpctrain.status.runs import run_of
 from hpctrain.status.state import RunState
 
 if TYPE_CHECKING:

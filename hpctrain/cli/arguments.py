@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from hpctrain.errors import ERROR_PREFIX, ExitCode
 from hpctrain.run.directory import RunDirectory
-from hpctrain.status.search import run_of, runs_of
+from hpctrain.status.runs import run_of, runs_of
 
 
 class OneLineParser(argparse.ArgumentParser):

@@ -17,7 +17,7 @@ from hpctrain.phrases import counted
 from hpctrain.run.directory import RunDirectory
 from hpctrain.scheduler.job import SlurmJob
 from hpctrain.scheduler.slurm import Slurm
-from hpctrain.status.report import ask_slurm, job_ids
+from hpctrain.status.jobs import ask_slurm, job_ids
 
 _EPILOG = """\
 examples:

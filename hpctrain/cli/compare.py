@@ -19,7 +19,7 @@ from hpctrain.results.run_comparison import Divergence, RunComparison, compare_r
 from hpctrain.results.run_result import RunResult, read_results
 from hpctrain.run.ledger import Attempt
 from hpctrain.run.manifest import value_text
-from hpctrain.status.search import run_of
+from hpctrain.status.runs import run_of
 
 _EPILOG = """\
 examples:

@@ -97,7 +97,7 @@ def _whole(names: Iterable[str], word: str) -> list[str]:
 
 
 def _runs(before: Sequence[str], word: str) -> list[str]:
-    from hpctrain.status.search import find_runs
+    from hpctrain.status.runs import find_runs
 
     folder = before[before.index("--runs-dir") + 1] if "--runs-dir" in before[:-1] else "runs"
     return _whole((os.path.relpath(run.path) for run in find_runs(Path(folder))), word)

@@ -9,9 +9,8 @@ from hpctrain.cli.arguments import add_runs, chosen_run, command_parser
 from hpctrain.errors import ExitCode, RunDirectoryError
 from hpctrain.phrases import numbered
 from hpctrain.run.directory import RunDirectory
-from hpctrain.status.follow import Follower
-from hpctrain.status.log import RunLog
-from hpctrain.status.report import read_statuses
+from hpctrain.status.follow import Follower, RunLog
+from hpctrain.status.run_status import read_statuses
 from hpctrain.terminal import log_output
 
 _EPILOG = """\

@@ -11,7 +11,7 @@ from hpctrain.errors import ExitCode, RunDirectoryError
 from hpctrain.files import write_atomic
 from hpctrain.phrases import byte_size
 from hpctrain.run.directory import RunDirectory
-from hpctrain.status.search import runs_of
+from hpctrain.status.runs import runs_of
 
 FILE_NAME = "report.html"
 

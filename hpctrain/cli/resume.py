@@ -24,7 +24,7 @@ from hpctrain.run.config_change import trained_varied
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.launch_mark import LaunchMark
 from hpctrain.run.manifest import value_text
-from hpctrain.status.search import runs_of
+from hpctrain.status.runs import runs_of
 
 if TYPE_CHECKING:
     from hpctrain.run.sweep_record import SweepRecord

@@ -13,7 +13,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import read_exit_records
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.stacks import answer, request_stacks
-from hpctrain.status.report import read_statuses
+from hpctrain.status.run_status import read_statuses
 from hpctrain.status.state import RunState
 
 LOOK_S = 0.2

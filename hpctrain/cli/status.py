@@ -21,10 +21,9 @@ from hpctrain.errors import ExitCode
 from hpctrain.phrases import counted, duration
 from hpctrain.run.ledger import Attempt
 from hpctrain.run.manifest import varied_text
-from hpctrain.status.job_query import JobQuery
-from hpctrain.status.report import Ask, ask_slurm, read_statuses
-from hpctrain.status.run_status import RunStatus
-from hpctrain.status.search import find_runs
+from hpctrain.status.jobs import Ask, JobQuery, ask_slurm
+from hpctrain.status.run_status import RunStatus, read_statuses
+from hpctrain.status.runs import find_runs
 from hpctrain.terminal import is_terminal
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from hpctrain.run.reason import Reason
 from hpctrain.run.saves import read_saves
 from hpctrain.run.times import TimesRecord
 from hpctrain.scheduler.slurm import Slurm
+from hpctrain.status.jobs import job_ids
 from hpctrain.status.metrics import read_metrics
-from hpctrain.status.report import job_ids
 
 TAIL_BYTES = 4096
 """Bytes to read at the end of metrics.jsonl to find its last step."""

@@ -13,9 +13,9 @@ from hpctrain.files import read_json_or_empty
 from hpctrain.phrases import listed
 from hpctrain.run.directory import RunDirectory
 from hpctrain.scheduler.slurm import dependency_on
-from hpctrain.status.other_runs import OtherRuns
+from hpctrain.status.before_launch import OtherRuns
 from hpctrain.status.run_status import RunStatus
-from hpctrain.status.search import runs_of
+from hpctrain.status.runs import runs_of
 
 LOOK_EVERY_S = 300.0
 LOOK_AT_LEAST_EVERY_S = 3600.0

@@ -17,7 +17,8 @@ from hpctrain.run.job_records import JobRecords
 from hpctrain.run.launcher import Owner
 from hpctrain.run.ledger import Ledger
 from hpctrain.scheduler.slurm import Slurm
-from hpctrain.status.report import Jobs, ask_slurm, job_ids, read_statuses
+from hpctrain.status.jobs import Jobs, ask_slurm, job_ids
+from hpctrain.status.run_status import read_statuses
 from hpctrain.streams import Printer, print_warning
 
 

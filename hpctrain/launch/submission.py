@@ -34,7 +34,7 @@ from hpctrain.run.file_system import explain
 from hpctrain.run.job_records import JobRecords
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.search_path import is_found_here
-from hpctrain.status.log import SETUP_ERROR
+from hpctrain.status.jobs import SETUP_ERROR
 from hpctrain.streams import print_warning
 
 # BASH_COMMAND would name the last command in a function such as `module`. A sourced file, such as a site's profile, may

@@ -12,8 +12,7 @@ from hpctrain.config.plain_yaml import read_plain_config
 from hpctrain.run.config_change import changed_values, trained_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.manifest import as_typed
-from hpctrain.status.report import read_statuses
-from hpctrain.status.run_status import RunStatus
+from hpctrain.status.run_status import RunStatus, read_statuses
 from hpctrain.status.state import RunState
 
 

@@ -38,7 +38,7 @@ from hpctrain.search.search import Search, algorithm_of, is_search
 from hpctrain.search.sweep import Sweep, require_one_cluster, submit_tasks, template_of
 from hpctrain.search.task import work_here
 from hpctrain.status.before_launch import statuses_before_launch
-from hpctrain.status.report import ask_slurm, job_ids
+from hpctrain.status.jobs import ask_slurm, job_ids
 
 KEPT = "can't be changed: the existing runs were made with"
 FIXED = ("seed", "min_steps", "reduction_factor")

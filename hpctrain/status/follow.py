@@ -4,32 +4,108 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TextIO
+from pathlib import Path
+from typing import BinaryIO, TextIO
 
 from hpctrain.attempt.outcome import describe, resume_advice
 from hpctrain.errors import ExitCode
 from hpctrain.phrases import listed
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import first_cause, read_exit_records
+from hpctrain.run.growing_file import GrowingFile, start_of_last_lines
 from hpctrain.run.job_records import JobRecords
 from hpctrain.run.reason import Reason
-from hpctrain.status.log import RunLog
-from hpctrain.status.report import Jobs, ask_slurm, job_ids, read_status
-from hpctrain.status.run_status import RunStatus
+from hpctrain.status.jobs import ASK_EVERY_S, Jobs, ask_slurm, job_ids
+from hpctrain.status.run_status import RunStatus, read_status
 from hpctrain.status.state import RunState
 from hpctrain.streams import Printer, print_warning
-from hpctrain.terminal import log_output
+from hpctrain.terminal import LogOutput, log_output
 
 LOOK_EVERY_S = 0.2
 """Seconds between two reads of the log and the run directory."""
-ASK_EVERY_S = 10.0
-"""Seconds between two queries to SLURM: many users may follow runs at the same time."""
 ASK_SOON_S = 1.0
 """Seconds between two queries while the run is about to end, and for a command that waits for the job itself."""
 SETTLE_S = 1.0
 """Seconds for which a run must appear to be over: between two attempts it may appear so for a moment."""
 LATE_RECORD_S = 15.0
 """Seconds that a record of the next attempt, or of the end, may take to cross a shared file system."""
+
+
+class RunLog:
+    """Copies a rank's output over all attempts; until the rank prints something, copies the batch script's log.
+
+    Args:
+        directory: the run.
+        rank: None means rank zero, or the batch script if rank zero has no log.
+        output: the stream to copy to.
+        last_lines: begin with only this many of the existing lines; None copies all.
+        skip_bytes: number of bytes to leave out at the beginning.
+    """
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        rank: int | None,
+        output: BinaryIO | LogOutput,
+        *,
+        last_lines: int | None = None,
+        skip_bytes: int = 0,
+    ) -> None:
+        self.directory = directory
+        self.rank = rank
+        self._output = output
+        self._last_lines = last_lines
+        self._skip_bytes = skip_bytes
+        self._file: GrowingFile | None = None
+
+    def copy(self) -> bool:
+        """Copy the lines that are new; return whether a log exists."""
+        path = self._path()
+        if path is not None and (self._file is None or self._file.path != path):
+            if self._file is not None:
+                # the batch script may have printed more before the first rank did
+                self._copy_rest(self._file)
+            elif path != self._rank_log:
+                notice = f"no rank has printed anything yet; this is the batch script's log, {path}"
+                print(f"hpctrain: {notice}", file=sys.stderr, flush=True)
+            start = self._skip_bytes if self._last_lines is None else start_of_last_lines(path, self._last_lines)
+            self._file = GrowingFile(path, start)
+            # the log that comes after the batch script's is new: all of it is copied
+            self._last_lines = None
+        if self._file is not None:
+            self._copy_rest(self._file)
+        return self._file is not None
+
+    def end(self) -> None:
+        """Reset the colours of the terminal, which the log may have changed."""
+        if isinstance(self._output, LogOutput):
+            self._output.reset()
+
+    def ranks(self) -> list[int]:
+        """The ranks that have a log."""
+        return self.directory.ranks_with(self.directory.rank_log("*"))
+
+    @property
+    def shows_rank(self) -> bool:
+        """Whether the rank's own output was copied, and not only the batch script's."""
+        return self._file is not None and self._file.path == self._rank_log
+
+    @property
+    def _rank_log(self) -> Path:
+        return self.directory.rank_log(self.rank or 0)
+
+    def _path(self) -> Path | None:
+        paths = [self._rank_log]
+        if self.rank is None:
+            jobs = reversed(JobRecords(self.directory).read())
+            paths += [Path(str(record["log"])) for record in jobs if record.get("log")]
+        # srun creates the ranks' logs long before anything is in them
+        return next((path for path in paths if path.exists() and path.stat().st_size), None)
+
+    def _copy_rest(self, file: GrowingFile) -> None:
+        while data := file.read().data:
+            self._output.write(data)
+        self._output.flush()
 
 
 class RunWatch:

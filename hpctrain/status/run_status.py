@@ -1,16 +1,56 @@
-"""The status of a run."""
+"""The status of a run, from its directory and from SLURM's records of its jobs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import contextlib
+import shlex
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from hpctrain.run.bottleneck import Bottleneck
-from hpctrain.run.evaluation import Score
-from hpctrain.run.ledger import Attempt
-from hpctrain.status.accounting import NOTHING, Account
-from hpctrain.status.state import RunState
+from hpctrain.config.plain_yaml import read_plain_values
+from hpctrain.errors import RunDirectoryError
+from hpctrain.files import describe_os_error
+from hpctrain.phrases import all_of
+from hpctrain.run.best_checkpoint import BestCheckpoint
+from hpctrain.run.bottleneck import Bottleneck, last_bottleneck
+from hpctrain.run.checkpoints import is_complete, saved_step
+from hpctrain.run.config_change import trained_varied
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.evaluation import last_evaluation
+from hpctrain.run.gone_checkpoints import gone_step
+from hpctrain.run.ledger import Attempt, Ledger
+from hpctrain.run.owner import Owner
+from hpctrain.run.reason import Reason
+from hpctrain.run.record_fields import COUNT
+from hpctrain.run.saves import last_save
+from hpctrain.run.score import Score
+from hpctrain.run.unconnected_ranks import UnconnectedRanks
+from hpctrain.scheduler.job import SlurmJob
+from hpctrain.status.accounting import NOTHING, Account, account
+from hpctrain.status.jobs import (
+    Ask,
+    Jobs,
+    RunRecords,
+    ask_slurm,
+    batch_script_error,
+    ended_in_setup,
+    present_jobs,
+    readable_records,
+)
+from hpctrain.status.metrics import LoggedMetrics, last_metrics
+from hpctrain.status.state import RunFacts, RunState, derive_state, job_that_may_run, unstarted_job
+from hpctrain.streams import Printer, print_warning
+
+TAIL_BYTES = 64 * 2**10
+"""Bytes to read at the end of metrics.jsonl: a few hundred records."""
+BRIEF_METRICS = ("train/loss", "eval/loss")
+"""The metrics of a brief status."""
+
+_SHOWN_KEYS = ("name", "run", "trainer.max_steps", "after")
+_NO_METRICS = LoggedMetrics(0, None, {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,3 +140,227 @@ class RunStatus:
         """When the run last logged a metric, began an attempt or ended one; None before the first."""
         times = [when for attempt in self.attempts for when in (attempt.start_time, attempt.end_time)]
         return max((when for when in (self.metrics_time, *times) if when is not None), default=None)
+
+
+def read_statuses(
+    directories: Sequence[RunDirectory],
+    warn: Printer = print_warning,
+    *,
+    brief: bool = False,
+    ask: Ask | None = None,
+) -> list[RunStatus]:
+    """Read the statuses of runs; a run whose records can't be read is `unreadable`.
+
+    SLURM is queried once for all of them.
+
+    Args:
+        directories: of the runs.
+        warn: gets a line if SLURM is there and doesn't answer.
+        brief: leave out what `read_status` leaves out.
+        ask: in the place of `ask_slurm`.
+    """
+    # one squeue for all: a sweep has hundreds of runs, and every query loads the controller
+    known = [readable_records(directory) for directory in directories]
+    jobs = (ask or ask_slurm)(present_jobs(known), warn)
+    pairs = zip(directories, known, strict=True)
+    return [status_of(directory, jobs, records, brief=brief) for directory, records in pairs]
+
+
+def status_of(
+    directory: RunDirectory,
+    jobs: Jobs | None,
+    records: RunRecords | None = None,
+    *,
+    brief: bool = False,
+    logged: LoggedMetrics | None = None,
+) -> RunStatus:
+    """Read the status of a run as `read_status`; `unreadable` if its records can't be read."""
+    try:
+        # what changed while SLURM was asked: a job that it no longer knows may have recorded its end
+        now = RunRecords.read(directory) if records is None else records.again()
+        return read_status(directory, jobs, now, brief=brief, logged=logged)
+    except (OSError, RunDirectoryError) as error:
+        why = describe_os_error(error) if isinstance(error, OSError) else str(error)
+        return RunStatus(name=directory.path.name, path=directory.path, state=RunState.UNREADABLE, note=why)
+
+
+def read_status(
+    directory: RunDirectory,
+    jobs: Jobs | None,
+    records: RunRecords | None = None,
+    *,
+    brief: bool = False,
+    logged: LoggedMetrics | None = None,
+) -> RunStatus:
+    """Read the status of a run.
+
+    Args:
+        directory: the run.
+        jobs: SLURM's records of its jobs, see `ask_slurm`.
+        records: of the run, if they were read already.
+        brief: leave out the checkpoints, the account of the wall time, the bottleneck and most metrics, which tables
+            don't show.
+        logged: the last metrics, if they were read already.
+
+    Raises:
+        OSError: a file of the run exists and can't be read.
+        RunDirectoryError: a record has a field that can't be.
+    """
+    records = RunRecords.read(directory) if records is None else records
+    attempts = [attempt.with_times(directory) for attempt in records.attempts]
+    claims = directory.claimed_attempts()
+    facts = _facts(records, attempts, jobs, claims)
+    state, note = derive_state(facts)
+    unstarted = facts.ended_in_setup or unstarted_job(facts) is not None
+    if (unstarted or facts.attempt.attempt == 0) and state in (RunState.FAILED, RunState.INTERRUPTED):
+        note = "; ".join(filter(None, [note, batch_script_error(directory, ran=state is RunState.FAILED)]))
+    logged = _last_metrics(directory.metrics, BRIEF_METRICS if brief else None) if logged is None else logged
+    evaluation = last_evaluation(directory, claims)
+    config = read_plain_values(directory.config, _SHOWN_KEYS)
+    last = attempts[-1] if attempts else Attempt(attempt=0)
+    # records after the step from which a resume started are void: the resume repeats those steps
+    begun = max(last.start_step or 0, last.last_step or 0)
+    step = last.end_step if last.end_step is not None else max(logged.step, begun)
+    pending = [record for record in facts.known_jobs.values() if record.state.is_pending]
+    if state is RunState.QUEUED and (waits_for := _waits_for(config, pending[-1], records)):
+        note = f"{waits_for} ({pending[-1].reason})"
+    logs = [attempt.incomplete_logs for attempt in attempts if attempt.incomplete_logs is not None]
+    note = "; ".join(filter(None, [note, *logs]))
+    if "run" in config and (unconnected := UnconnectedRanks.read(directory.attempt(last.attempt))) is not None:
+        note = "; ".join(filter(None, [note, unconnected.text]))
+    status = RunStatus(
+        name=str(config.get("name") or directory.path.name),
+        path=directory.path,
+        state=state,
+        note=note,
+        command=_command(config),
+        step=step,
+        total_steps=_total_steps(attempts, config),
+        # evaluations may be too far apart to be in the tail of metrics.jsonl
+        metrics={**(evaluation.means if evaluation is not None else {}), **logged.values},
+        metrics_time=logged.time,
+        best=None if evaluation is None else evaluation.best,
+        best_step=None if evaluation is None else evaluation.best_step,
+        varied=trained_varied(directory),
+        attempts=tuple(attempts),
+        job_ids=facts.job_ids,
+        may_start=pending[-1].start_time if pending and state is RunState.QUEUED else None,
+        unstarted=unstarted,
+        job_that_may_run=job_that_may_run(facts),
+    )
+    return status if brief else _with_details(status, records, claims, is_program="run" in config)
+
+
+def _waits_for(config: Mapping[str, Any], job: SlurmJob, records: RunRecords) -> str:
+    """Name the runs for which a queued job waits; empty if it waits for something else."""
+    after = config.get("after")
+    # it has a start time after it has looked, and after a preemption
+    has_looked = bool(records.submissions) and bool(records.submissions[-1].get("waited"))
+    is_waiting = job.reason == "Dependency" or (job.reason == "BeginTime" and (has_looked or not records.attempts))
+    return waiting_note([str(path) for path in after]) if is_waiting and isinstance(after, list) else ""
+
+
+def _with_details(status: RunStatus, records: RunRecords, claims: Sequence[int], *, is_program: bool) -> RunStatus:
+    directory = records.directory
+    saved = saved_step(directory) or None
+    save = last_save(directory)
+    # a program that reports no saves may have resumed from any step: none of its steps is known to be lost
+    is_unsaved = is_program and saved is None
+    kept = status.step if is_unsaved else saved or 0
+    return replace(
+        status,
+        best_warning=_best_warning(status, directory, saved or 0),
+        checkpoint_step=saved,
+        gone_step=gone_step(directory),
+        saved_path=None if save is None else str(save.path),
+        set_aside=tuple(path.name for path in directory.set_aside()),
+        account=_account(records, status.attempts, status.state, kept, all_count=is_unsaved),
+        verdict=last_bottleneck(directory, claims),
+    )
+
+
+def _best_warning(status: RunStatus, directory: RunDirectory, saved_step: int) -> str:
+    """Warn if the best checkpoint isn't on disk, unless a live run may be about to write it."""
+    step = status.best_step
+    if step is None or is_complete(directory, step) or (status.state.may_change and step > saved_step):
+        return ""
+    return BestCheckpoint.of(directory).warning
+
+
+def _account(
+    records: RunRecords, attempts: Sequence[Attempt], state: RunState, saved_step: int, *, all_count: bool
+) -> Account:
+    """Account for the wall time; with ``all_count``, no attempt is taken to have repeated steps of an earlier one."""
+    counted = [replace(attempt, start_step=None) for attempt in attempts] if all_count else attempts
+    return account(counted, records.submissions, state=state, saved_step=saved_step, now=time.time())
+
+
+def _facts(records: RunRecords, attempts: Sequence[Attempt], jobs: Jobs | None, claims: Sequence[int]) -> RunFacts:
+    number = max(claims, default=0)
+    attempt = attempts[-1] if attempts and attempts[-1].attempt >= number else Attempt(attempt=number)
+    return RunFacts(
+        attempt=attempt,
+        owner=Owner.read(records.directory.attempt(number)) if number else None,
+        cancelled_at=records.cancelled_at,
+        job_ids=records.job_ids,
+        left_jobs=records.left_jobs,
+        submission=records.submission,
+        # the log is read last: `status` of many runs would read as many logs
+        ended_in_setup=_is_over(records, attempt, jobs) and ended_in_setup(records.directory),
+        jobs=jobs,
+    )
+
+
+def _is_over(records: RunRecords, attempt: Attempt, jobs: Jobs | None) -> bool:
+    """Whether the newest job is over, and the newest attempt isn't known to have ended the run in it."""
+    newest = records.job_ids[-1] if records.job_ids else None
+    if newest is None or newest in records.left_jobs or newest not in (jobs or {}):
+        return False
+    record = (jobs or {})[newest]
+    if record is not None and (record.state.is_pending or record.state.is_running):
+        return False
+    return attempt.may_continue or attempt.job_id != newest
+
+
+def _total_steps(attempts: list[Attempt], config: Mapping[str, Any]) -> int | None:
+    recorded = [attempt.total_steps for attempt in attempts]
+    total = next((steps for steps in reversed(recorded) if steps), config.get("trainer.max_steps"))
+    return total if isinstance(total, int) and COUNT.accepts(total) else None
+
+
+def _command(config: Mapping[str, Any]) -> str:
+    run = config.get("run")
+    words = run.get("command") if isinstance(run, dict) else None
+    return shlex.join(map(str, words)) if isinstance(words, list) else ""
+
+
+def _last_metrics(path: Path, names: Collection[str] | None) -> LoggedMetrics:
+    """Read the step and time of the last record, and the last values of metrics in the file's tail."""
+    with contextlib.suppress(OSError):  # an unreadable file hides only the metrics
+        return last_metrics(path, last_bytes=TAIL_BYTES, names=names) or _NO_METRICS
+    return _NO_METRICS
+
+
+def waiting_note(paths: Sequence[str]) -> str:
+    """Name the runs that haven't completed, by their ledgers alone; empty if all have, or can't be read."""
+    named = []
+    for path in paths:
+        newest = _newest_attempt(path)
+        if newest is None or newest.reason is Reason.COMPLETED:
+            continue
+        has_stopped = newest.reason is not None and not newest.reason.meaning.requeued
+        named.append(f"{_name(path)} ({newest.reason})" if has_stopped else _name(path))
+    shown = named if len(named) <= 4 else [*named[:3], f"{len(named) - 3} more"]
+    return f"it waits for {all_of(shown)} to complete" if named else ""
+
+
+def _newest_attempt(path: str) -> Attempt | None:
+    """The newest attempt, number 0 before the first; None if it can't be read."""
+    with contextlib.suppress(OSError, RunDirectoryError):
+        attempts = Ledger(RunDirectory.at(path)).attempts()
+        return attempts[-1] if attempts else Attempt(attempt=0)
+    return None
+
+
+def _name(path: str) -> str:
+    return RunDirectory.at(path).as_typed

@@ -15,7 +15,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import EndFacts, Ledger
 from hpctrain.run.reason import Reason
-from hpctrain.status.other_runs import GONE, OtherRuns
+from hpctrain.status.before_launch import GONE, OtherRuns
 from hpctrain.status.run_status import RunStatus
 from hpctrain.status.state import RunState
 from hpctrain.supervise.job import Job

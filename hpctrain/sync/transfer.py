@@ -12,7 +12,7 @@ from hpctrain.errors import ExitCode, HpctrainError, RunDirectoryError
 from hpctrain.phrases import counted
 from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.directory import RunDirectory
-from hpctrain.status.report import read_statuses
+from hpctrain.status.run_status import read_statuses
 from hpctrain.status.state import RunState
 from hpctrain.sync.sender import BusyError, Sender, SenderClaim
 from hpctrain.sync.sender_processes import Parent

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from hpctrain.files import describe_os_error
 from hpctrain.run.directory import RunDirectory
-from hpctrain.status.job_query import JobQuery
-from hpctrain.status.report import Ask, ask_slurm
-from hpctrain.status.search import find_runs
+from hpctrain.status.jobs import Ask, JobQuery, ask_slurm
+from hpctrain.status.runs import find_runs
 from hpctrain.streams import Printer
 from hpctrain.top.watched_run import WatchedRun
 

@@ -12,9 +12,9 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import FILE_NAME as EVALUATION
 from hpctrain.run.growing_file import GrowingFile
 from hpctrain.scheduler.job import SlurmJob
+from hpctrain.status.jobs import Jobs
 from hpctrain.status.metrics import LoggedMetrics, metrics_of
-from hpctrain.status.report import Jobs, status_of
-from hpctrain.status.run_status import RunStatus
+from hpctrain.status.run_status import RunStatus, status_of
 from hpctrain.status.state import RunState
 from hpctrain.top.curve import LiveCurve
 

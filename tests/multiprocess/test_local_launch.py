@@ -26,8 +26,8 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import read_exit_records
 from hpctrain.run.launcher import Owner
 from hpctrain.run.ledger import Ledger
-from hpctrain.status.other_runs import OtherRuns
-from hpctrain.status.report import read_statuses
+from hpctrain.status.before_launch import OtherRuns
+from hpctrain.status.run_status import read_statuses
 
 PATIENCE_S = 150.0
 TRIAL = (

@@ -16,7 +16,7 @@ from hpctrain.report.page import POLICY
 from hpctrain.report.run_page import run_page
 from hpctrain.report.sweep_page import sweep_page
 from hpctrain.run.directory import RunDirectory
-from hpctrain.status.search import find_runs
+from hpctrain.status.runs import find_runs
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 

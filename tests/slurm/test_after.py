@@ -9,7 +9,7 @@ import pytest
 from followed_run import FollowedRun
 from submitted_runs import STEPS, SubmittedRuns, submitters_variables
 
-from hpctrain.status.report import read_statuses
+from hpctrain.status.run_status import read_statuses
 
 COMPLETED = [(0, "completed", STEPS)]
 

@@ -16,7 +16,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
-from hpctrain.status.report import read_statuses
+from hpctrain.status.run_status import read_statuses
 from hpctrain.status.state import RunState
 
 TRAINING = """

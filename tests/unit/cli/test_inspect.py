@@ -20,7 +20,7 @@ from hpctrain.run.gone_checkpoints import record_saved
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.run.saves import record_save
-from hpctrain.status.report import read_status
+from hpctrain.status.run_status import read_status
 
 
 @pytest.fixture

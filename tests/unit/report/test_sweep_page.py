@@ -13,7 +13,7 @@ from hpctrain.run.evaluation import EvaluationRecord, Score
 from hpctrain.run.ledger import Ledger, StartFacts
 from hpctrain.run.reason import Reason
 from hpctrain.search.journal import Decision, Event, Journal
-from hpctrain.status.search import find_runs
+from hpctrain.status.runs import find_runs
 
 
 def make_run(home, number, *, lr=0.1, layer="gelu", seed=0, best=0.5, reason=Reason.COMPLETED):

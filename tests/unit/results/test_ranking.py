@@ -11,7 +11,7 @@ from hpctrain.results.ranking import rank
 from hpctrain.results.ranking_metric import RankingMetric, judging_metric, named_metric
 from hpctrain.results.run_result import read_results
 from hpctrain.run.reason import Reason
-from hpctrain.status.search import find_runs
+from hpctrain.status.runs import find_runs
 
 ACCURACY = RankingMetric("eval/accuracy", "max")
 

@@ -6,7 +6,7 @@ from hpctrain.errors import ConfigError, RunDirectoryError
 from hpctrain.results.ranking_metric import RankingMetric, judging_metric, named_metric
 from hpctrain.results.run_result import read_results
 from hpctrain.run.evaluation import EvaluationRecord, Score
-from hpctrain.status.search import find_runs
+from hpctrain.status.runs import find_runs
 
 DIGITS = {"task": {"_target_": "hpctrain.tasks.digits.Digits"}}
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from hpctrain.results.run_result import RunResult, read_results, varied_keys
 from hpctrain.run.directory import RunDirectory
-from hpctrain.status.search import find_runs
+from hpctrain.status.runs import find_runs
 
 ADAMW = {"_target_": "torch.optim.AdamW", "lr": 0.003, "betas": [0.9, 0.999]}
 SGD = {"_target_": "torch.optim.SGD", "lr": 0.1, "momentum": 0.9}

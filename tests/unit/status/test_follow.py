@@ -10,7 +10,7 @@ from hpctrain.run.ledger import EndFacts, Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.status import follow
 from hpctrain.status.follow import wait_for
-from hpctrain.status.log import SETUP_ERROR
+from hpctrain.status.jobs import SETUP_ERROR
 
 
 class ScriptedTime:

@@ -12,7 +12,7 @@ from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.slurm import Slurm
-from hpctrain.status.records import RunRecords
+from hpctrain.status.jobs import RunRecords
 from hpctrain.supervise.job_supervisor import JobSupervisor
 from hpctrain.supervise.signals import WATCHED
 

@@ -14,8 +14,8 @@ from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.slurm import Slurm
-from hpctrain.status.job_query import ASK_EVERY_S
-from hpctrain.status.report import read_statuses
+from hpctrain.status.jobs import ASK_EVERY_S
+from hpctrain.status.run_status import read_statuses
 from hpctrain.status.state import RunState
 from hpctrain.top.watch import FIND_EVERY_S, Watch
 

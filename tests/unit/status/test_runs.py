@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.errors import RunDirectoryError
-from hpctrain.status.search import find_runs, run_of, runs_of
+from hpctrain.status.runs import find_runs, run_of, runs_of
 
 
 def make(root, *names):

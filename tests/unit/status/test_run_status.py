@@ -21,8 +21,8 @@ from hpctrain.run.ledger import EndFacts, Ledger, StartFacts
 from hpctrain.run.reason import Reason
 from hpctrain.run.start_record import UnconnectedRanks
 from hpctrain.scheduler.job import JobState, SlurmJob
-from hpctrain.status.log import SETUP_ERROR
-from hpctrain.status.report import job_ids, read_status
+from hpctrain.status.jobs import SETUP_ERROR, job_ids
+from hpctrain.status.run_status import read_status
 from hpctrain.status.state import RunState
 from hpctrain.streams import LostOutput
 
@@ -233,7 +233,7 @@ def test_a_line_that_failed_before_a_later_attempt_is_not_its_end(directory):
 def test_nothing_heavy_is_imported():
     program = """
 import sys
-import hpctrain.status.report
+import hpctrain.status.run_status
 print(sorted({"torch", "numpy", "omegaconf", "hydra", "submitit"} & set(sys.modules)))
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

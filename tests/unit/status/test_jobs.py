@@ -5,7 +5,7 @@ import os
 import pytest
 
 from hpctrain.run.job_records import JobRecords
-from hpctrain.status.log import batch_script_error
+from hpctrain.status.jobs import batch_script_error
 
 
 @pytest.mark.timeout(20)

@@ -5,7 +5,7 @@ from runs_before import end_attempt, run_before
 
 from hpctrain.run.job_records import JobRecords
 from hpctrain.scheduler.job import JobState, SlurmJob
-from hpctrain.status.other_runs import GONE, OtherRuns
+from hpctrain.status.before_launch import GONE, OtherRuns
 
 
 def job(job_id, state):
