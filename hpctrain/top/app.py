@@ -1,8 +1,11 @@
-"""The application: its screens, and the threads that read files and ask SLURM."""
+"""The application: its screens, the threads that read files and ask SLURM, and what the user does to a run."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,16 +15,17 @@ from textual.app import App
 from textual.binding import BindingType
 from textual.message import Message
 
+from hpctrain.config.plain_yaml import read_plain_values
+from hpctrain.errors import HpctrainError
+from hpctrain.files import describe_os_error
+from hpctrain.launch.cancellation import cancel
 from hpctrain.run.directory import RunDirectory
 from hpctrain.status.state import RunState
 from hpctrain.terminal import visible
 from hpctrain.top.messages import Question, Text
-from hpctrain.top.open_run import OpenRun
-from hpctrain.top.run_actions import cancel_run, resume_command, resume_run, trains_here
-from hpctrain.top.run_screen import RunScreen
+from hpctrain.top.run_screen import OpenRun, RunScreen
 from hpctrain.top.runs_screen import RunsScreen
-from hpctrain.top.watch import Watch
-from hpctrain.top.watched_run import WatchedRun
+from hpctrain.top.watch import Watch, WatchedRun
 
 LOOK_EVERY_S = 2.0
 """Seconds between two looks at the files."""
@@ -61,6 +65,8 @@ Question, Text { align: center middle; }
 .title { text-style: bold; margin-bottom: 1; }
 .keys { margin-top: 1; text-style: bold; }
 """
+RESUME_TIMEOUT_S = 300.0
+"""Seconds that a submission may take: sbatch waits for a busy controller."""
 
 
 class TopApp(App[None]):
@@ -199,3 +205,58 @@ class TopApp(App[None]):
     def on_top_app_done(self, message: Done) -> None:
         """Show the result."""
         self.push_screen(Text(message.title, message.text))
+
+
+def resume_command(directory: RunDirectory) -> str:
+    """The command that continues a run, as it is typed."""
+    return f"python -m hpctrain resume {directory.as_typed}"
+
+
+def trains_here(directory: RunDirectory) -> bool:
+    """Whether `resume` would train the run in its own process, and not submit a job."""
+    return read_plain_values(directory.config, ["cluster.kind"]).get("cluster.kind") != "slurm"
+
+
+def cancel_run(directory: RunDirectory) -> str:
+    """Cancel a run; describe what was done, or why it isn't possible."""
+    return _explained(lambda: _cancelled(directory))
+
+
+def resume_run(directory: RunDirectory) -> str:
+    """Submit a run to continue it, as the user would; return what the command printed."""
+    if trains_here(directory):
+        return f"It would train in this terminal. In another one, type:\n\n  {resume_command(directory)}"
+    return _explained(lambda: _resumed(directory))
+
+
+def _cancelled(directory: RunDirectory) -> str:
+    warnings: list[str] = []
+    done = cancel(directory, warnings.append)
+    return "\n".join([*warnings, done])
+
+
+def _resumed(directory: RunDirectory) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "hpctrain", "resume", os.fspath(directory.path)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=RESUME_TIMEOUT_S,
+        text=True,
+        errors="replace",
+        check=False,
+        start_new_session=True,  # Ctrl-C in this terminal isn't meant for it
+    )
+    ended = f"\n(exit code {done.returncode})" if done.returncode else ""
+    return (done.stdout.strip() or "it printed nothing") + ended
+
+
+def _explained(act: Callable[[], str]) -> str:
+    try:
+        return act()
+    except HpctrainError as error:
+        return str(error)
+    except OSError as error:
+        return describe_os_error(error)
+    except subprocess.TimeoutExpired as error:
+        return f"no answer within {error.timeout:g} s; see `python -m hpctrain status`"

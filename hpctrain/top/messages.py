@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from rich.cells import cell_len, set_cell_size
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
@@ -20,6 +21,30 @@ LONGEST = 20_000
 def plain(text: str) -> Content:
     """Text that others wrote, for any widget: a plain string would be parsed as markup, which may hold actions."""
     return Content(visible(text[:LONGEST]))
+
+
+def fitted(text: str, cells: int, *, right: bool = False, keep_end: bool = False) -> str:
+    """A text in exactly this many cells of the terminal, cut with an ellipsis if it is too long.
+
+    Args:
+        text: may have control characters, which are escaped.
+        cells: of the terminal; some characters take two.
+        right: whether it is aligned to the right.
+        keep_end: whether the beginning is cut, and not the end.
+    """
+    # few characters take no cell: of a text of millions, only these can be in sight
+    text = text[-(4 * cells + 100) :] if keep_end else text[: 4 * cells + 100]
+    text = visible(" ".join(text.split("\n")))
+    length = cell_len(text)
+    if length <= cells:
+        return " " * (cells - length) + text if right else text + " " * (cells - length)
+    if cells < 2:
+        return set_cell_size(text, max(0, cells))
+    if not keep_end:
+        return set_cell_size(text, cells - 1) + "…"
+    while cell_len(text) > cells - 1:
+        text = text[1:]
+    return set_cell_size("…" + text, cells)
 
 
 class Question(ModalScreen[bool]):

@@ -1,21 +1,157 @@
-"""The runs under a folder, watched together."""
+"""The runs under a folder, watched together: the status of each, and the curves of its metrics."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from hpctrain.files import describe_os_error
+from hpctrain.files import describe_os_error, json_lines
 from hpctrain.run.directory import RunDirectory
-from hpctrain.status.jobs import Ask, JobQuery, ask_slurm
+from hpctrain.run.evaluation import FILE_NAME as EVALUATION
+from hpctrain.run.growing_file import GrowingFile
+from hpctrain.scheduler.job import SlurmJob
+from hpctrain.status.jobs import Ask, JobQuery, Jobs, ask_slurm
+from hpctrain.status.metrics import LoggedMetrics, metrics_of
+from hpctrain.status.run_status import RunStatus, status_of
 from hpctrain.status.runs import find_runs
+from hpctrain.status.state import RunState
 from hpctrain.streams import Printer
-from hpctrain.top.watched_run import WatchedRun
+from hpctrain.top.curve import LiveCurve
 
+FIRST_BYTES = 32 * 2**10
+"""Bytes at the end of metrics.jsonl that are read first: the file may be huge."""
+TRUSTED_S = 15.0
+"""Seconds for which metrics.jsonl isn't opened if its size and time are as before."""
+READ_EVERY_S = 10.0
+"""Seconds between two reads of the records of a run that may change; they are read at once if their files change."""
+READ_LOCAL_EVERY_S = 3.0
+"""As above, for a run of this machine, whose process may be gone without a change of a file."""
+READ_SETTLED_EVERY_S = 60.0
+"""As above, for a run that is over."""
+
+_Stamp = tuple[int, int, int] | None
 FIND_EVERY_S = 10.0
 """Seconds between two searches for runs that have appeared."""
+
+
+class WatchedRun:
+    """A run, looked at again and again.
+
+    Args:
+        directory: of the run.
+        name: shown for it.
+        clock: monotonic seconds.
+
+    Attributes:
+        status: at the last look; without the details that `read_status` can leave out.
+        curves: by the metric's name.
+        gone: whether the run directory has vanished.
+    """
+
+    def __init__(self, directory: RunDirectory, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.directory = directory
+        self.name = name
+        self.status = RunStatus(name=name, path=directory.path, state=RunState.UNKNOWN, note="not read yet")
+        self.curves: dict[str, LiveCurve] = {}
+        self.gone = False
+        self._clock = clock
+        self._metrics = GrowingFile(directory.metrics, -FIRST_BYTES, trusted_s=TRUSTED_S, clock=clock)
+        self._logged = LoggedMetrics(0, None, {})
+        path = str(directory.path)
+        self._config = f"{path}/{directory.config.name}"
+        self._watched = [f"{path}/{file.name}" for file in (directory.attempts, directory.jobs, directory.claims)]
+        self._stamps: list[_Stamp] = []
+        self._evaluation = ""
+        self._records: dict[str, SlurmJob | None] | None = {}
+        self._read_at = float("-inf")
+
+    def look(self, jobs: Jobs | None) -> None:
+        """Read what is new.
+
+        Args:
+            jobs: SLURM's records of the jobs that it was asked about.
+        """
+        try:
+            self._look(jobs)
+        except FileNotFoundError:
+            self.gone = True
+        except OSError as error:
+            note = describe_os_error(error)
+            self.status = replace(self.status, state=RunState.UNREADABLE, note=note)
+            self._read_at = float("-inf")
+
+    @property
+    def settled(self) -> bool:
+        """Whether SLURM need not be asked about its jobs again."""
+        known = self._records or {}
+        over = all(record is None or record.state.is_finished for record in known.values())
+        return over and known.keys() >= set(self.status.job_ids) and not self.status.state.may_change
+
+    def _look(self, jobs: Jobs | None) -> None:
+        config = _stamp(self._config)
+        if config is None:
+            raise FileNotFoundError
+        stamps = [config, *map(_stamp, self._watched), _stamp(self._evaluation) if self._evaluation else None]
+        records = self._records_of(jobs)
+        grew = self._read_metrics()
+        if stamps != self._stamps or records != self._records or self._clock() - self._read_at >= self._every_s():
+            self._read(jobs)
+            self._stamps = stamps
+        elif grew:
+            self._show_metrics()
+
+    def _every_s(self) -> float:
+        if not self.status.state.may_change:
+            return READ_SETTLED_EVERY_S
+        return READ_EVERY_S if self.status.job_ids else READ_LOCAL_EVERY_S
+
+    def _records_of(self, jobs: Jobs | None) -> dict[str, SlurmJob | None] | None:
+        return None if jobs is None else {job_id: jobs[job_id] for job_id in self.status.job_ids if job_id in jobs}
+
+    def _read_metrics(self) -> bool:
+        try:
+            appended = self._metrics.read_lines()
+        except OSError:  # an unreadable file hides only the metrics
+            return False
+        if appended.anew:
+            # a resume has dropped the records after the step from which it starts
+            self.curves = {}
+            self._logged = LoggedMetrics(0, None, {})
+        for record in metrics_of(json_lines(appended.lines)):
+            self._logged = LoggedMetrics(record.step, record.time, {**self._logged.values, **record.values})
+            for name, value in record.values.items():
+                self.curves.setdefault(name, LiveCurve()).add(record.step, value)
+        return appended.anew or bool(appended.lines)
+
+    def _read(self, jobs: Jobs | None) -> None:
+        self.status = status_of(self.directory, jobs, brief=True, logged=self._logged)
+        self._records = self._records_of(jobs)
+        self._read_at = self._clock()
+        attempts = self.status.attempts
+        self._evaluation = str(self.directory.attempt(attempts[-1].attempt) / EVALUATION) if attempts else ""
+
+    def _show_metrics(self) -> None:
+        status, logged = self.status, self._logged
+        last = status.attempts[-1] if status.attempts else None
+        step = status.step if last is None or not last.open else max(status.step, logged.step)
+        values = {**status.metrics, **logged.values}
+        self.status = replace(status, step=step, metrics=values, metrics_time=logged.time)
+
+
+def _stamp(path: str) -> _Stamp:
+    """What changes with a file; None if it doesn't exist.
+
+    Raises:
+        OSError: it can't be looked at.
+    """
+    try:
+        found = os.stat(path)  # noqa: PTH116 - a third of the time of Path.stat
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 class Watch:

@@ -23,9 +23,9 @@ from hpctrain.run.reason import Reason
 from hpctrain.status.state import RunState
 from hpctrain.terminal import visible
 from hpctrain.top.app import TopApp
-from hpctrain.top.messages import Question, Text, plain
+from hpctrain.top.messages import Question, Text, fitted, plain
 from hpctrain.top.run_screen import RunScreen
-from hpctrain.top.run_table import RunTable, fitted
+from hpctrain.top.runs_screen import RunTable
 from hpctrain.top.watch import Watch
 
 PATIENCE_S = 20.0

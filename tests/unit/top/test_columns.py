@@ -6,9 +6,20 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Attempt
 from hpctrain.status.run_status import RunStatus
 from hpctrain.status.state import RunState
-from hpctrain.top.columns import COLUMNS, METRIC, PROGRESS, RUN, STATE, Shown, matches, short_varied, sort_by
-from hpctrain.top.layout import gap, widths
-from hpctrain.top.watched_run import WatchedRun
+from hpctrain.top.columns import (
+    COLUMNS,
+    METRIC,
+    PROGRESS,
+    RUN,
+    STATE,
+    Shown,
+    gap,
+    matches,
+    short_varied,
+    sort_by,
+    widths,
+)
+from hpctrain.top.watch import WatchedRun
 
 SHOWN = Shown("eval/loss", 1000.0)
 

@@ -3,8 +3,7 @@ from __future__ import annotations
 import itertools
 import math
 
-from hpctrain.top.curve import POINTS, LiveCurve, sparkline
-from hpctrain.top.plot import plot
+from hpctrain.top.curve import POINTS, LiveCurve, plot, sparkline
 
 
 def test_a_curve_stays_small_and_keeps_its_newest_point():
