@@ -42,12 +42,12 @@ def main(arguments: list[str]) -> int:
     sweeps, runs = _sweeps(options), chosen_runs(options)
     searches = [home for home in sweeps if home.jobs.is_file()]
     # before the runs: neither a process that trains them in turn nor a task that waits may begin another one meanwhile
-    done = [_shown(home, lambda home: _stop_process(home, runs)) for home in sweeps]
-    done += [_shown(home, _cancel_waiting_tasks) for home in searches]
+    done = [_done(home, lambda home: _stop_process(home, runs)) for home in sweeps]
+    done += [_done(home, _cancel_waiting_tasks) for home in searches]
     runs = chosen_runs(options) if searches else runs
-    done += [_show(run, done_or_error) for run, done_or_error in zip(runs, cancel_all(runs), strict=True)]
+    done += [_print_result(run, done_or_error) for run, done_or_error in zip(runs, cancel_all(runs), strict=True)]
     # and last those that run, and were between two runs
-    done += [_shown(home, lambda home: _cancel_idle_tasks(home, runs)) for home in searches]
+    done += [_done(home, lambda home: _cancel_idle_tasks(home, runs)) for home in searches]
     return ExitCode.FINISHED if all(done) else ExitCode.FAILED
 
 
@@ -93,15 +93,15 @@ def _tasks(home: RunDirectory) -> dict[str, SlurmJob]:
     return {job_id: job for job_id, job in jobs.items() if job is not None}
 
 
-def _shown(directory: RunDirectory, act: Callable[[RunDirectory], str]) -> bool:
+def _done(directory: RunDirectory, act: Callable[[RunDirectory], str]) -> bool:
     try:
         done: str | HpctrainError | OSError = act(directory)
     except (HpctrainError, OSError) as error:
         done = error
-    return _show(directory, done)
+    return _print_result(directory, done)
 
 
-def _show(directory: RunDirectory, done: str | HpctrainError | OSError) -> bool:
+def _print_result(directory: RunDirectory, done: str | HpctrainError | OSError) -> bool:
     """Print what was done, or the error; return whether there was none."""
     if isinstance(done, Exception):
         why = describe_os_error(done) if isinstance(done, OSError) else done

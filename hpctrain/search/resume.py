@@ -104,17 +104,16 @@ def resume_sweep(typed: SweepResume, record: SweepRecord) -> int:
     require_one_cluster([run.config for run in composed.runs])
     if isinstance(first.config.cluster, Slurm):
         require_sbatch()
-    home, retry_failed = typed.home, typed.retry_failed
-    sweep = Sweep(home, typed.command, force=typed.force, record=composed.record, retry_failed=retry_failed)
-    if not is_search(record):
-        codes = sweep.launch([*_existing(home), *algorithm.added(home, composed)])
-        return next((code for code in codes if code != ExitCode.FINISHED), ExitCode.FINISHED)
+    home = typed.home
+    sweep = Sweep(home, typed.command, force=typed.force, record=composed.record, retry_failed=typed.retry_failed)
     added = algorithm.added(home, composed)
+    if not is_search(record):
+        codes = sweep.launch([*_existing(home), *added])
+        return next((code for code in codes if code != ExitCode.FINISHED), ExitCode.FINISHED)
     sweep.print_warnings(added)
     with sweep.prepared(added, mode=first.config.mode):
         pass
-    template = template_of(first, home)
-    return resume_search(home, composed.record, template, retry_failed=retry_failed, force=typed.force)
+    return resume_search(typed, composed.record, template_of(first, home))
 
 
 def _existing(home: RunDirectory) -> list[SweepRun]:
@@ -254,32 +253,13 @@ def _may_have_values(override: str) -> bool:
     return "," in value and TAKES_COMMAS.fullmatch(key) is None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SearchWork:
-    """What is left of a search.
-
-    Attributes:
-        num_tasks: tasks to submit; 0 if nothing is left, or if the tasks that wait or run will do it.
-        num_live: tasks that wait or run.
-        failed: runs that failed, which are tried again only on request.
-    """
-
-    num_tasks: int
-    num_live: int
-    failed: Sequence[RunDirectory]
-
-
-def resume_search(
-    home: RunDirectory, record: SweepRecord, template: RunPlan, *, retry_failed: bool = False, force: bool = False
-) -> int:
+def resume_search(typed: SweepResume, record: SweepRecord, template: RunPlan) -> int:
     """Continue a search: release what its tasks left, and submit tasks for that and for what was added.
 
     Args:
-        home: the folder of the sweep.
+        typed: by the user.
         record: of the sweep, as it is stored.
         template: any run of the search, from which the request to SLURM is read.
-        retry_failed: also train runs again that failed.
-        force: release runs although SLURM can't be asked whether their jobs are over.
 
     Returns:
         An `ExitCode`.
@@ -287,61 +267,46 @@ def resume_search(
     Raises:
         RunDirectoryError: a run may be running, and SLURM can't be asked.
     """
-    work = _released(home, record, retry_failed=retry_failed, force=force)
-    if work.failed:
-        names = listed([os.path.relpath(run.path) for run in work.failed])
-        resume = f"python -m hpctrain resume {home.as_typed} --retry-failed"
-        print(f"{counted(len(work.failed), 'run')} failed ({names}); to train them again: {resume}")
-    if work.num_live:
-        print(f"{counted(work.num_live, 'task')} of the search queued or running: left alone")
-    if not work.num_tasks:
-        if work.failed and not work.num_live:
-            print("nothing else is left of the search")
-            return ExitCode.FAILED
-        print("nothing is left to begin" if work.num_live else "the search is complete")
-        return ExitCode.FINISHED
-    if not isinstance(template.config.cluster, Slurm):
-        return work_here(home)
-    return submit_tasks(home, template, work.num_tasks)
-
-
-def _released(home: RunDirectory, record: SweepRecord, *, retry_failed: bool, force: bool) -> SearchWork:
-    """Release the runs whose task is gone, and count the tasks that the search needs.
-
-    Args:
-        home: the folder of the sweep.
-        record: of the sweep.
-        retry_failed: also train runs again that failed.
-        force: release runs although SLURM can't be asked whether their jobs are over.
-
-    Raises:
-        RunDirectoryError: a run may be running, and SLURM can't be asked.
-    """
+    home = typed.home
     search = Search.of(home, record)
     search.create()
     state = search.state()
-    live = _live_tasks(home, force=force)
-    live += _live_processes(home, state, force=force)
+    live = [*_live_tasks(home, force=typed.force), *_live_processes(home, state, force=typed.force)]
     failed = [end for end in state.ends.values() if end.reason in FAILURES]
     cancelled = [end for end in state.ends.values() if end.reason == Reason.CANCELLED]
-    search.release([*_lost(home, state, live, force=force), *cancelled, *(failed if retry_failed else ())])
+    lost = _lost(search, state, live, force=typed.force)
+    search.release([*lost, *cancelled, *(failed if typed.retry_failed else ())])
+    failed_runs = [] if typed.retry_failed else [search.directory(run) for run in sorted({end.run for end in failed})]
+    if failed_runs:
+        names = listed([os.path.relpath(run.path) for run in failed_runs])
+        resume = f"python -m hpctrain resume {home.as_typed} --retry-failed"
+        print(f"{counted(len(failed_runs), 'run')} failed ({names}); to train them again: {resume}")
+    if live:
+        print(f"{counted(len(live), 'task')} of the search queued or running: left alone")
+    if num_tasks := _num_tasks(search, live):
+        is_slurm = isinstance(template.config.cluster, Slurm)
+        return submit_tasks(home, template, num_tasks) if is_slurm else work_here(home)
+    if failed_runs and not live:
+        print("nothing else is left of the search")
+        return ExitCode.FAILED
+    print("nothing is left to begin" if live else "the search is complete")
+    return ExitCode.FINISHED
+
+
+def _num_tasks(search: Search, live: Collection[str]) -> int:
+    """The number of tasks to submit: 0 if nothing is left, or if the tasks that wait or run will do it."""
     state = search.state()
     # a task that waits in the queue begins one new run; one that runs has begun its own
     waiting = sum(task not in {begin.task for begin in state.first.values()} for task in live)
     new = max(0, search.algorithm.num_new(state) - waiting)
     promoted = 0 if live else len(list(search.algorithm.next_rungs(state)))
-    return SearchWork(
-        num_tasks=new + len(state.released) or promoted,
-        num_live=len(live),
-        failed=() if retry_failed else [search.directory(run) for run in sorted({end.run for end in failed})],
-    )
+    return new + len(state.released) or promoted
 
 
-def _lost(home: RunDirectory, state: SearchState, live: Collection[str], *, force: bool) -> list[Decision]:
+def _lost(search: Search, state: SearchState, live: Collection[str], *, force: bool) -> list[Decision]:
     """The decisions that gave runs to tasks which are gone."""
     given = [begin for begin in state.given.values() if begin.task not in live]
-    directories = [RunDirectory.at(home.path / str(begin.run)) for begin in given]
-    statuses = statuses_before_launch(directories, force=force)
+    statuses = statuses_before_launch([search.directory(begin.run) for begin in given], force=force)
     return [begin for begin, status in zip(given, statuses, strict=True) if not status.state.may_change]
 
 

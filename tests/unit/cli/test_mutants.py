@@ -46,8 +46,8 @@ from hpctrain.sync.sent_run import Rows, describe, describe_state, identify
 from hpctrain.search.search import Search
 from hpctrain.terminal import visible
 from hpctrain.top.columns import COLUMNS, Shown
-from hpctrain.top.open_run import OpenRun, attempt_lines
-from hpctrain.top.watched_run import WatchedRun
+from hpctrain.top.run_screen import OpenRun, attempt_lines
+from hpctrain.top.watch import WatchedRun
 
 IN_THE_GATE, AT_NIGHT = 100, 2000
 FAMILIES = ("runs", "runs", "runs", "doctor", "reports", "tars")

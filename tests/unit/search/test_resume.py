@@ -17,7 +17,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.run.sweep_record import SweepRecord
-from hpctrain.search.resume import needs_record, resume_search
+from hpctrain.search.resume import SweepResume, needs_record, resume_search
 from hpctrain.search.search import Search
 
 pytestmark = pytest.mark.usefixtures("as_before")
@@ -282,7 +282,7 @@ def test_a_search_with_failed_runs_did_not_finish(tmp_path: Path, capsys: pytest
     while (assignment := search.ask("here:1", max_new_runs=None)) is not None:
         train(search, assignment, 0.5, reason=Reason.FAILED)
     template: Any = None  # nothing is submitted
-    assert resume_search(home, record, template) == ExitCode.FAILED
+    assert resume_search(SweepResume(home, [], []), record, template) == ExitCode.FAILED
     out = capsys.readouterr().out
     assert "2 runs failed" in out
     assert "complete" not in out
