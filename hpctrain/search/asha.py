@@ -10,11 +10,10 @@ from hydra.core.override_parser.types import Override
 from hpctrain.config.compose import Composer
 from hpctrain.config.root import Config
 from hpctrain.errors import ConfigError
-from hpctrain.run.directory import RunDirectory
 from hpctrain.run.reason import Reason
 from hpctrain.search.algorithm import ComposedSweep, SearchAlgorithm, Space, as_overrides
 from hpctrain.search.journal import Decision, SearchState
-from hpctrain.search.runs import with_progress
+from hpctrain.search.runs import runs_in, with_progress
 
 PAUSE = "trainer.pause_at_step"
 
@@ -91,10 +90,9 @@ class Asha(SearchAlgorithm):
         return [(best.run, highest + 1)]
 
     def _waiting(self, state: SearchState) -> Iterator[int]:
-        numbers = sorted(int(path.name) for path in state.home.path.iterdir() if path.name.isdecimal())
-        for run in numbers:
+        for run, directory in runs_in(state.home).items():
             # a run that is still being prepared has its configuration last
-            if run not in state.first and RunDirectory.at(state.home.path / str(run)).config.is_file():
+            if run not in state.first and directory.config.is_file():
                 yield run
 
 

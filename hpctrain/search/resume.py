@@ -33,7 +33,7 @@ from hpctrain.search.algorithm import NEW_COMMAND, Algorithm, ComposedSweep
 from hpctrain.search.distribution import in_order, values_of
 from hpctrain.search.journal import Decision, SearchState
 from hpctrain.search.multirun import deadline, record_of
-from hpctrain.search.runs import SweepRun
+from hpctrain.search.runs import SweepRun, runs_in
 from hpctrain.search.search import Search, algorithm_of, is_search
 from hpctrain.search.sweep import Sweep, require_one_cluster, submit_tasks, template_of
 from hpctrain.search.task import work_here
@@ -118,10 +118,8 @@ def resume_sweep(typed: SweepResume, record: SweepRecord) -> int:
 
 def _existing(home: RunDirectory) -> list[SweepRun]:
     """The runs of a sweep with their own configurations, which today's files may not give again."""
-    numbers = sorted(int(path.name) for path in home.path.iterdir() if path.name.isdecimal())
-    directories = [RunDirectory.at(home.path / str(number)) for number in numbers]
     runs = []
-    for directory in directories:
+    for directory in runs_in(home).values():
         if directory.config.is_file():
             try:
                 runs.append(SweepRun(changed_config(directory, (), None), trained_varied(directory)))

@@ -96,6 +96,13 @@ def with_progress(items: Sequence[Item], done: str, clock: Callable[[], float] =
         yield item
 
 
+def runs_in(home: RunDirectory) -> dict[int, RunDirectory]:
+    """The directories of a sweep's runs, by number and in this order; one that is still being made may be empty."""
+    entries = home.path.iterdir() if home.path.is_dir() else ()
+    numbers = sorted(int(entry.name) for entry in entries if entry.name.isdecimal())
+    return {number: RunDirectory.at(home.path / str(number)) for number in numbers}
+
+
 def place(runs: Sequence[SweepRun], home: RunDirectory) -> list[SweepRun]:
     """Give each run its directory: that of the same run if the sweep has it already, else the next free number.
 
@@ -106,11 +113,10 @@ def place(runs: Sequence[SweepRun], home: RunDirectory) -> list[SweepRun]:
         home: the sweep's directory.
     """
     names = {name for run in runs for name in run.varied}
-    entries = home.path.iterdir() if home.path.is_dir() else ()
-    numbers = sorted(int(entry.name) for entry in entries if entry.name.isdecimal())
     # a launch that was killed left its last run unfinished, and its number free
-    numbers = [number for number in numbers if not LaunchMark(_run(home, number)).is_unfinished]
-    read = {number: _values(_run(home, number)) for number in with_progress(numbers, "read")}
+    existing = {number: run for number, run in runs_in(home).items() if not LaunchMark(run).is_unfinished}
+    numbers = list(existing)
+    read = {number: _values(existing[number]) for number in with_progress(numbers, "read")}
     stored = {number: values for number, values in read.items() if values}
     known: dict[str, list[int]] = {}
     for number, values in stored.items():
@@ -122,11 +128,11 @@ def place(runs: Sequence[SweepRun], home: RunDirectory) -> list[SweepRun]:
         values, varied = flat(run.config), dict(run.varied)
         identity = _identity(values, names)
         same = known.get(identity, [])
-        while same and not _loads(_run(home, same[0])):
+        while same and not _loads(existing[same[0]]):
             same.pop(0)
         if same:
             # a value that is typed twice makes two runs; those of a program may differ in the text
-            texts = [read_varied(_run(home, number)) for number in same] if _varies_args(varied) else [varied]
+            texts = [read_varied(existing[number]) for number in same] if _varies_args(varied) else [varied]
             place_of = texts.index(varied) if varied in texts else 0
             number = same.pop(place_of)
             _warn_of_equal_numbers(typed.setdefault(identity, texts[place_of]), varied)
@@ -135,7 +141,7 @@ def place(runs: Sequence[SweepRun], home: RunDirectory) -> list[SweepRun]:
             _warn_of_equal_numbers(typed.setdefault(identity, varied), varied)
             if stored:
                 varied |= _differences(next(iter(stored.values())), values, names)
-        placed.append(dataclasses.replace(run.at(_run(home, number).path), varied=varied))
+        placed.append(dataclasses.replace(run.at(home.path / str(number)), varied=varied))
     return placed
 
 
@@ -167,10 +173,6 @@ def _differences(first: Mapping[str, Any], values: Mapping[str, Any], names: Col
     """What decides the weights and differs from the sweep's first run, beyond what this command varies."""
     keys = sorted(key for key in first.keys() | values.keys() if decides_the_weights(key) and not _covered(key, names))
     return {key: value_text(values.get(key)) for key in keys if first.get(key) != values.get(key)}
-
-
-def _run(home: RunDirectory, number: int) -> RunDirectory:
-    return RunDirectory.at(home.path / str(number))
 
 
 def _values(directory: RunDirectory) -> Mapping[str, Any]:
