@@ -47,3 +47,11 @@ def with_working_directory() -> list[str]:
     if not sys.flags.safe_path and (here := os.getcwd()) not in places:
         places.insert(0, here)
     return places
+
+
+def is_found_here() -> bool:
+    """Return whether Python finds hpctrain in the working directory alone, as in a checkout that isn't installed."""
+    parent = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    places = [place for place in with_working_directory() if place and os.path.realpath(place) == parent]
+    # `python -m` puts the working directory first
+    return parent == os.getcwd() and len(places) < 2

@@ -26,8 +26,8 @@ from hpctrain.launch.launch_code import importing_code_of
 from hpctrain.launch.launcher import begin
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.launcher import Owner
 from hpctrain.run.growing_file import GrowingFile
+from hpctrain.run.launcher import Owner
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.process import environ_replaced, may_handle_signals
 from hpctrain.run.reason import Reason

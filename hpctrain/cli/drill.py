@@ -32,7 +32,7 @@ from hpctrain.drill import program_drill, training_drill
 from hpctrain.drill.comparison import Row
 from hpctrain.drill.drill import Console, Drill, Report, stopped_after
 from hpctrain.errors import ExitCode, RunDirectoryError, RunFailedError
-from hpctrain.launch.run_dir import claim_default_path
+from hpctrain.launch.prepare import claim_default_path
 from hpctrain.phrases import counted, numbered
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.process import handlers_restored

@@ -15,7 +15,7 @@ from hpctrain.config.root import Config
 from hpctrain.config.secret_keys import may_be_secret
 from hpctrain.config.stored import load
 from hpctrain.doctor.finding import Check, DoctorResult, Severity, evaluate, when
-from hpctrain.doctor.folder import DoctorFolder, DoctorOptions, SlurmJob
+from hpctrain.doctor.folder import DoctorFolder, DoctorJob, DoctorOptions
 from hpctrain.doctor.folder_check import ROOM_CHECKS, check_folder, measure_room
 from hpctrain.doctor.job import JobNeverStartsError, submit_examination, wait_for_job, wait_for_records
 from hpctrain.doctor.measurements import (
@@ -165,7 +165,7 @@ class Examination:
             with contextlib.suppress(OSError):
                 write_json(DoctorFolder(self.result.folder).findings, self.result.as_record())
 
-    def _expected_versions(self, job: SlurmJob) -> dict[str, str]:
+    def _expected_versions(self, job: DoctorJob) -> dict[str, str]:
         """The versions that all nodes should have where ranks have another Python: the first node's."""
         first = next((answer.versions for answer in job.answers.values() if answer.versions), {})
         return {**first, "hpctrain": self._versions["hpctrain"]}
@@ -224,7 +224,7 @@ def _job_id(folder: DoctorFolder) -> str:
     return str(jobs[-1]["job_id"])
 
 
-def _rank_answers(folder: DoctorFolder, job: SlurmJob, config: Config) -> RankAnswers:
+def _rank_answers(folder: DoctorFolder, job: DoctorJob, config: Config) -> RankAnswers:
     processes_per_node = resources_of(config).processes_per_node
     world_size = len(job.rank_nodes) * processes_per_node
     records = wait_for_records(folder, world_size)

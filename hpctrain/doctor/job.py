@@ -18,8 +18,8 @@ from hpctrain.config.root import Config
 from hpctrain.config.stored import to_yaml
 from hpctrain.doctor.folder import (
     DoctorFolder,
+    DoctorJob,
     DoctorOptions,
-    SlurmJob,
     RankRecord,
     read_job,
     read_rank,
@@ -27,11 +27,10 @@ from hpctrain.doctor.folder import (
 )
 from hpctrain.errors import ConfigError, RunDirectoryError, SchedulerError, SchedulerMissingError
 from hpctrain.files import write_atomic
-from hpctrain.launch.prepare import RunPlan
-from hpctrain.launch.run_dir import claim_default_path
+from hpctrain.launch.prepare import RunPlan, claim_default_path
 from hpctrain.launch.submission import submit_doctor
 from hpctrain.phrases import listed
-from hpctrain.scheduler.job import explain_held, explain_pending, SlurmJob
+from hpctrain.scheduler.job import SlurmJob, explain_held, explain_pending
 from hpctrain.scheduler.slurm import Slurm
 
 TIME_LIMIT_MIN = 15
@@ -95,7 +94,7 @@ class JobNeverStartsError(SchedulerError):
 
 def wait_for_job(
     folder: DoctorFolder, job_id: str, slurm: Slurm, report: Callable[[str], None]
-) -> tuple[SlurmJob | None, str]:
+) -> tuple[DoctorJob | None, str]:
     """Wait until the job is over; report why it waits, and what it does.
 
     Args:

@@ -14,7 +14,7 @@ import yaml
 
 from hpctrain.config.cluster import Requeue, Slurm
 from hpctrain.config.container import Container
-from hpctrain.doctor.folder import OWN_OPTIONS, SlurmJob
+from hpctrain.doctor.folder import OWN_OPTIONS, DoctorJob
 from hpctrain.doctor.nodes import NO_PLUGIN
 from hpctrain.phrases import listed, on_one_line
 from hpctrain.scheduler.settings import Partition
@@ -46,7 +46,7 @@ class Change:
     reason: str
 
 
-def site_changes(cluster: Slurm, partition: Partition | None, record: SlurmJob) -> list[Change]:
+def site_changes(cluster: Slurm, partition: Partition | None, record: DoctorJob) -> list[Change]:
     """What makes a request work.
 
     Args:

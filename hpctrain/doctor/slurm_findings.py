@@ -16,7 +16,7 @@ from hpctrain.errors import SchedulerError
 from hpctrain.phrases import listed
 from hpctrain.scheduler.settings import Association, Partition, Settings
 from hpctrain.scheduler.slurm import Slurm
-from hpctrain.supervise.step import EXITING_S
+from hpctrain.supervise.ranks import EXITING_S
 
 OLDEST = (20, 11)
 """The oldest version of SLURM whose answers hpctrain reads."""

@@ -26,7 +26,7 @@ from hpctrain.phrases import listed
 from hpctrain.run.code import CodeFile, CodeSnapshot, describe_file, digest_of, repair, write_files
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.file_system import explain
-from hpctrain.streams import Report, print_warning
+from hpctrain.streams import Printer, print_warning
 
 
 def copy_code(
@@ -36,7 +36,7 @@ def copy_code(
     mode: int,
     *,
     own_folders: Sequence[str] | None = None,
-    warn: Report = print_warning,
+    warn: Printer = print_warning,
 ) -> CodeSnapshot | None:
     """Copy the code of a launch into the directory of a run or a sweep, which exists; None if there isn't any code.
 
@@ -82,7 +82,7 @@ def copy_code(
     return code
 
 
-def warn_of_repair(code: CodeSnapshot, files: Sequence[str], warn: Report) -> None:
+def warn_of_repair(code: CodeSnapshot, files: Sequence[str], warn: Printer) -> None:
     """Name the damaged files of a copy that were replaced."""
     if files:
         remedy = "today's files take their place, and what was there is named NAME.damaged-..."

@@ -29,7 +29,7 @@ from hpctrain.files import read_json_lines, write_atomic, write_json
 from hpctrain.launch.after import resolved
 from hpctrain.launch.existing_run import changed_keys, refuse_other_run, with_stored_texts
 from hpctrain.launch.launch_code import LaunchCode
-from hpctrain.run.code import DAMAGED, list_of
+from hpctrain.run.code import list_of
 from hpctrain.run.config_change import change_config, trained_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.file_system import explain
@@ -243,7 +243,10 @@ def _content_restored_on_error(directory: RunDirectory) -> Iterator[None]:
     absent = [folder for folder in folders if not folder.exists()]
     # the configuration comes first: as long as it can't be restored, the one before it must stay
     files = [directory.config, directory.config_before, directory.manifest, directory.jobs, directory.code_records]
-    files += [directory.sweep, *(directory.attempt(number) / STARTS_OVER for number in directory.claimed_attempts()[-1:])]
+    files += [
+        directory.sweep,
+        *(directory.attempt(number) / STARTS_OVER for number in directory.claimed_attempts()[-1:]),
+    ]
     before = {file: (file.read_bytes(), file.stat()) if file.is_file() else None for file in files}
     launches, copies = _launches(directory), _copies(directory)
     try:
@@ -273,7 +276,7 @@ def _launches(directory: RunDirectory) -> tuple[dict[Path, int], list[int]]:
 
 def _copies(directory: RunDirectory) -> set[str]:
     """The digests of the copies of the code; one that was set aside isn't a launch's to remove."""
-    return {path.stem for path in directory.code.glob("[!.]*") if not path.name.startswith(DAMAGED)}
+    return {path.stem for path in directory.code.glob("[!.]*")}
 
 
 def _remove_copies(directory: RunDirectory, digests: Collection[str]) -> None:

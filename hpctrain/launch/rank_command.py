@@ -6,12 +6,10 @@ import sys
 from collections.abc import Mapping
 
 from hpctrain.config.cluster import Slurm
-from hpctrain.launch.code_files import PACKAGE
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.run.code import CodeSnapshot
 from hpctrain.run.import_path import python_path
-from hpctrain.startup import with_working_directory
-from hpctrain.search_path import is_found_here
+from hpctrain.startup import is_found_here
 
 IMAGE_PYTHON = "python3"
 """The Python of an image, by the name that all official ones give it."""

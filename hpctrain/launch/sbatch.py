@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.cluster.variables import scrubbed
-from hpctrain.errors import ConfigError, SchedulerError, SchedulerMissingError, HpctrainError
+from hpctrain.errors import ConfigError, HpctrainError, SchedulerError, SchedulerMissingError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.scheduler.slurm import Slurm
 

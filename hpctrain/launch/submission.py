@@ -33,7 +33,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.file_system import explain
 from hpctrain.run.job_records import JobRecords
 from hpctrain.scheduler.slurm import Slurm
-from hpctrain.search_path import is_found_here
+from hpctrain.startup import is_found_here
 from hpctrain.status.jobs import SETUP_ERROR
 from hpctrain.streams import print_warning
 

@@ -22,8 +22,7 @@ from hpctrain.run.bottleneck import Bottleneck, read_bottleneck
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Attempt
 from hpctrain.status.accounting import AttemptAccount
-from hpctrain.status.report import read_statuses
-from hpctrain.status.run_status import RunStatus
+from hpctrain.status.run_status import RunStatus, read_statuses
 from hpctrain.status.state import RunState
 
 

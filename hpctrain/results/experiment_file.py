@@ -33,7 +33,7 @@ from hpctrain.results.run_result import SEED, comparable, is_below
 from hpctrain.run.config_change import trained_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.manifest import read_varied, value_text
-from hpctrain.search.record import SweepRecord
+from hpctrain.run.sweep_record import SweepRecord
 
 _OPTION = re.compile(r"['\"]?([\w./-]+)['\"]?")
 """One option of a group, as it is typed; several are a list, or values of a sweep."""

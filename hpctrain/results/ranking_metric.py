@@ -14,7 +14,7 @@ from hpctrain.errors import ConfigError, RunDirectoryError
 from hpctrain.phrases import counted, listed
 from hpctrain.results.run_result import RunResult
 from hpctrain.run.config_change import trained_config
-from hpctrain.run.score import MODES
+from hpctrain.run.evaluation import MODES
 from hpctrain.status.metrics import read_metrics
 
 

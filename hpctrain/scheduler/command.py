@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from hpctrain.errors import SchedulerError, SchedulerMissingError
-from hpctrain.scheduler.job import SlurmJob, JobState
+from hpctrain.scheduler.job import JobState, SlurmJob
 
 # a user's filters and formats would change the answers
 _SETTINGS = ("SQUEUE_", "SACCT_", "SCONTROL_", "SCANCEL_")

@@ -19,7 +19,6 @@ from hpctrain.config.metric import metric_mode
 from hpctrain.config.overrides import open_overrides
 from hpctrain.config.root import Config
 from hpctrain.errors import ConfigError, ExitCode, RunFailedError
-from hpctrain.launch.prepare import default_path, undone_on_error
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import last_evaluation
 from hpctrain.search.runs import SweepRun, place, without_hydra_overrides

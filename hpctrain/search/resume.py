@@ -25,7 +25,7 @@ from hpctrain.phrases import counted, either, listed
 from hpctrain.results.run_result import comparable
 from hpctrain.run.config_change import trained_varied
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.owner import CLOCK_SLACK_S
+from hpctrain.run.launcher import CLOCK_SLACK_S
 from hpctrain.run.process import process_start
 from hpctrain.run.reason import Reason
 from hpctrain.run.sweep_record import OPTIONS, SweepRecord

@@ -20,10 +20,17 @@ from hpctrain.launch.after import require_others, start_options
 from hpctrain.launch.existing_run import nothing_left
 from hpctrain.launch.launch_code import LaunchCode, SweepCode, importing_code_of
 from hpctrain.launch.launcher import launch_here, print_plan
-from hpctrain.launch.prepare import RunPlan, plan, prepare, refuse_other_files, undone_on_error
-from hpctrain.launch.sbatch import SubmitLimitError, TaskArray, largest_array, not_submitted, print_excess, require_sbatch, task_arrays
+from hpctrain.launch.prepare import RunPlan, default_path, plan, prepare, refuse_other_files, undone_on_error
+from hpctrain.launch.sbatch import (
+    SubmitLimitError,
+    TaskArray,
+    largest_array,
+    not_submitted,
+    print_excess,
+    require_sbatch,
+    task_arrays,
+)
 from hpctrain.launch.submission import sbatch_parameters, script, submit, submit_search
-from hpctrain.launch.run_dir import default_path
 from hpctrain.phrases import counted, listed
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.gone_checkpoints import describe_gone

@@ -195,7 +195,7 @@ def drawn_run(home: RunDirectory, record: SweepRecord, assignment: Assignment) -
         RunDirectoryError: files of the copied code are missing.
     """
     code = current_code(home)
-    if code is not None and (damage := code.find_damage(contents=False)):
+    if code is not None and (damage := code.find_damage()):
         raise RunDirectoryError(damage)
     folder = Path(record.folder) if code is None else code.working_directory
     composer = Composer(_in_copy(code, record.config_dir), folder)

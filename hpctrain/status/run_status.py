@@ -14,20 +14,18 @@ from hpctrain.config.plain_yaml import read_plain_values
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import describe_os_error
 from hpctrain.phrases import all_of
-from hpctrain.run.best_checkpoint import BestCheckpoint
 from hpctrain.run.bottleneck import Bottleneck, last_bottleneck
-from hpctrain.run.checkpoints import is_complete, saved_step
+from hpctrain.run.checkpoints import BestCheckpoint, is_complete, saved_step
 from hpctrain.run.config_change import trained_varied
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.evaluation import last_evaluation
+from hpctrain.run.evaluation import Score, last_evaluation
 from hpctrain.run.gone_checkpoints import gone_step
+from hpctrain.run.launcher import Owner
 from hpctrain.run.ledger import Attempt, Ledger
-from hpctrain.run.owner import Owner
 from hpctrain.run.reason import Reason
 from hpctrain.run.record_fields import COUNT
 from hpctrain.run.saves import last_save
-from hpctrain.run.score import Score
-from hpctrain.run.unconnected_ranks import UnconnectedRanks
+from hpctrain.run.start_record import UnconnectedRanks
 from hpctrain.scheduler.job import SlurmJob
 from hpctrain.status.accounting import NOTHING, Account, account
 from hpctrain.status.jobs import (

@@ -9,7 +9,7 @@ from enum import StrEnum
 from hpctrain.run.launcher import Owner
 from hpctrain.run.ledger import Attempt
 from hpctrain.run.reason import Reason
-from hpctrain.scheduler.job import JobState, explain_held, explain_pending, SlurmJob
+from hpctrain.scheduler.job import JobState, SlurmJob, explain_held, explain_pending
 
 NOT_REQUEUED = (JobState.FAILED, JobState.OUT_OF_MEMORY, JobState.BOOT_FAIL, JobState.DEADLINE)
 """States of jobs that SLURM doesn't run again."""

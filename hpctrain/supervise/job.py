@@ -28,7 +28,7 @@ from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.command import SchedulerSilentError
-from hpctrain.scheduler.job import SlurmJob, JobState
+from hpctrain.scheduler.job import JobState, SlurmJob
 from hpctrain.scheduler.slurm import SILENCE_S, Slurm
 
 ENDING_S = 60

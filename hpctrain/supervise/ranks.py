@@ -12,9 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hpctrain.attempt.early_end import unable_python
-from hpctrain.cluster.nodelist import expand
-from hpctrain.cluster.port import derived
-from hpctrain.cluster.slurm_step import SlurmJob
+from hpctrain.cluster.environment import derived_ports
+from hpctrain.cluster.slurm_step import SlurmJob, expand_nodelist
 from hpctrain.cluster.variables import Variables
 from hpctrain.errors import ClusterEnvironmentError, HpctrainError, SchedulerError
 from hpctrain.launch.containers import ContainerError, RankContainer
@@ -294,7 +293,7 @@ class Step:
         # srun cuts a long list off, and has no name for the nodes of a very large step
         if match is not None and match["node"] != "Unknown":
             with contextlib.suppress(ClusterEnvironmentError):
-                self.nodes |= dict.fromkeys(map(int, expand(f"[{match['ranks']}]")), match["node"])
+                self.nodes |= dict.fromkeys(map(int, expand_nodelist(f"[{match['ranks']}]")), match["node"])
 
 
 def print_error(text: str) -> None:
@@ -330,7 +329,7 @@ def program_variables(
 def _free_port(environ: Mapping[str, str], in_allocation: int) -> int:
     """Return the first derived port that can be bound on this node, which usually is rank zero's."""
     job = SlurmJob.read(Variables(environ))
-    candidates = derived(job=job.number, step=in_allocation, restart=job.restart_count)
+    candidates = derived_ports(job=job.number, step=in_allocation, restart=job.restart_count)
     return next(filter(_can_be_bound, candidates), candidates[0])
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from hpctrain.errors import HpctrainError
 from hpctrain.files import TEMPORARY_PREFIX, open_folder_below, read_json_or_empty, temporary_name, write_json
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.owner import FILE_NAME, Owner
+from hpctrain.run.launcher import FILE_NAME, Owner
 from hpctrain.run.record_fields import COUNT, FLAG, TEXT, TIME, describe_wrong_field
 from hpctrain.sync.sent_run import Rows, describe, describe_state, identify
 from hpctrain.sync.service import NOTHING, Service, problem_text

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from hpctrain.cluster.variables import scrubbed
 from hpctrain.config.logger import Logger
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.launcher import PREFIX
 from hpctrain.sync.sender import Cursor
 from hpctrain.sync.service import SERVICES
-from hpctrain.run.launcher import PREFIX
 
 POLL_S = 0.05
 

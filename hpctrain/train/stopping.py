@@ -15,7 +15,6 @@ from hpctrain.rank.stop_request import Stop, StopKind, StopRequest
 from hpctrain.rank.world import World
 from hpctrain.run.ledger import Claim
 from hpctrain.run.reason import Reason
-from hpctrain.scheduler.job import SlurmJob
 from hpctrain.scheduler.slurm import Slurm
 
 ASK_TIMEOUT_S = 5.0

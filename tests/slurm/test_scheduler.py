@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hpctrain.errors import SchedulerError, SchedulerMissingError
-from hpctrain.scheduler.job import JobState, explain_held, SlurmJob
+from hpctrain.scheduler.job import JobState, SlurmJob, explain_held
 from hpctrain.scheduler.slurm import Slurm
 
 if TYPE_CHECKING:

@@ -42,8 +42,8 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.sweep_record import SweepRecord
 from hpctrain.search.journal import Decision, Journal
 from hpctrain.search.journal import Event as Decided
-from hpctrain.sync.sent_run import Rows, describe, describe_state, identify
 from hpctrain.search.search import Search
+from hpctrain.sync.sent_run import Rows, describe, describe_state, identify
 from hpctrain.terminal import visible
 from hpctrain.top.columns import COLUMNS, Shown
 from hpctrain.top.run_screen import OpenRun, attempt_lines

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fakes import FakeSlurm
 
-from hpctrain.doctor.folder import DoctorFolder, SlurmJob, write_record
+from hpctrain.doctor.folder import DoctorFolder, DoctorJob, write_record
 from hpctrain.doctor.job import JobNeverStartsError, wait_for_job, wait_for_records
 from hpctrain.scheduler.slurm import Slurm
 
@@ -61,7 +61,7 @@ def test_a_job_that_only_waits_for_its_turn_is_waited_for(folder: DoctorFolder, 
 
     def report(line: str) -> None:
         said.append(line)
-        write_record(folder.job, SlurmJob(stage="done", nodes=("n1",)))
+        write_record(folder.job, DoctorJob(stage="done", nodes=("n1",)))
 
     record, state = wait_for_job(folder, "8", Slurm(slurm.environ, run=slurm.run), report)
     assert (record is not None and record.stage, state, len(said)) == ("done", "", 1)

@@ -16,9 +16,9 @@ from hpctrain.launch.prepare import RunPlan, plan
 from hpctrain.launch.submission import SETUP_TRAP, SHELL, script, submit
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.job_records import JobRecords
+from hpctrain.status.jobs import SETUP_ERROR
 from hpctrain.supervise.job import step_name
 from hpctrain.supervise.ranks import srun_command
-from hpctrain.status.jobs import SETUP_ERROR
 
 EVERYTHING = [
     "cluster=slurm",

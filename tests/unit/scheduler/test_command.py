@@ -9,7 +9,7 @@ import pytest
 from hpctrain.errors import SchedulerError, SchedulerMissingError
 from hpctrain.scheduler import command
 from hpctrain.scheduler.command import SchedulerSilentError, UnknownJobError, run
-from hpctrain.scheduler.job import SlurmJob, JobState
+from hpctrain.scheduler.job import JobState, SlurmJob
 
 
 def test_its_output_is_returned_and_its_input_is_empty(slurm):

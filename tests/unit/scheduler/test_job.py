@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from hpctrain.errors import SchedulerError
-from hpctrain.scheduler.job import SlurmJob, JobState, explain_held, explain_pending
+from hpctrain.scheduler.job import JobState, SlurmJob, explain_held, explain_pending
 
 
 @pytest.mark.parametrize("state", JobState)

@@ -13,7 +13,6 @@ from hpctrain.rank.stop_request import Stop, StopKind, StopRequest
 from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.slurm import Slurm
-from hpctrain.scheduler.job import SlurmJob
 from hpctrain.train.stopping import Stopping
 
 
