@@ -1,10 +1,10 @@
-"""Phrases that messages share: names cut short, counted nouns, large numbers, durations and dates."""
+"""Phrases that messages share: names cut short, counted nouns, large numbers, durations, dates and tables."""
 
 from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 DATE_TIME = "%Y-%m-%d %H:%M:%S"
@@ -111,3 +111,21 @@ def byte_size(count: int) -> str:
             return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
+
+
+def aligned(rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> list[str]:
+    """Format rows with aligned columns, two spaces apart; a line break within a cell becomes a space.
+
+    Args:
+        rows: of equal length.
+        right: the columns that are aligned to the right, counted from 0.
+    """
+    rows = [[" ".join(cell.splitlines()) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.cli.arguments import add_runs_dir, chosen_runs, command_parser, number
-from hpctrain.cli.table import aligned
-from hpctrain.errors import ExitCode
-from hpctrain.phrases import counted, duration, listed, spreadsheet_text
+from hpctrain.errors import ExitCode, RunDirectoryError
+from hpctrain.phrases import counted, duration, listed, spreadsheet_text, aligned
 from hpctrain.results.ranking import RankedRow, Ranking, rank
 from hpctrain.results.ranking_metric import judging_metric, named_metric
 from hpctrain.results.run_result import SEED, RunResult, read_results
@@ -64,9 +63,7 @@ def main(arguments: list[str]) -> int:
     results = read_results(runs)
     ranking = _ranked(results, options)
     if options.export is not None:
-        from hpctrain.cli.best_export import export_winner  # Hydra is slow to import
-
-        return export_winner(ranking, Path(options.export), force=options.force, config_dir=options.config_dir)
+        return _export_winner(ranking, Path(options.export), force=options.force, config_dir=options.config_dir)
     rows = ranking.rows if options.top is None else ranking.rows[: options.top]
     if options.json:
         print(json.dumps(_plain_json(_as_json(ranking, rows)), indent=2, allow_nan=False))
@@ -229,3 +226,28 @@ def _csv_value(row: RankedRow, key: str) -> str:
     if key == SEED and len(row.runs) > 1:
         return " ".join(map(str, row.seeds))
     return spreadsheet_text(value_text(row.values[key])) if key in row.values else ""
+
+
+def _export_winner(ranking: Ranking, path: Path, *, force: bool, config_dir: str | None) -> ExitCode:
+    """Write the best row's configuration as an experiment file, and print the command that trains it.
+
+    Raises:
+        RunDirectoryError: no run has completed or is running.
+        ConfigError: the file exists, or an experiment can't express the configuration.
+    """
+    from hpctrain.results.experiment_file import ExperimentFile, export  # Hydra is slow to import
+
+    file = ExperimentFile.at(path)
+    winner = ranking.winner
+    if winner is None or ranking.metric is None:
+        problem = "there is no winner to export: no run that has completed, or is running, has a value"
+        raise RunDirectoryError(f"{problem}; `python -m hpctrain best` without --export lists the others")
+    where = listed((os.path.relpath(directory.path) for directory in winner.directories), shown=3)
+    at = f"mean of {len(winner.runs)} runs" if len(winner.runs) > 1 else f"step {winner.best_step}"
+    achieved = f"{ranking.metric.name} {winner.best:.6g} ({at}), {where}"
+    command = export(winner, ranking, file, f"The best of a sweep: {achieved}.", force=force, config_dir=config_dir)
+    print(f"wrote {os.path.relpath(file.path)}: {winner.label}")
+    print(f"  {achieved}")
+    print("to train it:")
+    print(f"  {command}")
+    return ExitCode.FINISHED

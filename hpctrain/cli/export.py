@@ -7,12 +7,13 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import hpctrain
 from hpctrain.cli.arguments import add_runs, chosen_run, command_parser, number
-from hpctrain.cli.byte_progress import ByteProgress
 from hpctrain.config.plain_yaml import is_program
 from hpctrain.errors import CheckpointDamagedError, CheckpointError, ConfigError, ExitCode, HpctrainError
 from hpctrain.phrases import byte_size, counted, listed
@@ -20,6 +21,7 @@ from hpctrain.run.checkpoints import BestCheckpoint, find_damage, newest_intact
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.gone_checkpoints import gone_step
 from hpctrain.streams import print_warning
+from hpctrain.terminal import can_redraw, unguarded
 
 _EPILOG = """\
 examples:
@@ -44,6 +46,10 @@ OTHER_FILES = (".bin", ".ckpt", ".gguf", ".h5", ".npz", ".onnx", ".pt2", ".pth",
 """Endings of names that are hardly meant as those of folders."""
 MAX_SHARD_GB = 5
 GB = 1e9
+SHOWN_AFTER_S = 1.0
+"""Seconds that something takes before it is shown."""
+REDRAW_S = 0.2
+CLEAR_LINE = "\r\x1b[K"
 EXPORT = """
 import sys
 sys.path.append(sys.argv.pop(1))
@@ -228,3 +234,38 @@ def _summary(found: dict[str, Any], checkpoint: Path, output: str, form: str, *,
         read = f'safetensors.torch.load_file("{file}")'
     content = f"{weights} of step {step}, {counted(found['tensors'], 'tensor')}, {size}{files}"
     return f"wrote {output}: {content}; to read it: {read}"
+
+
+class ByteProgress:
+    """Draws a line again and again, on a terminal alone.
+
+    Args:
+        work: what is done, such as `writing`.
+        stream: None for standard error.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, work: str, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._work = work
+        self._stream = unguarded(sys.stderr if stream is None else stream)
+        self._clock = clock
+        self._is_shown = can_redraw(self._stream)
+        self._next_at = clock() + SHOWN_AFTER_S
+        self._is_drawn = False
+
+    def show(self, done: int, total: int) -> None:
+        """Show how many bytes are done, not more often than necessary."""
+        if self._is_shown and self._clock() >= self._next_at:
+            self._next_at = self._clock() + REDRAW_S
+            self._is_drawn = True
+            self._stream.write(f"{CLEAR_LINE}{self._work}: {byte_size(done)} of {byte_size(total)}")
+            self._stream.flush()
+
+    def __enter__(self) -> ByteProgress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Remove the line."""
+        if self._is_drawn:
+            self._stream.write(CLEAR_LINE)
+            self._stream.flush()

@@ -9,18 +9,16 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from hpctrain.cli.arguments import add_overrides, command_parser, number
-from hpctrain.cli.batch_search import BatchSearch, Trial
 from hpctrain.cluster.variables import scrubbed
 from hpctrain.config.batch import counted_shares, uses_cuda_graphs
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.compose import Composer
 from hpctrain.config.mesh import MeshShape, mesh_shape
-from hpctrain.config.mesh_checks import refuse_pipeline
 from hpctrain.config.program import split_command
 from hpctrain.config.resources import ranks_per_node, resources_of
 from hpctrain.config.root import Config
@@ -38,6 +36,8 @@ exclude_working_directory()
 from hpctrain.train.batch_trial import main
 sys.exit(main(sys.argv[1:]))"""
 """The program of a trial: torch must not come from the working directory, and the task may."""
+PRECISION = 16
+"""The search ends when the largest size that fits and the smallest that doesn't differ by less than one part in 16."""
 WORTHWHILE = 0.95
 """Share of the best throughput that is good enough: a micro-batch beyond it isn't worth its memory."""
 
@@ -110,7 +110,10 @@ def main(arguments: list[str]) -> int:
     if isinstance(config.cluster, Slurm):
         problem = "fit-batch tries on the machine where it is typed"
         raise ConfigError("cluster.kind", "slurm", problem, "write srun --gpus=1 python -m hpctrain fit-batch ...")
-    refuse_pipeline(config.parallel)
+    if (degree := config.parallel.pipeline_degree) != 1:
+        problem = "passes activations on to other ranks, which fit-batch doesn't have"
+        remedy = "try parallel=fsdp with the ranks of one replica, which takes about as much memory"
+        raise ConfigError("parallel.pipeline_degree", degree, problem, remedy)
     options.ranks = options.ranks or resources_of(config).world_size
     shape = _mesh_shape(config, options.ranks)
     if shape is not None:
@@ -279,3 +282,79 @@ def _advice(config: Config, search: BatchSearch, answer: dict[str, int | None], 
     if answer["worthwhile"] is not None and answer["worthwhile"] < (usable or 0):
         lines.append(f"sizes above {answer['worthwhile']} are less than {1 - WORTHWHILE:.0%} faster")
     return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A few steps with one micro-batch size, in a separate process.
+
+    Attributes:
+        micro_batch_size: samples per forward.
+        fits: whether the steps stayed within the memory limit.
+        peak_bytes: peak memory use; None if the process was killed.
+        samples_per_s: throughput of the last step; None if no step finished.
+        predicted: the size wasn't tried, because smaller sizes predict that it needs too much memory.
+        message: the error that the allocator raised, if any.
+        model_bytes: what the process holds of the model, by kind (`ModelMemory`); None if the trial didn't finish.
+    """
+
+    micro_batch_size: int
+    fits: bool
+    peak_bytes: int | None
+    samples_per_s: float | None = None
+    predicted: bool = False
+    message: str = ""
+    model_bytes: dict[str, int | None] | None = None
+
+
+@dataclass(slots=True)
+class BatchSearch:
+    """Doubles the size until one doesn't fit, then halves the gap.
+
+    Args:
+        limit_bytes: the memory that a trial may use.
+        largest: the largest size to try.
+        careful: don't try a size that is predicted not to fit. On a CPU the kernel kills processes when memory runs
+            out, and not always the one that took it.
+    """
+
+    limit_bytes: int
+    largest: int
+    careful: bool
+    fits: int = field(default=0, init=False)
+    """The largest size that fits so far; 0 before there is one."""
+    too_large: int | None = field(default=None, init=False)
+    """The smallest size that doesn't fit so far."""
+    trials: list[Trial] = field(default_factory=list, init=False)
+
+    def next_size(self) -> int | None:
+        """The size to try next; None when the search is over."""
+        if self.too_large is None:
+            return min(max(1, 2 * self.fits), self.largest) if self.fits < self.largest else None
+        if self.too_large - self.fits > max(1, self.fits // PRECISION):
+            return (self.fits + self.too_large) // 2
+        return None
+
+    def prediction(self, size: int) -> Trial | None:
+        """Return the result of a trial that can be skipped, because the size is predicted not to fit; else None."""
+        expected = self.expected_bytes(size)
+        if not self.careful or expected is None or expected <= self.limit_bytes:
+            return None
+        return Trial(micro_batch_size=size, fits=False, peak_bytes=expected, predicted=True)
+
+    def record(self, trial: Trial) -> None:
+        """Narrow the search by the result of a trial."""
+        self.trials.append(trial)
+        if trial.fits:
+            self.fits = trial.micro_batch_size
+        else:
+            self.too_large = trial.micro_batch_size
+
+    def expected_bytes(self, size: int) -> int | None:
+        """Extrapolate a size's memory linearly from the two largest sizes that fit; None until two fit."""
+        # beyond what the model and the optimizer take, memory grows linearly with the batch
+        known = sorted((one.micro_batch_size, one.peak_bytes) for one in self.trials if one.fits and one.peak_bytes)
+        if len(known) < 2:
+            return None
+        (smaller, less), (larger, more) = known[-2:]
+        return more + max(0, more - less) * (size - larger) // (larger - smaller)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.cli.arguments import add_runs, chosen_run, command_parser
-from hpctrain.cli.reported_saves import saves_report, saves_table
 from hpctrain.config.plain_yaml import is_program
 from hpctrain.errors import ExitCode
 from hpctrain.files import TEMPORARY_PREFIX
@@ -17,6 +16,7 @@ from hpctrain.phrases import byte_size, local_time
 from hpctrain.run.checkpoints import BestCheckpoint, CheckpointInfo, list_checkpoints
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.gone_checkpoints import gone_step
+from hpctrain.run.saves import Save, read_saves, unreported_files
 
 _EPILOG = """\
 examples:
@@ -33,6 +33,9 @@ newest files in HPCTRAIN_CHECKPOINT_DIR that it didn't report. What is in them i
 
 Exit code 0; 1 if the run has saved checkpoints and none of them is intact, or saves and none exists; 2 if RUN is not a
 run."""
+SHOWN = 5
+"""Files that are listed though they weren't reported; the others are only counted."""
+HOW_TO_REPORT = "`python -m hpctrain run --help` shows how"
 _OF_THE_NEWEST = ("step", "samples_seen", "world_size", "weights_digest", "config_digest")
 
 
@@ -46,8 +49,8 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     directory = chosen_run(options)
     if is_program(directory.config):
-        of_program = saves_report(directory)
-        print(json.dumps(of_program, indent=2) if options.json else saves_table(of_program))
+        of_program = _saves_report(directory)
+        print(json.dumps(of_program, indent=2) if options.json else _saves_table(of_program))
         return ExitCode.FAILED if of_program["saves"] and of_program["step"] is None else ExitCode.FINISHED
     found = list_checkpoints(directory, verify=not options.quick)
     report = _report(directory, found)
@@ -100,3 +103,58 @@ def _table(report: dict[str, Any], found: list[CheckpointInfo]) -> str:
     lines += [f"  {Path(path).name}  {unfinished}" for path in report["unfinished"]]
     lines += [f"warning         {report['best_warning']}"] if report["best_warning"] else []
     return "\n".join(lines)
+
+
+def _saves_report(directory: RunDirectory) -> dict[str, Any]:
+    """Describe the saves in order, each path once, with the newest report of it; ``step`` is that of the newest one."""
+    newest: dict[Path, Save] = {}
+    for save in read_saves(directory):
+        newest.pop(save.path, None)  # its place is that of its newest report: two may have the same time
+        newest[save.path] = save
+    saves = list(newest.values())
+    there = [save.step for save in saves if os.path.exists(save.path)]  # noqa: PTH110 - never raises
+    files = unreported_files(directory)
+    return {
+        "run_dir": str(directory.path),
+        "step": there[-1] if there else None,
+        "saves": [
+            {
+                "step": save.step,
+                "path": str(save.path),
+                "exists": os.path.exists(save.path),  # noqa: PTH110
+                "bytes": _size(save.path),
+                "time": save.time,
+                "attempt": save.attempt,
+            }
+            for save in saves
+        ],
+        "unreported": [{"path": str(path), "bytes": _size(path), "time": when} for path, when in files],
+    }
+
+
+def _saves_table(report: dict[str, Any]) -> str:
+    """Format `_saves_report`, newest first."""
+    lines = [f"run             {os.path.relpath(report['run_dir'])}"]
+    lines.append(f"step            {'-' if report['step'] is None else report['step']}")
+    lines.append("saves" if report["saves"] else f"saves           none reported: {HOW_TO_REPORT}")
+    width = max((len(str(save["step"])) for save in report["saves"]), default=0)
+    for save in reversed(report["saves"]):
+        size = byte_size(save["bytes"]) if save["exists"] else "gone"
+        when = local_time(save["time"])
+        lines.append(f"  step {save['step']:<{width}}  {size:>10}  {when}  {os.path.relpath(save['path'])}")
+    if unreported := report["unreported"]:
+        lines.append("not reported")
+        for file in unreported[:SHOWN]:
+            shown = f"{byte_size(file['bytes']):>10}  {local_time(file['time'])}  {os.path.relpath(file['path'])}"
+            lines.append(f"  {shown}")
+        if len(unreported) > SHOWN:
+            lines.append(f"  and {len(unreported) - SHOWN} more")
+    return "\n".join(lines)
+
+
+def _size(path: Path) -> int:
+    try:
+        files = path.rglob("*") if path.is_dir() else [path]
+        return sum(file.stat().st_size for file in files if file.is_file())
+    except OSError:  # the program may be removing it
+        return 0

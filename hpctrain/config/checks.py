@@ -5,30 +5,25 @@ from __future__ import annotations
 import importlib.util
 import operator
 import os
+import re
 from collections.abc import Mapping
+from pathlib import Path
 
-from hpctrain.config.batch import check_batch
-from hpctrain.config.cluster import Slurm
-from hpctrain.config.gpu_checks import require_gpu_for_each_rank
+from hpctrain.config.batch import check_batch, check_node_counts
+from hpctrain.config.cluster import Slurm, check_container, check_mounted
+from hpctrain.config.identity import flat
 from hpctrain.config.main_module import refuse_own_targets, require_own_targets
-from hpctrain.config.mesh import mesh_shape
-from hpctrain.config.mesh_checks import check_mesh
-from hpctrain.config.named_optimizers import named_optimizers
-from hpctrain.config.node_counts import check_node_counts
-from hpctrain.config.optimizer import Handling, handling_of
-from hpctrain.config.parameter_groups import entries_of
-from hpctrain.config.paths import check_weights
+from hpctrain.config.mesh import check_mesh, mesh_shape
+from hpctrain.config.named_optimizers import losses_of, named_optimizers
+from hpctrain.config.optimizer import Handling, entries_of, handling_of
+from hpctrain.config.paths import check_run_directory, check_weights
 from hpctrain.config.precision import FORMATS
-from hpctrain.config.program import ProgramConfig
-from hpctrain.config.program_checks import check_program, program_warnings
-from hpctrain.config.resources import ranks_per_node, resources_of
-from hpctrain.config.root import Config
-from hpctrain.config.run_checks import check_run
-from hpctrain.config.run_config import RunConfig
+from hpctrain.config.program import check_program, program_warnings
+from hpctrain.config.resources import ranks_per_node, require_gpu_for_each_rank, resources_of
+from hpctrain.config.root import Config, ProgramConfig, RunConfig
 from hpctrain.config.target import check_targets
 from hpctrain.config.task import EXTRAS, missing_folder
-from hpctrain.config.task_methods import check_task, uncalled_methods
-from hpctrain.config.turns import check_turns
+from hpctrain.config.task_checks import check_task, uncalled_methods
 from hpctrain.errors import ConfigError
 
 NEEDS_GPU = (
@@ -46,6 +41,8 @@ NEEDS_GPU = (
 """Key, value, why it needs a GPU, and what to use instead."""
 SECRETS = ("WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
 """Variables that a service's client reads, and that no file of a run may contain."""
+WHOLE_CALLS = "works on calls of the whole model, but with several losses a task calls parts of it"
+"""Why some keys are refused with several turns."""
 
 
 def check(
@@ -66,6 +63,7 @@ def check(
     Raises:
         ConfigError: the first impossible combination.
     """
+    _check_run(config, world_size)
     if isinstance(config, ProgramConfig):
         check_program(config, environ)
     elif isinstance(config, Config):
@@ -75,7 +73,6 @@ def check(
 def _check_training(
     config: Config, environ: Mapping[str, str], world_size: int | None, local_world_size: int | None
 ) -> None:
-    check_run(config, world_size=world_size)
     slurm = isinstance(config.cluster, Slurm)
     if config.trainer.max_steps is None and config.trainer.max_epochs is None:
         raise ConfigError("trainer.max_steps", None, "the run would never end", "set it, or trainer.max_epochs")
@@ -89,7 +86,7 @@ def _check_training(
     _check_services(config, environ)
     for group in ("task", "model", "optimizer", "schedule", "callbacks"):
         check_targets(group, getattr(config, group))
-    check_turns(config)
+    _check_turns(config)
     check_task(config)
     target = str(config.task["_target_"])
     if (needed := EXTRAS.get(target.rpartition(".")[0])) is not None:
@@ -182,14 +179,19 @@ def refuse_without_gpu(config: Config, remedy: str) -> None:
 
 def warnings_of(config: RunConfig) -> list[str]:
     """Return a line on each setting that works, but is probably a mistake."""
-    if isinstance(config, ProgramConfig):
-        return program_warnings(config)
-    return _warnings_of_training(config) if isinstance(config, Config) else []
+    found = program_warnings(config) if isinstance(config, ProgramConfig) else []
+    if isinstance(config, Config):
+        found = _warnings_of_training(config)
+    cluster = config.cluster
+    if isinstance(cluster, Slurm) and cluster.gpus_per_node is None and "gpu" in (cluster.partition or "").lower():
+        asked = f"cluster.partition={cluster.partition} looks like a GPU partition, but the run requests no GPU"
+        found.append(f"{asked}; set cluster.gpus_per_node=N, or 0 if this is intended")
+    return found
 
 
 def _warnings_of_training(config: Config) -> list[str]:
-    cluster, found = config.cluster, []
-    if isinstance(cluster, Slurm) and (folder := missing_folder(config.task)) is not None:
+    found = []
+    if isinstance(config.cluster, Slurm) and (folder := missing_folder(config.task)) is not None:
         found.append(f"task.data={folder} is not a folder on this machine: it must exist on the nodes")
     max_steps, warmup_steps = config.trainer.max_steps, getattr(config.schedule, "warmup_steps", 0)
     if max_steps is not None and warmup_steps >= max_steps:
@@ -197,9 +199,6 @@ def _warnings_of_training(config: Config) -> list[str]:
     pause_at = config.trainer.pause_at_step
     if max_steps is not None and pause_at is not None and pause_at >= max_steps:
         found.append(f"trainer.pause_at_step={pause_at} does not come before trainer.max_steps={max_steps}: no pause")
-    if isinstance(cluster, Slurm) and cluster.gpus_per_node is None and "gpu" in (cluster.partition or "").lower():
-        asked = f"cluster.partition={cluster.partition} looks like a GPU partition, but the run requests no GPU"
-        found.append(f"{asked}; set cluster.gpus_per_node=N, or 0 if this is intended")
     return found + _without_effect(config) + uncalled_methods(config)
 
 
@@ -234,3 +233,54 @@ def _check_shapes(config: Config) -> None:
         if isinstance(needed, int) and needed > model["context_length"]:
             problem = f"is longer than model.context_length={model['context_length']}"
             raise ConfigError("task.context_length", needed, problem, "raise that too")
+
+
+def _check_run(config: RunConfig, world_size: int | None) -> None:
+    """Check the texts, the run directory and the machines of a run."""
+    slurm = isinstance(config.cluster, Slurm)
+    for key, value in flat(config).items():
+        _check_text(key, value)
+    if slurm or config.run_dir is not None:
+        check_run_directory(config.run_dir or "runs", in_batch_script=slurm)
+    if config.nodes > 1 and not slurm and world_size is None:
+        problem = "needs a cluster, but cluster=local is one machine"
+        raise ConfigError("nodes", config.nodes, problem, "add cluster=slurm")
+    if isinstance(config.cluster, Slurm) and world_size is None:
+        container = config.cluster.container
+        check_container(container, config.cluster.srun_args, resources_of(config).processes_per_node)
+        check_mounted(container, "run_dir", str(Path(config.run_dir or "runs").absolute()))
+
+
+def _check_text(key: str, value: object) -> None:
+    """Refuse texts that can't be stored in config.yaml, or passed to another program."""
+    for text in value if isinstance(value, list) else [value]:
+        # a lone surrogate is how Python represents a byte of the command line that isn't UTF-8
+        if isinstance(text, str) and (found := re.search(r"[\x00\ud800-\udfff]", text)) is not None:
+            kind = "a NUL character" if found[0] == "\0" else "a byte that is not UTF-8"
+            raise ConfigError(key, ascii(text), f"contains {kind}", "correct it")
+
+
+def _check_turns(config: Config) -> None:
+    """Check the losses of named optimizers, and groups that are unfrozen."""
+    optimizers = named_optimizers(config.optimizer)
+    if len(losses_of(optimizers)) > 1:
+        _check_several_losses(config)
+    if config.trainer.compile:
+        for each in optimizers:
+            for entry in entries_of(each.key, each.node):
+                problem = "doesn't work with trainer.compile=true: the model would have to be compiled again"
+                entry.refuse_unfreezing(problem, "set one of them")
+
+
+def _check_several_losses(config: Config) -> None:
+    if (formats := config.precision.formats).has_half_weights:
+        remedy = f"use precision={formats.by_autocast}"
+        raise ConfigError("precision.kind", formats.kind, WHOLE_CALLS, remedy)
+    if (mode := config.trainer.compile_mode) != "default":
+        problem = (
+            "doesn't work with several losses: it uses CUDA graphs, in which a second call of a part of the model "
+            "overwrites the result of the first"
+        )
+        raise ConfigError("trainer.compile_mode", mode, problem, "set it to default")
+    if config.parallel.kind == "data_parallel":
+        raise ConfigError("parallel.kind", "data_parallel", WHOLE_CALLS, "use parallel=ddp")

@@ -1,8 +1,9 @@
-"""Compose Hydra's groups and overrides into one checked `Config`."""
+"""Compose Hydra's groups and overrides into the checked configuration of a training, a program or a sweep."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import pickle
 import re
@@ -20,21 +21,39 @@ from hydra.core.utils import setup_globals
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from hpctrain.config import schema
 from hpctrain.config.checks import check
+from hpctrain.config.cluster import fill_from_sbatch_variables
 from hpctrain.config.explain import Explainer, unreadable
-from hpctrain.config.folders import conf_dir, own_folders
-from hpctrain.config.group_options import GroupOptions
-from hpctrain.config.multiple_values import require_single_value, with_first_value
-from hpctrain.config.override_texts import TextKeepingParser, as_texts
-from hpctrain.config.overrides import MISTAKES, apply_override, keys_of, open_overrides
-from hpctrain.config.root import Config, with_absolute_init
-from hpctrain.config.run_config import RunConfig
-from hpctrain.config.sbatch_variables import fill_from_sbatch_variables
-from hpctrain.config.schema import PROGRAM_KEYS, SWEEP_GROUP
-from hpctrain.config.stored import to_config
+from hpctrain.config.overrides import (
+    MISTAKES,
+    GroupOptions,
+    TextKeepingParser,
+    apply_override,
+    as_texts,
+    has_differing_text,
+    keys_of,
+    open_overrides,
+    require_single_value,
+    value_as_typed,
+    with_first_value,
+)
+from hpctrain.config.paths import conf_dir, own_folders
+from hpctrain.config.program import USAGE, default_name
+from hpctrain.config.root import (
+    GROUPS,
+    PROGRAM_KEYS,
+    SWEEP_GROUP,
+    TRAINING_KEYS,
+    Config,
+    ProgramConfig,
+    RunConfig,
+    register,
+    with_absolute_init,
+)
+from hpctrain.config.stored import differing_texts, to_config, to_program
+from hpctrain.config.sweep import KINDS, Sweep
 from hpctrain.errors import ConfigError
-from hpctrain.phrases import scaled
+from hpctrain.phrases import either, scaled
 
 PRIMARY = "train"
 
@@ -71,7 +90,7 @@ class Composer:
     def __init__(self, config_dir: str | None = None, folder: Path | None = None) -> None:
         self.config_dir = config_dir
         hydra.version.setbase("1.3")  # as `@hydra.main(version_base="1.3")` does
-        schema.register()
+        register()
         named, here = own_folders(config_dir, folder)
         search_path = create_config_search_path(str(conf_dir()))
         if named is not None:
@@ -278,7 +297,117 @@ def _schema_keys(text: str) -> set[str]:
     group, kind = (re.search(pattern, text) for pattern in (r"full_key: (\w+)\.", r"object_type=(\w+)"))
     if group is None or kind is None:
         return set()
-    schemas = list(schema.GROUPS.get(group[1], {}).values())
+    schemas = list(GROUPS.get(group[1], {}).values())
     # keys of cluster=slurm are suggested for any cluster; the next message then asks for cluster=slurm
     meant = schemas if group[1] == "cluster" else [one for one in schemas if one.__name__ == kind[1]]
     return {key for one in meant for key in keys_of(OmegaConf.structured(one), group[1])}
+
+
+class ProgramComposer(Composer):
+    """Composes `ProgramConfig` from ``conf/program.yaml``; see `Composer`.
+
+    Args:
+        command: the program and its arguments.
+        config_dir: the folder of `--config-dir`; None for none.
+
+    Raises:
+        ConfigError: the folder doesn't exist, or there is no command.
+    """
+
+    primary = "program"
+    foreign = TRAINING_KEYS
+
+    def __init__(self, command: Sequence[str], config_dir: str | None = None, folder: Path | None = None) -> None:
+        if not command or not command[0].strip():
+            raise ConfigError("run.command", " ".join(command), "there is no program to run", USAGE)
+        super().__init__(config_dir, folder)
+        self.command = list(command)
+
+    def compose_program(self, overrides: Sequence[str]) -> ProgramConfig:
+        """Compose and check the configuration for these overrides.
+
+        Raises:
+            ConfigError: an override, a value or a combination of values is invalid.
+        """
+        self.refuse_foreign(overrides)
+        with self.explaining(overrides):
+            config = to_program(self._raw(overrides), self.command)
+            if any(map(has_differing_text, self.parse(overrides))):
+                typed = self._raw(overrides, as_typed=True)
+                config.run.args_as_typed = differing_texts(config, typed)
+                # variables may refer to args
+                config.cluster.env = to_program(typed, self.command).cluster.env
+        check(config)
+        return config
+
+    def compose_run(self, overrides: Sequence[str]) -> ProgramConfig:
+        """As `compose_program`."""
+        return self.compose_program(overrides)
+
+    def _default_name(self, task: str, node: DictConfig) -> str:  # noqa: ARG002 - a training is named after its task
+        return default_name(self.command)
+
+    def _foreign_key(self, key: str, value: str) -> ConfigError:
+        problem = "belongs to hpctrain's own training, not to a program's run"
+        name = key.rpartition(".")[2]
+        remedy = f"pass it to the program after --; to sweep over it, add args.{name}={value} and write {{args.{name}}}"
+        return ConfigError(key, value, problem, remedy)
+
+
+GRID = "; the values of a grid decide how many runs it has"
+
+
+class SweepComposer(Composer):
+    """Composes the group `sweep` from ``conf/sweep.yaml``; see `Composer`."""
+
+    primary = "sweep"
+    foreign = frozenset()
+    sweeps = False
+
+    def compose_sweep(self, overrides: Sequence[str]) -> Sweep:
+        """Compose and check the keys of the sweep.
+
+        Args:
+            overrides: those of `sweep` alone, as typed.
+
+        Raises:
+            ConfigError: an option, a key or a value is invalid.
+        """
+        parsed = self.parse(overrides)
+        chosen = [str(one.value()) for one in parsed if one.key_or_group == SWEEP_GROUP]
+        for override in parsed:
+            if override.get_key_element() != override.key_or_group:
+                word, _, value = str(override.input_line).partition("=")
+                raise ConfigError(word, value, "must not begin with + or ~", f"write {SWEEP_GROUP}.KEY=VALUE")
+            _refuse_key_of_others(override, chosen[-1] if chosen else "grid")
+        with self.explaining(overrides):
+            sweep = OmegaConf.to_object(self._raw(overrides)[SWEEP_GROUP])
+        assert isinstance(sweep, Sweep)
+        return sweep
+
+    def _fill_in(self, node: DictConfig, task: str) -> None:
+        """The keys of a sweep have no such defaults."""
+
+
+def split_sweep(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split a command's overrides into those of the sweep and those of its runs."""
+    own = [override for override in overrides if is_of_sweep(override)]
+    return own, [override for override in overrides if not is_of_sweep(override)]
+
+
+def is_of_sweep(override: str) -> bool:
+    """Whether an override as typed is of the group `sweep`."""
+    return override.lstrip("+~").partition("=")[0].partition(".")[0] == SWEEP_GROUP
+
+
+def kinds_with(name: str) -> list[str]:
+    """Return the kinds of sweeps that have a key, named without `sweep.`; all of them for a common key."""
+    return [kind for kind, schema in KINDS.items() if name in {field.name for field in dataclasses.fields(schema)}]
+
+
+def _refuse_key_of_others(override: Override, chosen: str) -> None:
+    owners = kinds_with(override.key_or_group.removeprefix(f"{SWEEP_GROUP}."))
+    if owners and chosen in KINDS and chosen not in owners:
+        grid_counts = chosen == "grid" and override.key_or_group.endswith(".num_runs")
+        problem = f"exists only with {SWEEP_GROUP}={either(owners)}{GRID if grid_counts else ''}"
+        raise ConfigError(override.key_or_group, value_as_typed(override), problem, f"add {SWEEP_GROUP}={owners[0]}")

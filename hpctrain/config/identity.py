@@ -8,8 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from hpctrain.config.root import Config
-from hpctrain.config.run_config import RunConfig
+from hpctrain.config.root import Config, RunConfig
 
 DECIDES_THE_WEIGHTS = (
     "seed",

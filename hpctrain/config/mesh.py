@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import math
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 
+from hpctrain.config.main_module import is_own
+from hpctrain.config.named_optimizers import losses_of, named_optimizers
+from hpctrain.config.optimizer import entries_of
 from hpctrain.config.parallel import Parallel
+from hpctrain.config.precision import FORMATS
+from hpctrain.config.root import Config
+from hpctrain.config.source import Chain, ModuleSource, UnknownError, bindings, class_chain, qualified_name, syntax_tree
+from hpctrain.config.task_checks import TASK
 from hpctrain.errors import ConfigError
-from hpctrain.phrases import all_of, counted
+from hpctrain.phrases import all_of, counted, page
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,3 +184,206 @@ def keeps_gradients_whole(parallel: Parallel, shape: MeshShape) -> bool:
         shape: of the mesh.
     """
     return parallel.keep_gradients_whole or (shape.shard == 1 and not parallel.cpu_offload)
+
+
+REFUSED: tuple[tuple[str, Callable[[object], bool], str, str], ...] = (
+    *(
+        (
+            "precision.kind",
+            partial(operator.eq, formats.kind),
+            "keeps a half copy next to the fp32 weights, as parallel=mesh does by itself",
+            f"use precision={formats.by_autocast}",
+        )
+        for formats in FORMATS.values()
+        if formats.copy
+    ),
+    ("trainer.channels_last", bool, "reorders weights, which parallel=mesh cuts into shards", "set it to false"),
+    (
+        "trainer.compile_mode",
+        lambda mode: mode != "default",
+        "uses CUDA graphs, in which the weights that parallel=mesh gathers have no fixed place",
+        "set it to default",
+    ),
+    (
+        "cluster.gpus_per_process",
+        lambda number: number != 1,
+        "spreads a model over the GPUs of a process, and parallel=mesh has one GPU per process",
+        "set it to 1",
+    ),
+    (
+        "checkpoint.safetensors",
+        bool,
+        "needs the whole model in one process, which parallel=mesh avoids",
+        "set it to false, and use `python -m hpctrain export RUN` afterwards",
+    ),
+)
+"""Key, the values that don't work with a mesh, why, and what to do instead."""
+GPT = "hpctrain.models.gpt.GPT"
+MUON = "torch.optim.Muon"
+ANSWERS_FOR_OTHERS = ("__getattr__", "__getattribute__")
+
+
+@dataclass(frozen=True, slots=True)
+class PlanKind:
+    """A kind of plan that a task or a model may have.
+
+    Attributes:
+        method: the method that returns it.
+        key: the key of the degree that requires it.
+        sequential: whether an `nn.Sequential` needs no plan.
+    """
+
+    method: str
+    key: str
+    sequential: bool = False
+
+    def missing(self, degree: int, *, model: str, task: str) -> ConfigError:
+        """Return the error for a model that has to be divided, and has no such plan.
+
+        Args:
+            degree: that requires it.
+            model: its class.
+            task: its class.
+        """
+        problem = f"neither {model} nor {task} has a plan"
+        if self.sequential:
+            problem = f"{model} isn't an nn.Sequential, and neither it nor {task} has a plan"
+        remedy = f"define {self.method} in one of them ({page('how_to/large_models.md')}), or use parallel=fsdp"
+        return ConfigError(self.key, degree, problem, remedy)
+
+
+TENSOR_PARALLEL = PlanKind("tensor_parallel_plan", "parallel.tensor_degree")
+PIPELINE = PlanKind("pipeline_plan", "parallel.pipeline_degree", sequential=True)
+
+
+def check_mesh(config: Config, mesh: MeshShape | None) -> None:
+    """Check the mesh of a training, if it has one.
+
+    Args:
+        config: of the training.
+        mesh: of its ranks; None without one.
+
+    Raises:
+        ConfigError: a key doesn't work with a mesh, or with this one.
+    """
+    if mesh is None:
+        return
+    _check_stages(config.parallel, mesh.pipeline)
+    if config.parallel.cpu_offload and mesh.num_ranks == 1:
+        problem = "has no effect with 1 rank, which shards nothing"
+        raise ConfigError("parallel.cpu_offload", True, problem, "use 2 ranks or more, or leave it out")
+    for key, is_refused, problem, remedy in REFUSED:
+        value = operator.attrgetter(key)(config)
+        if is_refused(value):
+            raise ConfigError(key, value, problem, remedy)
+    if "average_weights" in config.callbacks:
+        problem = "averages whole weights on one rank, which parallel=mesh avoids"
+        raise ConfigError("callbacks.average_weights", "...", problem, "use trainer.ema_decay")
+    optimizers = named_optimizers(config.optimizer)
+    if len(losses_of(optimizers)) > 1:
+        problem = "doesn't work with several losses: gradients are computed for all weights that a mesh gathers"
+        raise ConfigError("parallel.kind", "mesh", problem, "use parallel=ddp")
+    if mesh.pipeline > 1:
+        if "log_weights" in config.callbacks:
+            problem = "logs weights on rank zero, which has only the last stage of a pipeline"
+            raise ConfigError("callbacks.log_weights", "...", problem, "leave it out")
+        _require_plan(config, PIPELINE, mesh.pipeline)
+    if mesh.tensor > 1:
+        _check_tensor_parallel(config, mesh.tensor)
+    for each in optimizers:
+        for entry in entries_of(each.key, each.node):
+            problem = "doesn't work with parallel=mesh: what is trained is fixed once the model is sharded"
+            entry.refuse_unfreezing(problem, "leave it out, or use parallel=ddp")
+
+
+def _check_stages(parallel: Parallel, degree: int) -> None:
+    """Refuse keys of a pipeline without one, and another number of stages than it has."""
+    num_stages = degree * parallel.stages_per_rank
+    keys: tuple[tuple[str, object, bool], ...] = (
+        ("parallel.stages_per_rank", parallel.stages_per_rank, parallel.stages_per_rank > 1),
+        ("parallel.stages", parallel.stages, bool(parallel.stages)),
+    )
+    for key, value, is_set in keys:
+        if degree == 1 and is_set:
+            problem = "has no effect with parallel.pipeline_degree=1"
+            raise ConfigError(key, value, problem, "leave it out, or use parallel=pp with several ranks")
+    if parallel.stages and len(parallel.stages) != num_stages - 1:
+        stages = f"parallel.pipeline_degree={degree} with parallel.stages_per_rank={parallel.stages_per_rank}"
+        problem = f"begins {counted(len(parallel.stages) + 1, 'stage')}, and {stages} has {num_stages}"
+        remedy = f"name the {num_stages - 1} modules with which the second stage and each further one begins"
+        raise ConfigError("parallel.stages", parallel.stages, problem, remedy)
+
+
+def _check_tensor_parallel(config: Config, degree: int) -> None:
+    """Refuse what doesn't work if several ranks compute each layer together."""
+    for each in named_optimizers(config.optimizer):
+        if (target := each.node["_target_"]) == MUON:
+            problem = "needs whole matrices, and with parallel.tensor_degree above 1 a rank holds parts of them"
+            raise ConfigError(f"{each.key}._target_", target, problem, "use optimizer=adamw, or parallel=fsdp")
+    model = config.model
+    if model["_target_"] == GPT and model["num_heads"] % degree:
+        problem = f"doesn't divide model.num_heads={model['num_heads']}"
+        fitting = [str(number) for number in range(1, degree + 1) if model["num_heads"] % number == 0]
+        raise ConfigError("parallel.tensor_degree", degree, problem, f"use one of {', '.join(fitting)}")
+    _require_plan(config, TENSOR_PARALLEL, degree)
+
+
+def _require_plan(config: Config, kind: PlanKind, degree: int) -> None:
+    """Refuse to divide a model if its source and that of the task show that neither has a plan.
+
+    A plan that another module gives to one of their classes isn't seen. The ranks check the objects themselves.
+    """
+    task, model = str(config.task["_target_"]), config.model["_target_"]
+    if is_own(task) or (model is not None and is_own(model)):
+        return
+    try:
+        chain = class_chain(task)
+        built = str(model) if model is not None else _built_by(chain)
+        module, _, name = built.rpartition(".")
+        # none of torch's own classes has a plan; a function of torch.nn may return any model
+        is_torchs = module in ("torch.nn", "torch.nn.modules") and name[:1].isupper()
+        classes = [*chain, *([] if is_torchs else class_chain(built))]
+        own = [(source, one) for source, one in classes if (source.name, one.name) != TASK]
+        names = {one.name for _, one in own}
+        needs_none = kind.sequential and is_torchs and name == "Sequential"
+        is_certain = not needs_none and not any(_may_have_plan(kind, source, node, names) for source, node in own)
+    except (UnknownError, SyntaxError, OSError):
+        return
+    if is_certain:
+        raise kind.missing(degree, model=name, task=task.rpartition(".")[2])
+
+
+def _built_by(chain: Chain) -> str:
+    """Return the import path of the class that a task's `build_model` returns, if it consists of that call.
+
+    Raises:
+        UnknownError: it does more, or it isn't the task's own.
+    """
+    for source, one in chain:
+        found = [statement for name, statement in bindings(one.body) if name == "build_model"]
+        if not found:
+            continue
+        method = found[0]
+        if len(found) > 1 or not isinstance(method, ast.FunctionDef) or method.decorator_list:
+            raise UnknownError
+        body = method.body[1:] if ast.get_docstring(method) is not None else method.body
+        returned = body[0].value if len(body) == 1 and isinstance(body[0], ast.Return) else None
+        name = qualified_name(source, returned.func) if isinstance(returned, ast.Call) else ""
+        if "." not in name:
+            raise UnknownError
+        return name
+    raise UnknownError
+
+
+def _may_have_plan(kind: PlanKind, source: ModuleSource, node: ast.ClassDef, names: Collection[str]) -> bool:
+    """Whether a class may have a plan, or its module may give one to a class of these names."""
+    if source.path is None or any(name in ANSWERS_FOR_OTHERS for name, _ in bindings(node.body)):
+        return True
+    text = source.path.read_bytes()
+    if kind.method.encode() in text:
+        return True
+    nodes = list(ast.walk(syntax_tree(text, source.path)))
+    called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+    bases = {id(base) for node in nodes if isinstance(node, ast.ClassDef) for base in node.bases}
+    used = {node.id for node in nodes if isinstance(node, ast.Name) and id(node) not in called | bases}
+    return not used.isdisjoint(names)

@@ -6,12 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from hpctrain.config import require
-from hpctrain.config.optimizer import PAIR, Handling
-from hpctrain.config.parameter_groups import patterns
+from hpctrain.config.optimizer import PAIR, Handling, patterns
 from hpctrain.errors import ConfigError
 from hpctrain.phrases import listed, page
 
@@ -62,6 +58,8 @@ class NamedOptimizers(require.Checked):
 
 SHARED_KEYS = ("lr", "weight_decay", "betas")
 """Arguments that optimizers share unless they have their own, so that a task's recipe suits any optimizer."""
+OF_UPDATES = ("ndim", "loss", "every_steps", "clip_grad_norm", "clip_grad_value")
+"""Keys of an entry that a `NamedOptimizer` has as they are."""
 NAMED_KEYS = tuple(item.name for item in fields(Named) if item.name != "_target_")
 """Keys of an entry that hpctrain handles itself."""
 
@@ -145,19 +143,22 @@ def _entry(name: str, entry: object, shared: Mapping[str, Any]) -> NamedOptimize
         raise ConfigError(key, "...", "is not usable as a name", "use letters, digits and _")
     if not isinstance(entry, Mapping):
         raise ConfigError(key, entry, "is not a group of keys", f"write {key}._target_=module.Class")
-    values = _typed(key, {name: value for name, value in entry.items() if name in NAMED_KEYS})
-    match = None if values.match is None else patterns(f"{key}.match", values.match)
-    exclude = () if values.exclude is None else patterns(f"{key}.exclude", values.exclude)
+    # OmegaConf's schemas can't express the several types of the others
+    keys = {name for name in NAMED_KEYS if name not in ("groups", "match", "exclude", "schedule")}
+    typed = {name: value for name, value in entry.items() if name in keys}
+    values, schedule = require.typed(Named, key, typed, _target_=""), entry.get("schedule")
+    match = None if entry.get("match") is None else patterns(f"{key}.match", entry["match"])
+    exclude = () if entry.get("exclude") is None else patterns(f"{key}.exclude", entry["exclude"])
     if match is None:
         for only in ("exclude", "ndim"):
-            if getattr(values, only) is not None:
+            if entry.get(only) is not None:
                 problem = "narrows match, which isn't set"
-                raise ConfigError(f"{key}.{only}", getattr(values, only), problem, f'add {key}.match="*"')
+                raise ConfigError(f"{key}.{only}", entry[only], problem, f'add {key}.match="*"')
     if not values.loss.isidentifier():
         raise ConfigError(f"{key}.loss", values.loss, "is not the name of a method", "name a method of the task")
-    if values.schedule is not None and not isinstance(values.schedule, Mapping):
-        remedy = f"write {key}.schedule={{kind: {values.schedule}}}"
-        raise ConfigError(f"{key}.schedule", values.schedule, "is not a group of keys", remedy)
+    if schedule is not None and not isinstance(schedule, Mapping):
+        remedy = f"write {key}.schedule={{kind: {schedule}}}"
+        raise ConfigError(f"{key}.schedule", schedule, "is not a group of keys", remedy)
     return NamedOptimizer(
         name=name,
         key=key,
@@ -165,39 +166,9 @@ def _entry(name: str, entry: object, shared: Mapping[str, Any]) -> NamedOptimize
         shared={key: value for key, value in shared.items() if key not in entry},
         match=match,
         exclude=exclude,
-        ndim=values.ndim,
-        loss=values.loss,
-        every_steps=values.every_steps,
-        schedule=values.schedule,
-        clip_grad_norm=values.clip_grad_norm,
-        clip_grad_value=values.clip_grad_value,
+        schedule=schedule,
+        **{name: getattr(values, name) for name in OF_UPDATES},
     )
-
-
-def _typed(key: str, values: Mapping[str, Any]) -> Named:
-    """Convert and check hpctrain's own keys of an entry."""
-    # of several types each, which OmegaConf's schemas can't express
-    plain = {"groups": values.get("groups") or []}
-    for name in ("match", "exclude", "schedule"):
-        plain[name] = values.get(name)
-    rest = {name: value for name, value in values.items() if name not in plain}
-    try:
-        made = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Named(_target_="")), rest))
-    except ConfigError as error:
-        full_key = f"{key}.{error.key.partition('.')[2]}"
-        remedy = error.remedy.replace(error.key, full_key)
-        raise ConfigError(full_key, error.value, error.problem, remedy) from None
-    except (OmegaConfBaseException, OverflowError) as error:
-        # OmegaConf names the key of an error of its own only
-        too_large = (
-            name for name, value in rest.items() if isinstance(value, int) and abs(value) > require.MAX_INTEGER
-        )
-        name = str(getattr(error, "full_key", None) or next(too_large, ""))
-        raise require.wrong_type(Named, name, f"{key}.{name}", values.get(name)) from error
-    assert isinstance(made, Named)
-    for name, value in plain.items():
-        setattr(made, name, value)
-    return made
 
 
 def _check_together(optimizers: Sequence[NamedOptimizer]) -> None:

@@ -9,8 +9,7 @@ from typing import Any, get_type_hints
 
 import yaml
 
-from hpctrain.config.root import Config
-from hpctrain.config.schema import GROUPS, LIST_GROUPS
+from hpctrain.config.root import GROUPS, LIST_GROUPS, Config
 
 MAX_BASES = 8
 """Options that extend one another; more are probably a circle."""

@@ -156,3 +156,13 @@ def _value(block: str, key: str) -> Any:
 def is_program(path: Path) -> bool:
     """Whether a ``config.yaml`` is that of a program's run; False if it can't be read."""
     return "run" in read_plain_config(path)
+
+
+MAY_BE_SECRET = ("cluster.env", "cluster.container.env", "cluster.setup", "notify.command")
+"""Keys that, with those below them, are neither sent to services nor shown in reports."""
+
+
+def may_be_secret(key: str) -> bool:
+    """Return whether a key is one of them, however many plus signs precede it."""
+    key = key.lstrip("+")
+    return any(key == name or key.startswith(f"{name}.") for name in MAY_BE_SECRET)

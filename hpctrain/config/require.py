@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from types import NoneType, UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from hpctrain.errors import ConfigError
 from hpctrain.phrases import page
@@ -15,6 +15,8 @@ from hpctrain.phrases import page
 Check = Callable[[str, Any], None]
 """Takes the full key and its value, which is never None; raises a ConfigError with both and a remedy."""
 
+
+Schema = TypeVar("Schema")
 
 MAX_INTEGER = 2**63 - 1
 """Largest number that tensors, NumPy's arrays and SLURM's records can hold."""
@@ -89,6 +91,35 @@ def wrong_type(schema: type, name: str, key: str, value: object) -> ConfigError:
     known = [TYPES[found] for one in types if (found := get_origin(one) or one) in TYPES]
     problem = f"must be {' or '.join(known)}" if known else "has the wrong type"
     return ConfigError(key, repr(value), problem, REFERENCE)
+
+
+def typed(schema: type[Schema], key: str, values: Mapping[str, Any], **required: object) -> Schema:
+    """Convert and check keys that belong to a schema's class and stand elsewhere than its own group.
+
+    Args:
+        schema: a dataclass.
+        key: full name of the node that has them.
+        values: by the names of the schema's fields.
+        required: values of fields without a default.
+
+    Raises:
+        ConfigError: a value is wrong; names its key in the node.
+    """
+    from omegaconf import OmegaConf  # slow to import, and the events of conf/notify are read without it
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        made = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema(**required)), dict(values)))
+    except ConfigError as error:
+        own = re.compile(rf"(?<![\w.]){error.key.partition('.')[0]}\.")
+        named, problem, remedy = (own.sub(f"{key}.", text) for text in (error.key, error.problem, error.remedy))
+        raise ConfigError(named, error.value, problem, remedy) from None
+    except (OmegaConfBaseException, OverflowError) as error:
+        large = (name for name, value in values.items() if isinstance(value, int) and abs(value) > MAX_INTEGER)
+        name = str(getattr(error, "full_key", None) or next(large, "")).partition("[")[0]
+        raise wrong_type(schema, name, f"{key}.{name}", values.get(name)) from error
+    assert isinstance(made, schema)
+    return made
 
 
 # resolving the annotations takes longer than the checks, and a sweep checks every run
@@ -172,3 +203,37 @@ def each(check: Check) -> Check:
             check(key, item)
 
     return check_items
+
+
+BY_LAUNCHER = "remove it: the launcher sets it"
+OWN_VARIABLES = {
+    "MASTER_PORT": "set cluster.master_port",
+    "MASTER_ADDR": "set parallel.init_method=tcp://HOST:PORT",
+    r"(GROUP_|ROLE_|LOCAL_)?(RANK|WORLD_SIZE)|NODE_RANK|ROLE_NAME": "remove it: each rank has its own",
+    "HPCTRAIN_(CLAIM|LOGGED|STORE|PARENT|TERMINAL|CODE|VERSION)": "remove it: each attempt has its own",
+    "HPCTRAIN_(ATTEMPT|RUN_DIR|CHECKPOINT_DIR|SUBMIT_DIR|SESSION|DEADLINE|STOP_SIGNAL)": "remove it: programs get it",
+    r"(SLURM|SLURMD|SBATCH|SRUN|SALLOC)_\w+": "use cluster.srun_args or cluster.sbatch for options of SLURM",
+    r"(TORCHELASTIC|SUBMITIT|PMI2?|JSM|PALS|MPISPAWN|OMPI_COMM_WORLD|(MV2|MVP)_COMM_WORLD)_\w+": BY_LAUNCHER,
+    r"PMIX_(RANK|NAMESPACE)|MPI_LOCAL(RANKID|NRANKS)|FLUX_(TASK_RANK|TASK_LOCAL_ID|JOB_SIZE|JOB_NNODES)": BY_LAUNCHER,
+}
+"""Patterns of variables that hpctrain, SLURM or another launcher sets for each rank, and what to do instead."""
+
+
+def check_variables(key: str, variables: Mapping[str, object]) -> None:
+    """Refuse names that aren't variable names or that hpctrain sets, and values that aren't single lines.
+
+    Raises:
+        ConfigError: the first such variable.
+    """
+    for name, value in variables.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise ConfigError(f"{key}.{name}", value, "is not a variable name", "use letters, digits and _")
+        if not isinstance(value, str):
+            raise ConfigError(f"{key}.{name}", value, "is not a string", f"write {key}.{name}=VALUE")
+        if name == "HPCTRAIN_SECRET":
+            problem = "would be in config.yaml, which others may read"
+            raise ConfigError(f"{key}.{name}", "***", problem, "export it where you start the ranks")
+        for pattern, remedy in OWN_VARIABLES.items():
+            if re.fullmatch(pattern, name):
+                raise ConfigError(f"{key}.{name}", value, "is set by hpctrain or the launcher", remedy)
+        single_line(f"{key}.{name}", value)

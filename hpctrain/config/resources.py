@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpctrain.config.cluster import Slurm
-from hpctrain.config.program import ProgramConfig
-from hpctrain.config.root import Config
-from hpctrain.config.run_config import RunConfig
+from hpctrain.config.root import Config, ProgramConfig, RunConfig
 from hpctrain.config.visible_gpus import installed_build, visible_gpus
 from hpctrain.errors import ConfigError
 from hpctrain.phrases import counted
+
+SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
+"""The variable by which newer versions of NCCL let ranks share a GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,3 +112,31 @@ def resources_of(config: RunConfig, environ: Mapping[str, str] = os.environ) -> 
         gpus_per_node=gpus,
         cpus_per_process=cluster.cpus_per_process,
     )
+
+
+def require_gpu_for_each_rank(config: Config, resources: Resources, environ: Mapping[str, str]) -> None:
+    """Refuse more ranks than GPUs on a node, unless gloo connects them.
+
+    Args:
+        config: of a training.
+        resources: that it requests.
+        environ: of this process.
+
+    Raises:
+        ConfigError: NCCL would find two ranks on one GPU.
+    """
+    processes, gpus = resources.processes_per_node, resources.gpus_per_node
+    if not gpus or processes == 1 or config.parallel.backend == "gloo":
+        return
+    if {**environ, **config.cluster.env}.get(SHARING):
+        return
+    each = config.cluster.gpus_per_process
+    if processes * each <= gpus:
+        return
+    problem = (
+        f"{processes} processes with {counted(each, 'GPU')} each need {processes * each} GPUs per node, but a node has "
+        f"{gpus}, and with NCCL no two ranks may share a GPU"
+    )
+    fitting = gpus // each
+    remedy = f"set it to {fitting}, or add parallel.backend=gloo" if fitting else "set cluster.gpus_per_process=1"
+    raise ConfigError("cluster.processes_per_node", processes, problem, remedy)

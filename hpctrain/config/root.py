@@ -1,20 +1,83 @@
-"""The configuration of a run: ``conf/train.yaml``."""
+"""The schema of all keys, registered with Hydra as ``base_NAME``, which the files of ``conf/`` extend."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import re
+from dataclasses import dataclass, field, is_dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
-from hpctrain.config import require
+from omegaconf import OmegaConf
+
+from hpctrain.config import callbacks, cluster, model, named_optimizers, optimizer, require, schedule, sweep, task
 from hpctrain.config.checkpoint import Checkpoint
+from hpctrain.config.cluster import MAX_NODES, Cluster
+from hpctrain.config.code import Code
 from hpctrain.config.data import Data
+from hpctrain.config.health import Health
 from hpctrain.config.logger import Logger
+from hpctrain.config.notify import Notify
 from hpctrain.config.parallel import Parallel
 from hpctrain.config.precision import Precision
-from hpctrain.config.run_config import RunConfig
+from hpctrain.config.resume import Resume
+from hpctrain.config.run import ProgramRun
 from hpctrain.config.schedule import Schedule
 from hpctrain.config.trainer import Trainer
+
+FOLDER_NAME = require.that(
+    # at most 200: a file system takes 255 bytes, and a job's files add to the name
+    lambda name: re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}", name),
+    "is not usable as a folder name",
+    "use up to 200 letters, digits and any of _ . + -",
+    quoted=True,
+)
+NOT_EMPTY = require.that(str.strip, "is empty", "name a folder, or omit the key", quoted=True)
+A_RUN = require.that(str.strip, "contains an empty name", "name runs: after=RUN,RUN; after=[] for none", quoted=True)
+OWNER_MAY_ALL = require.that(
+    lambda mode: re.fullmatch(r"0?2?7[0-7][0145]", mode),
+    "must be octal, give the owner all permissions, and not let every user of the machine write",
+    "set {key}='0750'",
+)
+
+
+@dataclass(kw_only=True, slots=True)
+class RunConfig(require.Checked):
+    """What launching, supervising and showing a run depends on."""
+
+    prefix = ""
+
+    nodes: Annotated[int, require.at_least(1, at_most=MAX_NODES)] = 1
+    """Number of machines."""
+    name: Annotated[str | None, FOLDER_NAME] = None
+    """Name of the run, in the queue and under runs/; null: the task's name, or the program's."""
+    run_dir: Annotated[str | None, require.single_line, NOT_EMPTY] = None
+    """Run directory, which contains everything about the run; null: runs/NAME/DATE_TIME."""
+    # a text: as a number, YAML 1.1 would read 0750 as 488
+    run_mode: Annotated[str, OWNER_MAY_ALL] = "0750"
+    """Octal permissions of the run directory, of a sweep's directory, and of everything that a run creates in them,
+    whatever the umask; 2770 lets a group share runs."""
+    after: Annotated[list[str], require.each(require.single_line), require.each(A_RUN)] = field(default_factory=list)
+    """Start when these runs have completed: their directories, their names under runs/, or a sweep for all of its runs;
+    after=RUN,RUN needs no brackets, also in a sweep, where every run waits for all of them."""
+    after_failure: Annotated[str, require.one_of("end", "start", "wait")] = "end"
+    """When one of those runs has failed, was cancelled or has stopped: end this run too, start it all the same, or wait
+    until that run has been resumed and has completed."""
+    cluster: Cluster = field(default_factory=Cluster)
+    """Where the ranks run."""
+    code: Code = field(default_factory=Code)
+    """The copy of the code with which the run is made."""
+    health: Health = field(default_factory=Health)
+    """When a run without progress counts as hanging."""
+    notify: Notify = field(default_factory=Notify)
+    """What is started when the state of the run changes."""
+    resume: Resume = field(default_factory=Resume)
+    """What may change when a run is resumed."""
+
+    @property
+    def mode(self) -> int:
+        """Permissions of the run directory."""
+        return int(self.run_mode, 8)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -53,6 +116,16 @@ class Config(RunConfig):
     """What watches the training, by name, in this order."""
 
 
+@dataclass(kw_only=True, slots=True)
+class ProgramConfig(RunConfig):
+    """Keys of `python -m hpctrain run`; those of a training, such as `trainer`, don't exist here."""
+
+    args: dict[str, Any] = field(default_factory=dict)
+    """Values of your own for the command: {args.NAME} stands for the value of args.NAME."""
+    run: ProgramRun = field(default_factory=ProgramRun)
+    """How the program is started and stopped."""
+
+
 def with_absolute_init(config: Config) -> Config:
     """Return the configuration with `init_from` as an absolute path, as it is stored.
 
@@ -61,3 +134,79 @@ def with_absolute_init(config: Config) -> Config:
     if config.init_from is None:
         return config
     return replace(config, init_from=str(Path(config.init_from).absolute()))
+
+
+OPTIONS: dict[str, dict[str, type]] = {
+    "callbacks": {
+        "average_weights": callbacks.AverageWeights,
+        "early_stopping": callbacks.EarlyStopping,
+        "log_images": callbacks.LogImages,
+        "log_text": callbacks.LogText,
+        "log_weights": callbacks.LogWeights,
+    },
+    "cluster": {"local": cluster.Local, "slurm": cluster.Slurm},
+    "task": {
+        "digits": task.Digits,
+        "image_folder": task.ImageFolder,
+        "keras": task.Keras,
+        "text": task.Text,
+        "tokens": task.Tokens,
+    },
+    "model": {"convnet": model.ConvNet, "gpt": model.GPT, "mlp": model.MLP, "resnet": model.ResNet},
+    "optimizer": {
+        "adamw": optimizer.AdamW,
+        "custom": optimizer.Custom,
+        "named": named_optimizers.NamedOptimizers,
+        "sgd": optimizer.SGD,
+    },
+    "schedule": {"schedule": schedule.Schedule, "plateau": schedule.Plateau, "custom": schedule.Custom},
+}
+"""The groups whose options differ in their keys."""
+SWEEP_GROUP = "sweep"
+"""The group that chooses how a sweep finds its runs."""
+LIST_GROUPS = ("callbacks",)
+"""The groups of which several options can be chosen, as a list; the keys of each are below its own name."""
+TRAINING_KEYS = frozenset(get_type_hints(Config)) - frozenset(get_type_hints(RunConfig))
+"""The top-level keys that a training has and a program's run has not."""
+PROGRAM_KEYS = frozenset(get_type_hints(ProgramConfig)) - frozenset(get_type_hints(RunConfig))
+"""The top-level keys that a program's run has and a training has not."""
+_HINTS = get_type_hints(Config) | get_type_hints(ProgramConfig)
+GROUPS: dict[str, dict[str, type]] = {
+    name: OPTIONS.get(name) or {name: _HINTS[name]}
+    # as in the documentation: where it runs, what is trained, and the groups that a reader meets last
+    for name in sorted(_HINTS, key=lambda name: (name != "cluster", name not in TRAINING_KEYS, name in PROGRAM_KEYS))
+    if name in OPTIONS or is_dataclass(_HINTS[name])
+} | {SWEEP_GROUP: dict(sweep.KINDS)}
+"""Dataclasses by group and schema name; the last group is of the command that makes a sweep, and not of its runs."""
+
+
+def register() -> None:
+    """Add all schemas to Hydra's store."""
+    from hydra.core.config_store import ConfigStore  # slow to import, and ranks read their configuration without it
+
+    repo = ConfigStore.instance().repo
+    for name, node in _schemas().items():
+        if isinstance(node, dict):
+            repo.setdefault(name, {}).update(node)
+        else:
+            repo[name] = node
+
+
+@cache  # making them takes a fifth of the time that composing takes
+def _schemas() -> dict[str, Any]:
+    """The schemas as Hydra stores them: by file name, and below the names of the groups."""
+    from hydra.core.config_store import ConfigStore
+
+    root = OmegaConf.structured(Config)
+    root.schedule = None  # a default with a type would refuse the keys of the other types
+    store = object.__new__(ConfigStore)  # calling the class returns the store of the process
+    store.repo = {}
+    store.store(name="base_config", node=root, provider="hpctrain")
+    store.store(name="base_program", node=OmegaConf.structured(ProgramConfig), provider="hpctrain")
+    store.store(name="base_command", node={SWEEP_GROUP: None}, provider="hpctrain")
+    for group, schemas in GROUPS.items():
+        for name, schema in schemas.items():
+            # an entry under its own name, so that several can be chosen
+            node = {name: schema} if group in LIST_GROUPS else schema
+            store.store(group=group, name=f"base_{name}", node=node, provider="hpctrain")
+    return store.repo

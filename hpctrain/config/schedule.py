@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any
 
-from omegaconf import MISSING, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import MISSING
 
 from hpctrain.config import require
 from hpctrain.errors import ConfigError
 
-OF_THE_RUN = re.compile(r"(?<![\w.])schedule\.")
-"""Begins a key of the run's schedule in a message."""
 KINDS = ("constant", "linear", "cosine", "step", "one_cycle", "wsd")
 
 
@@ -118,7 +114,7 @@ def schedule_of(key: str, node: Mapping[str, Any]) -> AnySchedule:
         ConfigError: an unknown key, or an invalid value.
     """
     schema = schema_of(node)
-    if schema is Custom:
+    if issubclass(schema, Custom):
         return node
     known = [item.name for item in fields(schema)]
     for name in node:
@@ -126,15 +122,4 @@ def schedule_of(key: str, node: Mapping[str, Any]) -> AnySchedule:
             near = difflib.get_close_matches(name, known, n=1)
             remedy = f"did you mean {key}.{near[0]}?" if near else f"it has {', '.join(known)}"
             raise ConfigError(f"{key}.{name}", node[name], "is not a known key", remedy)
-    try:
-        made = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), dict(node)))
-    except ConfigError as error:
-        full_key, problem, remedy = (
-            OF_THE_RUN.sub(f"{key}.", text) for text in (error.key, error.problem, error.remedy)
-        )
-        raise ConfigError(full_key, error.value, problem, remedy) from None
-    except OmegaConfBaseException as error:
-        name = str(error.full_key or "").partition("[")[0]
-        raise require.wrong_type(schema, name, f"{key}.{name}", node.get(name)) from error
-    assert isinstance(made, Schedule | Plateau)
-    return made
+    return require.typed(schema, key, node)

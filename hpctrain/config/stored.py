@@ -16,11 +16,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain.config.explain import Explainer, unreadable
 from hpctrain.config.plain_yaml import read_yaml
-from hpctrain.config.program import USAGE, ProgramConfig, default_texts
-from hpctrain.config.root import Config
-from hpctrain.config.run_config import RunConfig
+from hpctrain.config.program import USAGE, default_texts
+from hpctrain.config.root import GROUPS, Config, ProgramConfig, RunConfig
 from hpctrain.config.schedule import Custom, schema_of
-from hpctrain.config.schema import GROUPS
 from hpctrain.errors import ConfigError
 from hpctrain.startup import __version__
 

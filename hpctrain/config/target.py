@@ -8,37 +8,32 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import fields
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from hpctrain.config.given_values import check_given
-from hpctrain.config.hooks import (
-    BASE,
-    HOOKS,
-    half_a_state,
-    not_a_callback,
-    not_a_hook,
-    runs_nothing,
-    wrong_arguments,
-)
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from hpctrain.config import require
 from hpctrain.config.main_module import is_own
-from hpctrain.config.module_source import (
+from hpctrain.config.named_optimizers import NAMED_KEYS, named_optimizers
+from hpctrain.config.optimizer import HANDLING_KEYS, check_option, check_options, entries_of
+from hpctrain.config.root import OPTIONS
+from hpctrain.config.schedule import WarmUp, schedule_of
+from hpctrain.config.source import (
     AbsentError,
+    Chain,
     Definition,
     ModuleSource,
     UnknownError,
     bindings,
-    find_definition,
-    find_module,
+    definition_of,
+    lineage,
+    qualified_name,
 )
-from hpctrain.config.named_optimizers import NAMED_KEYS, named_optimizers
-from hpctrain.config.optimizer import HANDLING_KEYS, check_option
-from hpctrain.config.parameter_groups import check_options, entries_of
-from hpctrain.config.schedule import WarmUp, schedule_of
-from hpctrain.config.schema import OPTIONS
-from hpctrain.config.signature import lineage, signature_of
+from hpctrain.config.task_checks import check_callback
 from hpctrain.errors import ConfigError
 from hpctrain.phrases import listed
 
@@ -117,7 +112,7 @@ def check_optimizer(key: str, node: Mapping[str, Any], *, skipped: Collection[st
 def _check_values(key: str, target: str, options: Mapping[str, Any]) -> None:
     """Check the values of options that are known for the class, or mean the same in any class."""
     if (schema := _schema_of(target, "optimizer")) is not None:
-        check_given(schema, key, options)
+        _check_given(schema, key, options)
     for name, value in options.items():
         check_option(f"{key}.{name}", value, is_of_torch=target.startswith("torch.optim."))
 
@@ -144,29 +139,9 @@ def _check_callback(key: str, node: Any) -> None:
     _check(key, node)
     target = node["_target_"]
     if (schema := _schema_of(target, "callbacks")) is not None:
-        check_given(schema, key, node)
-        return
-    try:
-        source, definition = _find(key, target)
-        if not isinstance(definition, ast.ClassDef):
-            raise not_a_callback(key, target)
-        chain, _ = lineage(source, definition)
-    except (UnknownError, SyntaxError):
-        return  # the ranks check the class itself
-    names = [f"{module.name}.{one.name}" for module, one in chain]
-    if BASE not in names:
-        raise not_a_callback(key, target)
-    bound = [binding for _, one in chain[: names.index(BASE)] for binding in bindings(one.body)]
-    for name, statement in bound:
-        mistake = None
-        if isinstance(statement, ast.FunctionDef):
-            mistake = not_a_hook(key, target, name) or wrong_arguments(key, target, statement)
-        elif isinstance(statement, ast.AsyncFunctionDef) and name in HOOKS and not statement.decorator_list:
-            mistake = runs_nothing(key, target, name, "a coroutine")
-        if mistake is not None:
-            raise mistake
-    if (mistake := half_a_state(key, target, [name for name, _ in bound])) is not None:
-        raise mistake
+        _check_given(schema, key, node)
+    else:
+        check_callback(key, target)
 
 
 def _check(
@@ -204,7 +179,7 @@ def _check(
         remedy = f"add {' '.join(f'+{key}.{name}=VALUE' for name in missing)}"
         raise ConfigError(f"{key}._target_", target, problem, remedy)
     if (schema := _schema_of(target)) is not None:
-        check_given(schema, key, given)
+        _check_given(schema, key, given)
     return None if signature.takes_any else list(known)
 
 
@@ -232,29 +207,19 @@ def _shipped(node: Mapping[str, Any]) -> type | None:
 
 
 def _find(key: str, target: str) -> tuple[ModuleSource, Definition]:
-    module, _, _ = target.rpartition(".")
     try:
-        found = find_module(module)
-        if found is None:
-            raise _module_not_found(key, target)
-        source, rest = found
-        name, *inner = [*rest, target.rpartition(".")[2]]
-        source, defined = find_definition(source, name)
-        if inner:
-            raise UnknownError
-        return source, defined
+        return definition_of(target)
     except AbsentError as error:
+        if not error.module:
+            raise _module_not_found(key, target) from error
         near = difflib.get_close_matches(error.name, error.known, n=1)
         corrected = target.replace(f"{error.module}.{error.name}", f"{error.module}.{near[0]}", 1) if near else ""
-        remedy = f"did you mean {corrected}?" if near else f"it has {listed(_public(error.known)) or 'no names'}"
+        public = sorted(name for name in error.known if not name.startswith("_"))
+        remedy = f"did you mean {corrected}?" if near else f"it has {listed(public) or 'no names'}"
         raise ConfigError(f"{key}._target_", target, str(error), remedy) from error
     except SyntaxError as error:
         problem = f"{error.filename}, line {error.lineno}, is not valid Python: {error.msg}"
         raise ConfigError(f"{key}._target_", target, problem, "correct the file") from error
-
-
-def _public(names: Iterable[str]) -> list[str]:
-    return sorted(name for name in names if not name.startswith("_"))
 
 
 def _module_not_found(key: str, target: str) -> ConfigError:
@@ -271,3 +236,118 @@ def _module_not_found(key: str, target: str) -> ConfigError:
         f"did you mean {near[0]}.{rest}?" if near else "run the command in the folder that contains it, or install it"
     )
     return ConfigError(f"{key}._target_", target, problem, remedy)
+
+
+def _check_given(schema: type, key: str, given: Mapping[str, Any]) -> None:
+    """Check values that a file of one's own gives to some of a schema's fields: their types, and as `Checked` does.
+
+    Args:
+        schema: a dataclass.
+        key: full name of the node that has them.
+        given: by name; others than the schema's are ignored.
+
+    Raises:
+        ConfigError: a value is wrong; names its key in the node.
+    """
+    typed = OmegaConf.structured(schema)
+    for name, checks in require.checks_of(schema).items():
+        if name not in given:
+            continue
+        try:
+            typed[name] = given[name]
+            # the class gets the value as it was written, and not as OmegaConf converts it
+            is_converted = typed[name] != given[name]
+        # a number of hundreds of digits overflows
+        except (OmegaConfBaseException, OverflowError) as error:
+            raise require.wrong_type(schema, name, f"{key}.{name}", given[name]) from error
+        # a text that OmegaConf converts is no number, so the checks of numbers would fail on it
+        if not (is_converted and isinstance(given[name], str)):
+            require.check_one(f"{key}.{name}", given[name], checks)
+        if is_converted:
+            raise require.wrong_type(schema, name, f"{key}.{name}", given[name])
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """The arguments of a call by name.
+
+    Attributes:
+        arguments: whether each is optional, by name and in order.
+        takes_any: whether arguments of other names are accepted as well.
+    """
+
+    arguments: Mapping[str, bool]
+    takes_any: bool = False
+
+
+def signature_of(source: ModuleSource, definition: Definition) -> Signature:
+    """Return the arguments of a function, or of a class's constructor, which may be inherited.
+
+    Args:
+        source: the module that defines it.
+        definition: found in that module.
+
+    Raises:
+        UnknownError: they can't be derived from the source alone.
+    """
+    if isinstance(definition, ast.FunctionDef):
+        return _of_function(definition)
+    bases, required = lineage(source, definition)
+    for number, (_, node) in enumerate(bases):
+        own = [each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
+        if own:
+            return _of_function(own[0], method=True)
+        if _generates_constructor(node):
+            return _of_fields(bases[number:])
+    return Signature(dict.fromkeys(required, False))
+
+
+def _of_function(node: ast.FunctionDef, *, method: bool = False) -> Signature:
+    arguments = node.args
+    if node.decorator_list or (method and not (arguments.posonlyargs or arguments.args)):
+        raise UnknownError
+    names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
+    optional = len(names) - len(arguments.defaults)
+    known = {name: number >= optional for number, name in enumerate(names)}
+    known |= {
+        argument.arg: default is not None
+        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    }
+    if len(arguments.posonlyargs) > method:
+        raise UnknownError  # no key can give these
+    return Signature(dict(list(known.items())[method:]), takes_any=arguments.kwarg is not None)
+
+
+def _generates_constructor(node: ast.ClassDef) -> bool:
+    """Whether `@dataclass` makes the class's constructor; `@dataclass(init=False)` doesn't."""
+    options = {
+        option.arg: ast.unparse(option.value)
+        for decorator in node.decorator_list
+        if isinstance(decorator, ast.Call)
+        for option in decorator.keywords
+    }
+    return bool(node.decorator_list) and options.get("init", "True") == "True"
+
+
+def _of_fields(chain: Chain) -> Signature:
+    """Return the arguments of the constructor that `@dataclass` makes for the first of these classes."""
+    known: dict[str, bool] = {}
+    inherited: set[str] = set()  # @dataclass takes an attribute of a base for the default of a field of its name
+    for source, node in reversed(chain):
+        for statement in node.body if node.decorator_list else ():
+            if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
+                continue
+            name, annotation = statement.target.id, ast.unparse(statement.annotation).strip("'\"")
+            options = _field_options(source, statement.value)
+            if "ClassVar" not in annotation and not annotation.endswith("KW_ONLY") and options.get("init") != "False":
+                known[name] = name in inherited or not options.keys().isdisjoint(("default", "default_factory"))
+        inherited.update(name for name, _ in bindings(node.body))
+    return Signature(known)
+
+
+def _field_options(source: ModuleSource, value: ast.expr | None) -> dict[str, str]:
+    if value is None:
+        return {}
+    if isinstance(value, ast.Call) and qualified_name(source, value.func) == "dataclasses.field":
+        return {option.arg or "": ast.unparse(option.value) for option in value.keywords}
+    return {"default": ""}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import hpctrain
-from hpctrain.phrases import all_of, counted, duration, listed, numbered, page, spreadsheet_text
+from hpctrain.phrases import aligned, all_of, counted, duration, listed, numbered, page, spreadsheet_text
 
 
 @pytest.mark.parametrize(
@@ -81,3 +81,12 @@ def test_duration(seconds, text):
 )
 def test_a_spreadsheet_takes_no_text_for_a_formula(text, shown):
     assert spreadsheet_text(text) == shown
+
+
+def test_columns_are_as_wide_as_their_widest_cell_and_lines_end_with_text():
+    rows = [("", "STEPS", "NOTE"), ("a long name", "9", ""), ("b", "10", "ends early")]
+    assert aligned(rows, right=[1]) == [
+        "             STEPS  NOTE",
+        "a long name      9",
+        "b               10  ends early",
+    ]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpctrain.config.compose import Composer
-from hpctrain.config.compose_sweep import SweepComposer, split_sweep
+from hpctrain.config.compose import Composer, SweepComposer, split_sweep
 from hpctrain.config.sweep import Asha, Grid, Optuna, Random, kind_of
 from hpctrain.errors import ConfigError
 

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from hpctrain.config.compose import Composer
-from hpctrain.config.compose_program import ProgramComposer
-from hpctrain.config.container import Mount
+from hpctrain.config.cluster import Mount
+from hpctrain.config.compose import Composer, ProgramComposer
 from hpctrain.errors import ConfigError
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from hpctrain.cli import main
 from hpctrain.config.compose import Composer
-from hpctrain.config.folders import own_folders
+from hpctrain.config.paths import own_folders
 from hpctrain.errors import ConfigError
 
 SITE = "defaults:\n  - slurm\n  - _self_\npartition: {partition}\n"

@@ -2,14 +2,14 @@
 
 import pytest
 
-from hpctrain.config.compose import Composer
-from hpctrain.config.compose_program import ProgramComposer
+from hpctrain.config.checks import warnings_of
+from hpctrain.config.command import refuse_missing_script
+from hpctrain.config.compose import Composer, ProgramComposer
 from hpctrain.config.identity import decides_the_weights, flat
-from hpctrain.config.program import ProgramConfig, command_of, default_name, placeholders
-from hpctrain.config.program_checks import program_warnings
+from hpctrain.config.program import command_of, default_name, placeholders, program_warnings
 from hpctrain.config.resources import resources_of
+from hpctrain.config.root import ProgramConfig
 from hpctrain.config.run import ProgramRun
-from hpctrain.config.scripts import refuse_missing_script
 from hpctrain.config.stored import load, load_run, to_yaml
 from hpctrain.errors import ConfigError
 
@@ -167,7 +167,7 @@ def test_keys_of_programs_are_refused_in_a_training():
 
 def test_a_program_that_only_the_nodes_have_is_a_warning():
     config = composed("cluster=slurm", "cluster.partition=gpu2", command=["srun-only"])
-    missing, gpus = program_warnings(config)
+    missing, gpus = warnings_of(config)
     assert missing.startswith("srun-only is not in PATH on this machine: it must be on the nodes")
     assert gpus.startswith("cluster.partition=gpu2 looks like a GPU partition, but the run requests no GPU")
 

@@ -4,9 +4,9 @@ import shlex
 
 import pytest
 
-from hpctrain.config.compose_program import ProgramComposer
-from hpctrain.config.program_checks import program_warnings
-from hpctrain.config.rank_launchers import RankLauncher
+from hpctrain.config.command import RankLauncher
+from hpctrain.config.compose import ProgramComposer
+from hpctrain.config.program import program_warnings
 from hpctrain.config.stored import to_yaml
 from hpctrain.errors import ConfigError
 

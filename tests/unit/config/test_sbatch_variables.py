@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpctrain.config.cluster import Slurm
-from hpctrain.config.compose import Composer
-from hpctrain.config.compose_program import ProgramComposer
+from hpctrain.config.compose import Composer, ProgramComposer
 from hpctrain.errors import ConfigError
 
 SET = {

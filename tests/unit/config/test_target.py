@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.config.compose import Composer
-from hpctrain.config.module_source import _names
+from hpctrain.config.source import _names
 from hpctrain.config.target import check_targets
 from hpctrain.errors import ConfigError
 
@@ -97,7 +97,7 @@ class Made(Plain):
 
 class Registry:
     def __init_subclass__(cls):
-        cls.__init__ = lambda self, **options: None
+        pass
 
 class Registered(Registry):
     def __init__(self, width):
@@ -129,15 +129,6 @@ if T:
 else:
     Twice = Plain
 
-class Patched(Plain):
-    pass
-
-class SetLater(Plain):
-    pass
-
-Patched.__init__ = make
-setattr(SetLater, "__init__", make)
-
 def bind():
     global Global
     Global = Plain
@@ -155,6 +146,8 @@ PLACES = {
     "parts.py": OWN,
     "lazy.py": "def __getattr__(name):\n    return dict",
     "star.py": "from .parts import *",
+    "patched.py": "class Patched:\n    pass\nPatched.__init__ = print",
+    "set_later.py": "class SetLater:\n    pass\nsetattr(SetLater, '__init__', print)",
     "dynamic.py": "for name in 'ab':\n    globals()[name] = dict",
     "conditional.py": "try:\n    from fast import Thing\nexcept ImportError:\n    Thing = None",
     "broken.py": "class Broken:\n    def (",
@@ -194,8 +187,6 @@ NOT_FITTING = {
     ("parts.Record", "width seed count"): "has no argument count",
     ("parts.Record", "width seed cache"): "has no argument cache",
     ("parts.ByHand", "given other"): "has no argument other",
-    ("parts.Filled", ""): "needs the argument depth;",
-    ("parts.Refilled", "width seed"): "needs the argument names;",
     ("parts.make", "zzz width"): "has no argument zzz",
     ("Row", "width"): "needs the argument seed",
     ("inner.module.Plain", ""): "needs the argument width",
@@ -204,7 +195,7 @@ NOT_FITTING = {
 UNKNOWN = [
     *("parts.Meta", "parts.Made", "parts.Registered", "parts.Decorated", "parts.Wrapped", "parts.Several"),
     *("parts.Assigned", "parts.FromElsewhere", "parts.Twice", "parts.Alias", "parts.cached", "parts.Plain.make"),
-    *("parts.Patched", "parts.SetLater", "parts.Global", "parts.Matched", "parts.Starred", "parts.Rested"),
+    *("patched.Patched", "set_later.SetLater", "parts.Global", "parts.Matched", "parts.Starred", "parts.Rested"),
     *(
         "Gone",
         "lazy.Any",

@@ -1,17 +1,17 @@
-"""Python modules by their source: found and read without importing them, which would run them and may import torch."""
+"""The source of Python modules: names, classes and bases, without an import, which may import torch."""
 
 from __future__ import annotations
 
 import ast
 import functools
-import importlib.machinery
+import re
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from hpctrain.startup import with_working_directory
@@ -20,11 +20,15 @@ MAX_BYTES = 200_000
 """Longer files aren't read: parsing 100 kB takes 15 ms."""
 MAX_HOPS = 8
 """Imports to follow from module to module until a name is defined."""
-DYNAMIC = (b"globals(", b"locals(", b"vars(", b"exec(", b"sys.modules", b"__path__")
-"""A module whose source contains one of these may define names that the source doesn't show."""
-CONSTRUCTORS = ("__init__", "__new__")
+DYNAMIC = re.compile(
+    rb"globals\(|locals\(|vars\(|exec\(|sys\.modules|__path__"
+    rb"|\.__(init|new)__ *=[^=]|setattr\([^()]*__(init|new)__"
+)
+"""A module whose source contains this may define names, or constructors, that its classes don't show."""
 
 Definition = ast.ClassDef | ast.FunctionDef
+Chain = Sequence[tuple["ModuleSource", ast.ClassDef]]
+"""A class and its bases, each with the module that defines it."""
 
 _replaced: ContextVar[tuple[Path, Path] | None] = ContextVar("replaced", default=None)
 
@@ -33,11 +37,11 @@ class UnknownError(Exception):
     """The source alone doesn't tell; only running the module would."""
 
 
-class AbsentError(Exception):
-    """A module doesn't define a name.
+class AbsentError(UnknownError):
+    """A module doesn't define a name, or there is no such module.
 
     Args:
-        module: its dotted name.
+        module: its dotted name; empty if the first module of a path is absent.
         name: what was looked up.
         known: the names that it has.
     """
@@ -65,22 +69,21 @@ class ModuleSource:
     folders: tuple[Path, ...] = ()
     opaque: bool = False
 
+    @classmethod
+    def of(cls, name: str, spec: ModuleSpec) -> ModuleSource:
+        """Return the source of a module that Python has found."""
+        folders = tuple(Path(place) for place in spec.submodule_search_locations or ())
+        path = Path(spec.origin) if spec.origin is not None and spec.origin.endswith(".py") else None
+        return cls(name, path, folders, opaque=path is None and not folders)
+
     def submodule(self, part: str) -> ModuleSource | None:
-        """Find a module of this package, as Python's importer does; None if it has no such module."""
-        name, portions = f"{self.name}.{part}", list[Path]()
-        for folder in self.folders:
-            if not folder.is_dir():
-                raise UnknownError  # in a zip file, for example
-            inside = folder / part
-            if (inside / "__init__.py").is_file():
-                return ModuleSource(name, inside / "__init__.py", (inside,))
-            if any((folder / f"{part}{suffix}").is_file() for suffix in (*EXTENSION_SUFFIXES, ".pyc")):
-                return ModuleSource(name, opaque=True)
-            if (folder / f"{part}.py").is_file():
-                return ModuleSource(name, folder / f"{part}.py")
-            if inside.is_dir():
-                portions.append(inside)
-        return ModuleSource(name, folders=tuple(portions)) if portions else None
+        """Find a module of this package; None if it has no such module."""
+        name = f"{self.name}.{part}"
+        try:
+            spec = PathFinder.find_spec(name, list(map(str, self.folders)))
+        except KeyError:  # Python looks up the parent of a namespace package among the imported modules
+            return ModuleSource(name, folders=tuple(path for each in self.folders if (path := each / part).is_dir()))
+        return None if spec is None else ModuleSource.of(name, spec)
 
     def names(self) -> dict[str, list[ast.AST]]:
         """Return the names that the module's own statements bind, each with the statements that bind it.
@@ -116,19 +119,18 @@ class ModuleSource:
         return ".".join([*parents, *filter(None, [imported.module])])
 
 
-def find_module(dotted: str) -> tuple[ModuleSource, list[str]] | None:
-    """Find the longest part of a dotted name that is a module; return it with the rest. None without the first part.
+def find_module(dotted: str) -> tuple[ModuleSource, list[str]]:
+    """Find the longest part of a dotted name that is a module; return it with the rest.
 
     Raises:
+        AbsentError: there is no module of the name's first part.
         UnknownError: its first part was imported from no file.
     """
     first, *rest = dotted.split(".")
     spec = _spec(first)
     if spec is None:
-        return None
-    folders = tuple(Path(place) for place in spec.submodule_search_locations or ())
-    path = Path(spec.origin) if spec.origin is not None and spec.origin.endswith(".py") else None
-    source = ModuleSource(first, path, folders, opaque=path is None and not folders)
+        raise AbsentError("", first, ())
+    source = ModuleSource.of(first, spec)
     while rest and (inside := source.submodule(rest[0])) is not None:
         source, rest = inside, rest[1:]
     return source, rest
@@ -157,13 +159,30 @@ def find_definition(source: ModuleSource, name: str, hops: int = MAX_HOPS) -> tu
     if not isinstance(bound, ast.ImportFrom):
         raise UnknownError
     original = next(alias.name for alias in bound.names if name in (alias.asname, alias.name))
-    found = find_module(source.absolute(bound))
-    if found is None or found[1]:
-        raise UnknownError
     try:
-        return find_definition(found[0], original, hops - 1)
+        module, rest = find_module(source.absolute(bound))
+        if rest:
+            raise UnknownError
+        return find_definition(module, original, hops - 1)
     except (AbsentError, SyntaxError) as error:
         raise UnknownError from error  # the import fails: Python's message says it better
+
+
+def definition_of(target: str) -> tuple[ModuleSource, Definition]:
+    """Find the class or function that an import path names, as `find_definition` does.
+
+    Raises:
+        AbsentError: the first module, or a name in a module, doesn't exist.
+        UnknownError: the source doesn't show what it is.
+        SyntaxError: the module isn't valid Python.
+    """
+    module, _, last = target.rpartition(".")
+    source, rest = find_module(module)
+    name, *inner = [*rest, last]
+    found = find_definition(source, name)
+    if inner:
+        raise UnknownError
+    return found
 
 
 def qualified_name(source: ModuleSource, expression: ast.expr) -> str:
@@ -216,8 +235,8 @@ def _spec(name: str) -> ModuleSpec | None:
     places = list(sys.path) if original else with_working_directory()
     if not sys.flags.safe_path:
         places.insert(0, str(folder))  # as the ranks have it
-    finders = [finder for finder in sys.meta_path if finder is not importlib.machinery.PathFinder]
-    found = importlib.machinery.PathFinder.find_spec(name, places)
+    finders = [finder for finder in sys.meta_path if finder is not PathFinder]
+    found = PathFinder.find_spec(name, places)
     # such as those of editable installations
     return found or next(filter(None, (finder.find_spec(name, None) for finder in finders)), None)
 
@@ -249,7 +268,7 @@ def syntax_tree(text: bytes, path: Path) -> ast.Module:
 @functools.lru_cache(maxsize=64)  # a sweep reads the same files for each of its runs
 def _names(path: Path, _mtime_ns: int) -> dict[str, list[ast.AST]]:
     text = path.read_bytes()
-    if any(word in text for word in DYNAMIC):
+    if DYNAMIC.search(text):
         raise UnknownError
     module = syntax_tree(text, path)
     names: dict[str, list[ast.AST]] = {}
@@ -264,10 +283,7 @@ def _names(path: Path, _mtime_ns: int) -> dict[str, list[ast.AST]]:
 
 
 def bindings(body: Sequence[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
-    """Yield each name that the statements of a module or class bind, with the statement.
-
-    A statement that may replace a class's constructor counts, too.
-    """
+    """Yield each name that the statements of a module or class bind, with the statement."""
     for statement in body:
         if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield statement.name, statement
@@ -277,18 +293,71 @@ def bindings(body: Sequence[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
         elif isinstance(statement, ast.Name) and not isinstance(statement.ctx, ast.Load):
             yield statement.id, statement
         else:
-            if isinstance(statement, ast.MatchAs | ast.MatchStar | ast.MatchMapping | ast.ExceptHandler):
-                captured = statement.rest if isinstance(statement, ast.MatchMapping) else statement.name
-                yield from [(captured, statement)] if captured else []
-            elif isinstance(changed := _changed(statement), ast.Name):
-                yield changed.id, statement
+            # of `match` and `except`
+            captured = getattr(statement, "rest", None) or getattr(statement, "name", None)
+            if isinstance(captured, str):
+                yield captured, statement
             yield from bindings(list(ast.iter_child_nodes(statement)))
 
 
-def _changed(statement: ast.AST) -> ast.AST | None:
-    """Return the class whose constructor an assignment or `setattr` may replace; None for any other statement."""
-    if isinstance(statement, ast.Attribute) and not isinstance(statement.ctx, ast.Load):
-        return statement.value if statement.attr in CONSTRUCTORS else None
-    if isinstance(statement, ast.Call) and isinstance(statement.func, ast.Name) and statement.func.id == "setattr":
-        return statement.args[0] if statement.args else None
-    return None
+NEUTRAL = ("object", "abc.ABC", "typing.Generic", "typing.Protocol")
+"""Base classes that change nothing about a constructor."""
+KNOWN_BASES: Mapping[str, Sequence[str]] = {
+    "object": (),
+    # reading its source takes 15 ms, and shows only *args and **kwargs, which the constructor refuses
+    "torch.nn.Module": (),
+    "torch.optim.optimizer.Optimizer": ("params", "defaults"),
+}
+"""Base classes whose source isn't read, and the arguments that they require."""
+
+
+def class_chain(target: str) -> Chain:
+    """Return the class that an import path names, and its bases up to one of `KNOWN_BASES`, with their modules.
+
+    Raises:
+        UnknownError: the source doesn't show what they are.
+    """
+    try:
+        source, definition = definition_of(target)
+    except SyntaxError as error:
+        raise UnknownError from error
+    if not isinstance(definition, ast.ClassDef):
+        raise UnknownError
+    return lineage(source, definition)[0]
+
+
+def lineage(source: ModuleSource, node: ast.ClassDef) -> tuple[Chain, Sequence[str]]:
+    """Return a class and its bases up to one of `KNOWN_BASES`, and what that one requires.
+
+    Raises:
+        UnknownError: a class of them has several bases, a metaclass or another means to change the constructor.
+    """
+    chain = [(source, node)]
+    while True:
+        source, node = chain[-1]
+        bound = list(bindings(node.body))
+        special = any(name in ("__new__", "__init_subclass__") for name, _ in bound)
+        constructors = [statement for name, statement in bound if name == "__init__"]
+        plain = len(constructors) <= 1 and all(isinstance(one, ast.FunctionDef) for one in constructors)
+        decorated = not all(_is_dataclass(source, decorator) for decorator in node.decorator_list)
+        if node.keywords or special or not plain or decorated or len(chain) > MAX_HOPS:
+            raise UnknownError
+        bases = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]
+        names = [name for base in bases if (name := qualified_name(source, base)) not in NEUTRAL] or ["object"]
+        if len(names) > 1:
+            raise UnknownError
+        if names[0] in KNOWN_BASES:
+            return chain, KNOWN_BASES[names[0]]
+        try:
+            base_source, base = definition_of(names[0])
+        except SyntaxError as error:
+            raise UnknownError from error
+        if not isinstance(base, ast.ClassDef):
+            raise UnknownError
+        chain.append((base_source, base))
+
+
+def _is_dataclass(source: ModuleSource, decorator: ast.expr) -> bool:
+    """Whether a decorator is `dataclasses.dataclass`."""
+    named = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return qualified_name(source, named) == "dataclasses.dataclass"

@@ -7,6 +7,7 @@ import pytest
 from hpctrain.config.checks import warnings_of
 from hpctrain.config.compose import Composer
 from hpctrain.config.root import Config
+from hpctrain.config.task_checks import metric_mode, not_a_hook
 from hpctrain.errors import ConfigError
 
 PLAIN = """\
@@ -85,3 +86,52 @@ def test_a_method_that_only_other_code_can_call_is_warned_of(tmp_path, monkeypat
 def test_a_class_of_another_kind_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"is not a subclass of hpctrain\.tasks\.Task"):
         composed(tmp_path, monkeypatch, "class Own:\n    def loss(self, model, batch): ...")
+
+
+@pytest.mark.parametrize("method", ["load_state", "get_state_dict", "save_state", "load_dict", "stop", "_on_epoch"])
+def test_methods_of_a_callbacks_own_are_accepted(method):
+    assert not_a_hook("callbacks.own", "own.Own", method) is None
+
+
+@pytest.mark.parametrize("method", ["aftr_step", "on_epoch_end", "load_state_dic", "state_dct", "before_epoch"])
+def test_what_is_almost_a_hook_is_refused(method):
+    assert f"has {method}, which is not a hook" in str(not_a_hook("callbacks.own", "own.Own", method))
+
+
+METRICS = """\
+from hpctrain.tasks import Task
+
+
+class Plain(Task):
+    def loss(self, model, batch): ...
+    def train_dataset(self): ...
+
+
+class Set(Plain):
+    metric = "f1"
+    metric_mode = "max"
+
+
+class Computed(Set):
+    def __init__(self):
+        self.metric_mode = "min"
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "mode"),
+    [
+        (["task=digits"], "max"),
+        (["task=text"], "min"),
+        (["task=digits", "checkpoint.metric=loss"], "min"),
+        (["task=digits", "checkpoint.metric=f1"], None),
+        (["task=digits", "checkpoint.metric=f1", "checkpoint.metric_mode=max"], "max"),
+        (["task=custom", "task._target_=own_tasks.Plain"], "min"),
+        (["task=custom", "task._target_=own_tasks.Set"], "max"),
+        (["task=custom", "task._target_=own_tasks.Computed"], None),
+    ],
+)
+def test_the_mode_of_a_metric_by_configuration_and_source(tmp_path, monkeypatch, words, mode):
+    (tmp_path / "own_tasks.py").write_text(METRICS)
+    monkeypatch.chdir(tmp_path)
+    assert metric_mode(Composer().compose(words)) == mode
