@@ -19,8 +19,7 @@ from hpctrain.config.checks import check
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.main_module import refuse_own_targets, target_bound
 from hpctrain.config.resources import resources_of
-from hpctrain.config.root import Config
-from hpctrain.config.run_config import RunConfig
+from hpctrain.config.root import Config, RunConfig
 from hpctrain.errors import ClusterEnvironmentError, ConfigError, HpctrainError, RunFailedError
 from hpctrain.launch.launch_code import importing_code_of
 from hpctrain.launch.launcher import begin

@@ -9,8 +9,7 @@ from os import PathLike, fspath
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from hpctrain.config.program import ProgramConfig
-from hpctrain.config.root import Config
+from hpctrain.config.root import Config, ProgramConfig
 from hpctrain.config.stored import load_for_model, load_run
 from hpctrain.errors import ConfigError, HpctrainError, RunDirectoryError, RunFailedError
 from hpctrain.run.checkpoints import CheckpointInfo, list_checkpoints

@@ -18,7 +18,7 @@ from typing import IO
 
 from hpctrain.attempt.outcome import Outcome, resume_advice
 from hpctrain.config.notify import Notify
-from hpctrain.config.run_config import RunConfig
+from hpctrain.config.root import RunConfig
 from hpctrain.errors import ExitCode, HpctrainError
 from hpctrain.phrases import listed
 from hpctrain.run.checkpoints import saved_step

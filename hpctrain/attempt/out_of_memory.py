@@ -10,8 +10,7 @@ from pathlib import Path
 
 from hpctrain.attempt.outcome import LOST_WORKER, Outcome
 from hpctrain.config.cluster import Slurm
-from hpctrain.config.root import Config
-from hpctrain.config.run_config import RunConfig
+from hpctrain.config.root import Config, RunConfig
 from hpctrain.phrases import either
 from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.process import memory_cgroups

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.cli.arguments import add_runs_dir, command_parser
-from hpctrain.cli.table import aligned
 from hpctrain.errors import ExitCode
-from hpctrain.phrases import counted
+from hpctrain.phrases import counted, aligned
 from hpctrain.results.ranking_metric import MetricValue
 from hpctrain.results.run_comparison import Divergence, RunComparison, compare_runs
 from hpctrain.results.run_result import RunResult, read_results

@@ -104,9 +104,9 @@ def _runs(before: Sequence[str], word: str) -> list[str]:
 
 
 def _overrides(before: Sequence[str], word: str) -> list[str]:
-    from hpctrain.config.folders import conf_dir, own_folders
     from hpctrain.config.options import groups_of, keys_of, options_of, top_level_keys
-    from hpctrain.config.schema import LIST_GROUPS
+    from hpctrain.config.paths import conf_dir, own_folders
+    from hpctrain.config.root import LIST_GROUPS
 
     flagged = [before[number + 1] for number, flag in enumerate(before[:-1]) if flag in TAKE_FOLDER[:2]]
     named, here = own_folders(flagged[0] if flagged and Path(flagged[0]).is_dir() else None)

@@ -12,8 +12,9 @@ from typing import NoReturn
 
 from hpctrain.cli.arguments import add_overrides, command_parser
 from hpctrain.cluster.environment import ClusterEnvironment, is_rank
-from hpctrain.config.program import ProgramConfig, split_command
-from hpctrain.config.scripts import INTERPRETERS, refuse_missing_script
+from hpctrain.config.command import INTERPRETERS, refuse_missing_script
+from hpctrain.config.program import split_command
+from hpctrain.config.root import ProgramConfig
 from hpctrain.errors import ConfigError, ExitCode
 from hpctrain.phrases import page
 from hpctrain.streams import print_warning
@@ -57,7 +58,7 @@ def main(arguments: list[str]) -> int:
     options = _parse(words, command if "--" in arguments else None)
     if is_rank(os.environ) and not options.cfg:
         _refuse_rank()
-    from hpctrain.config.compose_program import ProgramComposer
+    from hpctrain.config.compose import ProgramComposer
 
     composer = ProgramComposer(command, options.config_dir)
     typed = ["python", "-m", "hpctrain", "run", *arguments]

@@ -6,8 +6,7 @@ import os
 import shlex
 
 from hpctrain.attempt.requeue import BLIND
-from hpctrain.cli.table import aligned
-from hpctrain.phrases import counted, duration, listed, local_time, on_one_line
+from hpctrain.phrases import aligned, counted, duration, listed, local_time, on_one_line
 from hpctrain.run.bottleneck import Bottleneck
 from hpctrain.run.config_change import changed_values
 from hpctrain.run.directory import RunDirectory

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from hpctrain.cli.arguments import add_runs, chosen_runs, command_parser, number
 from hpctrain.cli.repeated import WATCH_S, show_repeatedly
-from hpctrain.cli.table import aligned
 from hpctrain.errors import ExitCode
-from hpctrain.phrases import counted, duration
+from hpctrain.phrases import aligned, counted, duration
 from hpctrain.run.ledger import Attempt
 from hpctrain.run.manifest import varied_text
 from hpctrain.status.jobs import Ask, JobQuery, ask_slurm

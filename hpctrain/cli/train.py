@@ -15,12 +15,10 @@ from omegaconf import OmegaConf
 
 from hpctrain.cli.arguments import OneLineParser
 from hpctrain.cluster.environment import ClusterEnvironment, is_rank
-from hpctrain.config.compose import PRIMARY, Composer
-from hpctrain.config.compose_sweep import SweepComposer, split_sweep
-from hpctrain.config.multiple_values import quoted
-from hpctrain.config.overrides import open_overrides
+from hpctrain.config.compose import PRIMARY, Composer, SweepComposer, split_sweep
+from hpctrain.config.overrides import open_overrides, quoted
 from hpctrain.config.program import split_command
-from hpctrain.config.schema import SWEEP_GROUP
+from hpctrain.config.root import SWEEP_GROUP
 from hpctrain.config.sweep import kind_of
 from hpctrain.errors import ERROR_PREFIX, ConfigError, ExitCode, HpctrainError
 from hpctrain.startup import with_working_directory

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hpctrain.config.cluster import Slurm as SlurmCluster
+from hpctrain.config.plain_yaml import may_be_secret
 from hpctrain.config.resources import resources_of
 from hpctrain.config.root import Config
-from hpctrain.config.secret_keys import may_be_secret
 from hpctrain.config.stored import load
 from hpctrain.doctor.finding import Check, DoctorResult, Severity, evaluate, when
 from hpctrain.doctor.folder import DoctorFolder, DoctorJob, DoctorOptions

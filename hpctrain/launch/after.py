@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.plain_yaml import read_plain_values
-from hpctrain.config.run_config import RunConfig
+from hpctrain.config.root import RunConfig
 from hpctrain.errors import ConfigError, RunDirectoryError
 from hpctrain.files import read_json_or_empty
 from hpctrain.phrases import listed

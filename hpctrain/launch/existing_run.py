@@ -14,9 +14,8 @@ from hpctrain.attempt.outcome import TIME_BOUND, train_on_command
 from hpctrain.config.checks import check
 from hpctrain.config.identity import decides_the_weights, flat, flat_values
 from hpctrain.config.plain_yaml import read_plain_config
-from hpctrain.config.program import ProgramConfig, default_texts, placeholders, split_command, values_of_args
-from hpctrain.config.root import Config
-from hpctrain.config.run_config import RunConfig
+from hpctrain.config.program import default_texts, placeholders, split_command, values_of_args
+from hpctrain.config.root import Config, ProgramConfig, RunConfig
 from hpctrain.config.stored import OPEN_GROUPS, OPEN_OF_PROGRAMS, load_run
 from hpctrain.errors import ConfigError, RunDirectoryError
 from hpctrain.files import read_json_or_empty
@@ -212,8 +211,7 @@ def changed_config(
 def _composer(stored: RunConfig, config_dir: str | None) -> Composer:
     """The composer of the run's kind."""
     # Hydra takes a tenth of a second to import, and only a changed group needs it
-    from hpctrain.config.compose import Composer
-    from hpctrain.config.compose_program import ProgramComposer
+    from hpctrain.config.compose import Composer, ProgramComposer
 
     if isinstance(stored, ProgramConfig):
         return ProgramComposer(stored.run.command, config_dir)

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.config.identity import flat
-from hpctrain.config.program import ProgramConfig, command_of
-from hpctrain.config.root import Config
-from hpctrain.config.run_config import RunConfig
+from hpctrain.config.program import command_of
+from hpctrain.config.root import Config, ProgramConfig, RunConfig
 from hpctrain.errors import ConfigError, RunDirectoryError
 from hpctrain.launch.code_copy import copy_code, warn_of_repair
 from hpctrain.launch.code_files import CodeFilesError

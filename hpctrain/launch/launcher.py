@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hpctrain.config.checks import warnings_of
 from hpctrain.config.cluster import Slurm
-from hpctrain.config.run_config import RunConfig
+from hpctrain.config.root import RunConfig
 from hpctrain.errors import ExitCode, RunDirectoryError
 from hpctrain.launch.after import require_others, start_options
 from hpctrain.launch.existing_run import nothing_left, print_completed, require_checkpoint, revert_failed_changes

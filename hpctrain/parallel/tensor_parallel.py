@@ -14,7 +14,7 @@ from torch.distributed.tensor.parallel import ParallelStyle, loss_parallel, para
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.functional import linear
 
-from hpctrain.config.plan_check import TENSOR_PARALLEL
+from hpctrain.config.mesh import TENSOR_PARALLEL
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.parallel.blocks import matches_name
 from hpctrain.phrases import listed

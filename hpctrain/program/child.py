@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from hpctrain.config.scripts import interpreter_of
+from hpctrain.config.command import interpreter_of
 from hpctrain.errors import ConfigError
 from hpctrain.program.process_tree import Process
 from hpctrain.rank.stop_request import STOP_SIGNALS

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from hpctrain.config.rank_launchers import RankLauncher
+from hpctrain.config.command import RankLauncher
 from hpctrain.config.resources import resources_of
 from hpctrain.program.process_tree import Process
 from hpctrain.program.rank import ProgramRank

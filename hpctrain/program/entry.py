@@ -17,8 +17,9 @@ from pathlib import Path
 from hpctrain.attempt.early_end import record_early_end
 from hpctrain.attempt.out_of_memory import oom_kills
 from hpctrain.cluster.environment import ClusterEnvironment
-from hpctrain.config.program import ProgramConfig, command_of
+from hpctrain.config.program import command_of
 from hpctrain.config.resources import resources_of
+from hpctrain.config.root import ProgramConfig
 from hpctrain.config.stored import load_run
 from hpctrain.errors import (
     ERROR_PREFIX,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.cluster.environment import ClusterEnvironment
-from hpctrain.config.program import ProgramConfig
+from hpctrain.config.root import ProgramConfig
 from hpctrain.files import read_json_or_empty
 from hpctrain.program.output import ProgramOutput
 from hpctrain.run.code import CodeSnapshot

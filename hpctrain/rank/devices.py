@@ -12,7 +12,7 @@ import torch
 from torch._C._distributed_c10d import Store
 
 from hpctrain.cluster.environment import ClusterEnvironment
-from hpctrain.config.gpu_checks import SHARING
+from hpctrain.config.resources import SHARING
 from hpctrain.errors import DeviceError, RendezvousError
 from hpctrain.phrases import listed, numbered
 from hpctrain.rank.refusal import read_refusal, share_refusal

@@ -18,13 +18,10 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict
 from omegaconf._utils import get_omega_conf_dumper
 
-from hpctrain.config.compose import Composer
-from hpctrain.config.compose_program import ProgramComposer
-from hpctrain.config.folders import conf_dir
+from hpctrain.config.compose import Composer, ProgramComposer
 from hpctrain.config.identity import decides_the_weights, flat, flat_values
-from hpctrain.config.program import ProgramConfig
-from hpctrain.config.run_config import RunConfig
-from hpctrain.config.schema import LIST_GROUPS
+from hpctrain.config.paths import conf_dir
+from hpctrain.config.root import LIST_GROUPS, ProgramConfig, RunConfig
 from hpctrain.config.stored import load_run
 from hpctrain.errors import ConfigError, RunDirectoryError
 from hpctrain.files import read_json_or_empty, write_atomic

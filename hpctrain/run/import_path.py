@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hpctrain.config.module_source import working_directory_replaced
+from hpctrain.config.source import working_directory_replaced
 from hpctrain.run.code import CodeSnapshot
 from hpctrain.run.process import environ_replaced
 from hpctrain.startup import with_working_directory

@@ -11,11 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from hpctrain.config.cluster import Slurm
-from hpctrain.config.compose import Composer
-from hpctrain.config.compose_program import ProgramComposer
-from hpctrain.config.compose_sweep import SweepComposer, is_of_sweep, kinds_with
-from hpctrain.config.multiple_values import TAKES_COMMAS, takes_as_list
-from hpctrain.config.schema import SWEEP_GROUP
+from hpctrain.config.compose import Composer, ProgramComposer, SweepComposer, is_of_sweep, kinds_with
+from hpctrain.config.overrides import TAKES_COMMAS, takes_as_list
+from hpctrain.config.root import SWEEP_GROUP
 from hpctrain.config.sweep import KINDS
 from hpctrain.errors import ERROR_PREFIX, ConfigError, ExitCode, RunDirectoryError
 from hpctrain.launch.existing_run import changed_config

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from hpctrain.config.compose import Composer
 from hpctrain.config.identity import decides_the_weights, flat
-from hpctrain.config.run_config import RunConfig
+from hpctrain.config.root import RunConfig
 from hpctrain.config.stored import load_run
 from hpctrain.errors import ConfigError
 from hpctrain.launch.existing_run import stored_values

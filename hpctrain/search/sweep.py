@@ -13,8 +13,7 @@ from pathlib import Path
 
 from hpctrain.config.checks import warnings_of
 from hpctrain.config.cluster import Slurm
-from hpctrain.config.program import ProgramConfig
-from hpctrain.config.run_config import RunConfig
+from hpctrain.config.root import ProgramConfig, RunConfig
 from hpctrain.errors import ERROR_PREFIX, ConfigError, ExitCode
 from hpctrain.launch.after import require_others, start_options
 from hpctrain.launch.existing_run import nothing_left

@@ -129,7 +129,7 @@ def _composer(command: list[str] | None, config_dir: str | None) -> "Composer":
         from hpctrain.config.compose import Composer
 
         return Composer(config_dir)
-    from hpctrain.config.compose_program import ProgramComposer
+    from hpctrain.config.compose import ProgramComposer
 
     return ProgramComposer(command, config_dir)
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from hpctrain.config.root import Config
 from hpctrain.config.schedule import schedule_of
-from hpctrain.config.task_methods import lacks
+from hpctrain.config.task_checks import lacks
 from hpctrain.config.trainer import Trainer
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.metrics.meter import Meter

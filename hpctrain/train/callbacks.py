@@ -15,7 +15,7 @@ from hpctrain.checkpoint.host_memory import require_storable
 from hpctrain.checkpoint.sharded.read import whole_tensors
 from hpctrain.checkpoint.state import Stateful
 from hpctrain.config.checkpoint import EVAL_PREFIX
-from hpctrain.config.hooks import (
+from hpctrain.config.task_checks import (
     HOOKS,
     STATE_METHODS,
     cant_be_called,
@@ -241,7 +241,7 @@ def _require_callable(key: str, target: str, callback: Callback, hook: str) -> N
     try:
         inspect.signature(method).bind(*arguments)
     except TypeError as error:
-        raise cant_be_called(key, target, hook, str(error)) from None
+        raise cant_be_called(key, target, hook, HOOKS[hook], str(error)) from None
     if inspect.iscoroutinefunction(method):
         raise runs_nothing(key, target, hook, "a coroutine")
     if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):

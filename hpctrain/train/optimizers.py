@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hpctrain.config.named_optimizers import NAMED_KEYS, NamedOptimizer, named_optimizers
-from hpctrain.config.optimizer import HANDLING_KEYS, Handling, handling_of
-from hpctrain.config.parameter_groups import entries_of
+from hpctrain.config.optimizer import HANDLING_KEYS, Handling, entries_of, handling_of
 from hpctrain.config.target import NEEDS_A_CLOSURE
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.train.build import instantiate, locate

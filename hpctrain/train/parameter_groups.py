@@ -13,8 +13,7 @@ from torch import nn
 
 from hpctrain.checkpoint.state import PlainNames
 from hpctrain.config.named_optimizers import NamedOptimizer, named_optimizers
-from hpctrain.config.optimizer import Handling
-from hpctrain.config.parameter_groups import GroupEntry, entries_of
+from hpctrain.config.optimizer import GroupEntry, Handling, entries_of
 from hpctrain.errors import ConfigError
 from hpctrain.phrases import listed
 

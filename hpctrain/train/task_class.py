@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from types import CodeType, FunctionType
 
-from hpctrain.config.task_methods import called_methods, cant_be_called, lacks, warnings_about
+from hpctrain.config.task_checks import called_methods, cant_be_called, lacks, warnings_about
 from hpctrain.tasks.task import Task
 
 log = logging.getLogger("hpctrain.train")
@@ -36,7 +36,7 @@ def check_class(kind: type[Task], target: str, losses: Sequence[str]) -> None:
                 # the decorator's own signature: it may pass the method more arguments than it gets
                 inspect.signature(method, follow_wrapped=False).bind("self", *arguments)
             except TypeError as error:
-                raise cant_be_called(target, name, arguments, str(error)) from None
+                raise cant_be_called("task", target, name, arguments, str(error)) from None
     for line in warnings_about(target, methods, known.keys() | set(_mentioned_in_class(kind))):
         log.warning("%s", line)
 

@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpctrain.config.folders import conf_dir
+from hpctrain.config.paths import conf_dir
 
 GOAL = 1.3
 BARE = """\
@@ -29,9 +29,9 @@ import hydra
 import submitit
 from submitit.slurm.slurm import _make_sbatch_string
 
-from hpctrain.config import schema
+from hpctrain.config.root import register
 
-schema.register()
+register()
 with hydra.initialize_config_dir(sys.argv[1], version_base="1.3"):
     config = hydra.compose("train", ["cluster=slurm", "cluster.dry_run=true"])
 print(

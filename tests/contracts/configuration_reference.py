@@ -7,16 +7,12 @@ from __future__ import annotations
 import itertools
 from dataclasses import is_dataclass
 
-from hpctrain.config.cluster import Cluster, Requeue, Slurm
-from hpctrain.config.container import Container
-from hpctrain.config.field_docs import own_fields, purpose_of
-from hpctrain.config.folders import conf_dir
+from hpctrain.cli.help import own_fields, purpose_of
+from hpctrain.config.cluster import Cluster, Container, Requeue, Slurm
 from hpctrain.config.logger import MLflow, Wandb
 from hpctrain.config.named_optimizers import Named, NamedOptimizers
-from hpctrain.config.program import ProgramConfig
-from hpctrain.config.root import Config
-from hpctrain.config.run_config import RunConfig
-from hpctrain.config.schema import GROUPS, LIST_GROUPS
+from hpctrain.config.paths import conf_dir
+from hpctrain.config.root import GROUPS, LIST_GROUPS, Config, ProgramConfig, RunConfig
 
 INSIDE = {schema.__name__: schema for schema in (Requeue, Container, Wandb, MLflow)}
 """Groups within groups, by the type of the field."""

@@ -10,14 +10,9 @@ from pathlib import Path
 import pytest
 
 import hpctrain.config
-from hpctrain.config import schema
-from hpctrain.config.compose import Composer
-from hpctrain.config.compose_program import ProgramComposer
-from hpctrain.config.compose_sweep import SweepComposer
-from hpctrain.config.folders import conf_dir
-from hpctrain.config.program import ProgramConfig
-from hpctrain.config.root import Config
-from hpctrain.config.run_config import RunConfig
+from hpctrain.config.compose import Composer, ProgramComposer, SweepComposer
+from hpctrain.config.paths import conf_dir
+from hpctrain.config.root import GROUPS, Config, ProgramConfig, RunConfig
 from hpctrain.config.stored import load_run, to_yaml
 from hpctrain.config.sweep import kind_of
 
@@ -66,13 +61,13 @@ def composes(composer, words, tmp_path):
 def test_every_group_is_a_module_and_a_folder():
     modules = {path.stem for path in Path(hpctrain.config.__file__).parent.glob("*.py")}
     folders = {path.name for path in conf_dir().iterdir() if path.is_dir()} - {"hydra", "experiment"}
-    assert folders == set(schema.GROUPS)
+    assert folders == set(GROUPS)
     assert folders <= modules
 
 
 def test_the_groups_are_the_fields():
     fields = {field.name for field in dataclasses.fields(Config)}
-    assert (set(schema.GROUPS) | TOP_LEVEL) - {"run", "sweep"} == fields
+    assert (set(GROUPS) | TOP_LEVEL) - {"run", "sweep"} == fields
     program = {field.name for field in dataclasses.fields(ProgramConfig)}
     groups = {"cluster", "code", "health", "notify", "resume", "run"}
     assert program == {*OF_EACH_RUN, "args"} | groups
@@ -83,7 +78,7 @@ def schemas():
     yield RunConfig
     yield Config
     yield ProgramConfig
-    for group in schema.GROUPS.values():
+    for group in GROUPS.values():
         yield from group.values()
 
 
@@ -98,9 +93,9 @@ def test_every_key_has_a_type_a_default_and_a_docstring(schema_class):
             assert documented, f"{schema_class.__name__}.{ast.unparse(node.target)} has no docstring"
 
 
-@pytest.mark.parametrize("group", sorted(schema.GROUPS))
+@pytest.mark.parametrize("group", sorted(GROUPS))
 def test_every_group_names_its_owner(group):
-    module = inspect.getmodule(next(iter(schema.GROUPS[group].values())))
+    module = inspect.getmodule(next(iter(GROUPS[group].values())))
     assert re.search(r"Owner: hpctrain\.\w+", module.__doc__ or ""), module
 
 

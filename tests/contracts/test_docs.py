@@ -22,13 +22,11 @@ import torch
 
 from hpctrain.api.run import Run
 from hpctrain.cli import COMMANDS, main
-from hpctrain.config import schema
-from hpctrain.config.cluster import Requeue
-from hpctrain.config.compose import Composer
-from hpctrain.config.compose_program import ProgramComposer
-from hpctrain.config.container import Container
+from hpctrain.config.cluster import Container, Requeue
+from hpctrain.config.compose import Composer, ProgramComposer
 from hpctrain.config.logger import MLflow, Wandb
 from hpctrain.config.program import split_command
+from hpctrain.config.root import GROUPS, LIST_GROUPS
 from hpctrain.errors import ExitCode
 from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.ledger import EndFacts, StartFacts
@@ -330,16 +328,16 @@ def known_keys() -> set[str]:
         for made in (Requeue, Container, Wandb, MLflow)
         for field in dataclasses.fields(made)
     }
-    for group, schemas in schema.GROUPS.items():
+    for group, schemas in GROUPS.items():
         for name, made in schemas.items():
-            entry = f"{group}.{name}" if group in schema.LIST_GROUPS else group
+            entry = f"{group}.{name}" if group in LIST_GROUPS else group
             keys |= {f"{entry}.{field.name}" for field in dataclasses.fields(made)} | {entry}
     return keys
 
 
 @each_page
 def test_every_key_that_is_mentioned_exists(page):
-    groups = "|".join(schema.GROUPS)
+    groups = "|".join(GROUPS)
     text = prose(page) + "".join(block.text for block in blocks(page) if block.language == "bash")
     if page.name.startswith("from_"):
         # the left column of these pages is other programs' code

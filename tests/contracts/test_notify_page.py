@@ -14,7 +14,7 @@ from hpctrain.attempt.notification import Notifier
 from hpctrain.attempt.outcome import Outcome
 from hpctrain.config.compose import Composer
 from hpctrain.config.notify import EVENTS, Notify
-from hpctrain.config.run_config import RunConfig
+from hpctrain.config.root import RunConfig
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.reason import Reason
 

@@ -17,8 +17,7 @@ from hpctrain.cli import COMMANDS, main
 from hpctrain.config.compose import Composer
 from hpctrain.config.identity import flat
 from hpctrain.config.parallel import OF_MESH, Parallel
-from hpctrain.config.program import ProgramConfig
-from hpctrain.config.root import Config
+from hpctrain.config.root import Config, ProgramConfig
 from hpctrain.errors import ExitCode
 from hpctrain.run.checkpoint_manifest import FILES, is_known_name
 from hpctrain.run.directory import RunDirectory

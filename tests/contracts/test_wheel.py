@@ -19,11 +19,11 @@ ROOT = Path(__file__).parents[2]
 COMPOSE_EACH_GROUP = """
 import json
 import sys
-from hpctrain.config import compose, compose_program, compose_sweep
+from hpctrain.config import compose
 training = compose.Composer()
 others = {
-    "run": compose_program.ProgramComposer(["true"]).compose_run,
-    "sweep": compose_sweep.SweepComposer().compose_sweep,
+    "run": compose.ProgramComposer(["true"]).compose_run,
+    "sweep": compose.SweepComposer().compose_sweep,
 }
 needed = json.loads(sys.argv[1])
 done = []

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
-from hpctrain.config.plan_check import PIPELINE
+from hpctrain.config.mesh import PIPELINE
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.parallel.blocks import matches_name
 from hpctrain.phrases import listed

@@ -16,7 +16,7 @@ import pytest
 from hpctrain.attempt.notification import KILLED_S, Notifier
 from hpctrain.attempt.outcome import Outcome
 from hpctrain.config.notify import EVENTS, Notify
-from hpctrain.config.run_config import RunConfig
+from hpctrain.config.root import RunConfig
 from hpctrain.errors import ConfigError
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
@@ -249,7 +249,7 @@ import os, time
 from pathlib import Path
 from hpctrain.attempt.notification import Notifier
 from hpctrain.config.notify import Notify
-from hpctrain.config.run_config import RunConfig
+from hpctrain.config.root import RunConfig
 from hpctrain.run.directory import RunDirectory
 config = RunConfig(name="digits", notify=Notify(command={command!r}, timeout_s=600))
 Notifier(RunDirectory(Path.cwd()), config, os.environ).started(1, "n1")

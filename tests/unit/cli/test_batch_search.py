@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpctrain.cli.batch_search import PRECISION, BatchSearch, Trial
+from hpctrain.cli.fit_batch import PRECISION, BatchSearch, Trial
 
 MODEL, SAMPLE = 1000, 7
 

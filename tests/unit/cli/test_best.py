@@ -206,7 +206,7 @@ def test_another_folder_is_named_by_the_command(tmp_path, capsys):
 
 
 def test_a_programs_winner(tmp_path, capsys):
-    from hpctrain.config.compose_program import ProgramComposer
+    from hpctrain.config.compose import ProgramComposer
     from hpctrain.launch.prepare import prepare
 
     words = ["python", "-m", "hpctrain", "run", "args.lr=0.5", "--", sys.executable, "train.py", "{args.lr}"]

@@ -19,7 +19,7 @@ from torch import nn
 from hpctrain.checkpoint.state import Head, LiveState
 from hpctrain.checkpoint.write import CheckpointWriter
 from hpctrain.cli import main
-from hpctrain.cli.byte_progress import ByteProgress
+from hpctrain.cli.export import ByteProgress
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import Score
 from hpctrain.run.ledger import Claim, Ledger

@@ -8,8 +8,7 @@ import pytest
 from greedy import WORDS
 
 from hpctrain.cli import main
-from hpctrain.cli.batch_search import BatchSearch, Trial
-from hpctrain.cli.fit_batch import _advice, _answer
+from hpctrain.cli.fit_batch import BatchSearch, Trial, _advice, _answer
 from hpctrain.config.compose import Composer
 
 UNIT = Path(__file__).parents[1]

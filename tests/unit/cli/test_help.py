@@ -3,7 +3,7 @@ import re
 import pytest
 
 from hpctrain.cli import COMMANDS, main
-from hpctrain.config.schema import GROUPS
+from hpctrain.config.root import GROUPS
 
 
 def shown(capsys, *words):

@@ -8,7 +8,7 @@ import pytest
 from hpctrain import Run
 from hpctrain.attempt.outcome import Outcome, record_end
 from hpctrain.cli import main, train
-from hpctrain.config.compose_program import ProgramComposer
+from hpctrain.config.compose import ProgramComposer
 from hpctrain.config.program import split_command
 from hpctrain.errors import ConfigError
 from hpctrain.launch.existing_run import again_command

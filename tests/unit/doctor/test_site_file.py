@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from hpctrain.config.cluster import Requeue, Slurm
+from hpctrain.config.cluster import Container, Requeue, Slurm
 from hpctrain.config.compose import Composer
-from hpctrain.config.container import Container
 from hpctrain.doctor.folder import DoctorJob, NodeAnswer
 from hpctrain.doctor.site_file import site_changes, site_keys, site_name, site_text
 from hpctrain.scheduler.settings import Partition

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpctrain.config.compose_program import ProgramComposer
+from hpctrain.config.compose import ProgramComposer
 from hpctrain.drill.program_drill import changed_code, overrides_of
 from hpctrain.run.code import CodeSnapshot, describe_file, list_of, record_code, write_files
 from hpctrain.run.directory import RunDirectory

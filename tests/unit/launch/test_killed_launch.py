@@ -14,7 +14,7 @@ import pytest
 
 from hpctrain.cli import main
 from hpctrain.cluster.environment import ClusterEnvironment
-from hpctrain.config.compose_program import ProgramComposer
+from hpctrain.config.compose import ProgramComposer
 from hpctrain.launch.launcher import begin
 from hpctrain.launch.prepare import prepare_as_rank
 from hpctrain.run.directory import RunDirectory

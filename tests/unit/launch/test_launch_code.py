@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from hpctrain.cli import main
-from hpctrain.config.compose_program import ProgramComposer
-from hpctrain.config.program import ProgramConfig
+from hpctrain.config.compose import ProgramComposer
+from hpctrain.config.root import ProgramConfig
 from hpctrain.config.run import ProgramRun
 from hpctrain.errors import ConfigError, RunDirectoryError
 from hpctrain.launch.existing_run import changed_config

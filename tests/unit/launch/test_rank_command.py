@@ -4,8 +4,7 @@ import sys
 
 import pytest
 
-from hpctrain.config.compose import Composer
-from hpctrain.config.compose_program import ProgramComposer
+from hpctrain.config.compose import Composer, ProgramComposer
 from hpctrain.launch.prepare import plan
 from hpctrain.launch.rank_command import rank_command
 

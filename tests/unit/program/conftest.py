@@ -17,7 +17,7 @@ import pytest
 
 from hpctrain.config.cluster import Local
 from hpctrain.config.health import Health
-from hpctrain.config.program import ProgramConfig
+from hpctrain.config.root import ProgramConfig
 from hpctrain.config.run import ProgramRun
 from hpctrain.config.stored import to_yaml
 from hpctrain.launch.rank_command import rank_variables

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from hpctrain.cluster.environment import ClusterEnvironment
-from hpctrain.config.program import ProgramConfig
+from hpctrain.config.root import ProgramConfig
 from hpctrain.config.run import ProgramRun
 from hpctrain.launch.rank_command import rank_variables
 from hpctrain.program.connection_watch import CONNECT_S, ConnectionWatch

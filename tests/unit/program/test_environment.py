@@ -6,7 +6,7 @@ import pytest
 
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.cluster import Local, Slurm
-from hpctrain.config.program import ProgramConfig
+from hpctrain.config.root import ProgramConfig
 from hpctrain.config.run import ProgramRun
 from hpctrain.program.environment import program_variables
 from hpctrain.program.output import ProgramOutput

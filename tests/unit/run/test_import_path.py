@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from hpctrain.config.module_source import find_module
+from hpctrain.config.source import find_module
 from hpctrain.run.code import CodeSnapshot
 from hpctrain.run.import_path import (
     checked_in,

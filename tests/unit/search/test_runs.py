@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 import hpctrain.search.runs as module
-from hpctrain.config.compose_program import ProgramComposer
+from hpctrain.config.compose import ProgramComposer
 from hpctrain.config.identity import flat
 from hpctrain.config.stored import load
 from hpctrain.launch.existing_run import stored_values

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from supervising import COMPLETES, KILLED, STOPS, all_ranks, story, until
 
-from hpctrain.config.program import ProgramConfig
+from hpctrain.config.root import ProgramConfig
 from hpctrain.config.stored import load_run
 from hpctrain.files import append_json_line
 from hpctrain.run.directory import RunDirectory

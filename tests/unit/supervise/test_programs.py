@@ -10,7 +10,7 @@ import pytest
 from supervising import RUNNING, all_ranks, story
 
 from hpctrain.cluster.environment import derived_ports
-from hpctrain.config.compose_program import ProgramComposer
+from hpctrain.config.compose import ProgramComposer
 from hpctrain.errors import ExitCode
 from hpctrain.launch.prepare import plan, prepare
 from hpctrain.launch.submission import sbatch_parameters

@@ -9,7 +9,7 @@ import small_callbacks
 from small_task import Small
 
 from hpctrain.callbacks import Callback
-from hpctrain.config.hooks import ARGUMENTS, BASE, HOOKS
+from hpctrain.config.task_checks import CALLBACK, HOOKS
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.files import read_json_lines
 from hpctrain.run.checkpoints import list_checkpoints
@@ -42,10 +42,10 @@ def records(directory, *names):
 def test_the_login_half_knows_the_base_class_and_its_hooks():
     for hook in HOOKS:
         arguments = tuple(inspect.signature(getattr(Callback, hook)).parameters)[1:]
-        assert arguments == ARGUMENTS.get(hook, ("training",))
+        assert arguments == HOOKS[hook]
     own = [name for name in vars(Callback) if not name.startswith("_")]
     assert own == [*HOOKS, "state_dict", "load_state_dict"]
-    assert f"{Callback.__module__}.{Callback.__name__}" == BASE
+    assert f"{Callback.__module__}.{Callback.__name__}" == CALLBACK
 
 
 def test_without_callbacks_nothing_is_called():

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.config.container import Mount
 from hpctrain.launch.containers import RankContainer
+from hpctrain.config.cluster import Mount
 
 
 @pytest.fixture

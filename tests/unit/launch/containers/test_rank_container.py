@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.config.cluster import Mount
 from hpctrain.config.compose import Composer
-from hpctrain.config.container import Mount
 from hpctrain.launch.containers import RankContainer, in_order
 from hpctrain.launch.prepare import plan
 from hpctrain.run.code import CodeSnapshot
