@@ -20,20 +20,18 @@ from typing import Any
 
 from hpctrain.cli.arguments import add_overrides, command_parser, number
 from hpctrain.cli.run import parse_words
-from hpctrain.cli.table import aligned
 from hpctrain.config.cluster import Slurm
-from hpctrain.config.compose import Composer
-from hpctrain.config.compose_program import ProgramComposer
+from hpctrain.config.command import refuse_missing_script
+from hpctrain.config.compose import Composer, ProgramComposer
 from hpctrain.config.program import split_command
 from hpctrain.config.resources import resources_of
-from hpctrain.config.run_config import RunConfig
-from hpctrain.config.scripts import refuse_missing_script
+from hpctrain.config.root import RunConfig
 from hpctrain.drill import program_drill, training_drill
 from hpctrain.drill.comparison import Row
 from hpctrain.drill.drill import Console, Drill, Report, stopped_after
 from hpctrain.errors import ExitCode, RunDirectoryError, RunFailedError
 from hpctrain.launch.prepare import claim_default_path
-from hpctrain.phrases import counted, numbered
+from hpctrain.phrases import aligned, counted, numbered
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.process import handlers_restored
 from hpctrain.streams import print_warning

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpctrain.errors import ConfigError
-from hpctrain.streams import Report
+from hpctrain.streams import Printer
 
 INTERPRETERS = {
     ".py": "python",
@@ -57,7 +57,7 @@ def near_script(word: str) -> str | None:
     return str(path.with_name(near[0])) if near else None
 
 
-def refuse_missing_script(command: Sequence[str], warn: Report) -> None:
+def refuse_missing_script(command: Sequence[str], warn: Printer) -> None:
     """Refuse a command whose script isn't there, before its job waits in the queue.
 
     Args:

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from hpctrain.config.cluster import Requeue, Slurm, Container
+from hpctrain.config.cluster import Container, Requeue, Slurm
 from hpctrain.doctor.folder import OWN_OPTIONS, DoctorJob
 from hpctrain.doctor.nodes import NO_PLUGIN
 from hpctrain.phrases import listed, on_one_line

@@ -6,9 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpctrain.config.resources import resources_of
-from hpctrain.drill.comparison import Row, compare_last_saves, compare_metrics, compare_values, find_last_saves, metrics_of
-from hpctrain.drill.drill import FORCED, Drill, Plan, Report, TimePlan, duration_s, steps_in, unproven
 from hpctrain.config.root import ProgramConfig
+from hpctrain.drill.comparison import (
+    Row,
+    compare_last_saves,
+    compare_metrics,
+    compare_values,
+    find_last_saves,
+    metrics_of,
+)
+from hpctrain.drill.drill import FORCED, Drill, Plan, Report, TimePlan, duration_s, steps_in, unproven
 from hpctrain.drill.launched_run import LaunchedRun
 from hpctrain.errors import RunFailedError
 from hpctrain.phrases import listed

@@ -12,7 +12,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from hpctrain.config.code import Code
-from hpctrain.config.scripts import INTERPRETERS
+from hpctrain.config.command import INTERPRETERS
 from hpctrain.errors import HpctrainError
 from hpctrain.phrases import scaled
 from hpctrain.run.source_folder import ask_git, secret_folder, secret_part

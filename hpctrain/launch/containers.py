@@ -13,7 +13,7 @@ from typing import Any
 
 from hpctrain.cluster.slurm_step import SlurmJob
 from hpctrain.cluster.variables import Variables
-from hpctrain.config.container import Mount
+from hpctrain.config.cluster import Mount
 from hpctrain.errors import HpctrainError
 from hpctrain.files import describe_os_error, read_json, write_json
 from hpctrain.launch.prepare import RunPlan

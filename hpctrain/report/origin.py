@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from hpctrain.config.secret_keys import may_be_secret
+from hpctrain.config.plain_yaml import may_be_secret
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import read_json_or_empty
 from hpctrain.phrases import byte_size, counted, local_time

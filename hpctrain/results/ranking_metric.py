@@ -138,8 +138,8 @@ def _configured(results: Iterable[RunResult]) -> Iterable[RankingMetric]:
 
 def _metric_of_config(result: RunResult) -> RankingMetric | None:
     # OmegaConf is slow to import, and runs of this version don't need it
-    from hpctrain.config.metric import metric_mode, metric_name
     from hpctrain.config.stored import load
+    from hpctrain.config.task_checks import metric_mode, metric_name
 
     with contextlib.suppress(ConfigError):
         config = load(trained_config(result.directory), only=("name", "task", "checkpoint"))

@@ -15,14 +15,11 @@ from typing import Any, ClassVar
 
 from hydra.core.override_parser.types import IntervalSweep, Override
 
-from hpctrain.config.compose import Composer
-from hpctrain.config.compose_program import ProgramComposer
-from hpctrain.config.metric import may_have_mode
-from hpctrain.config.multiple_values import value_as_typed
-from hpctrain.config.root import Config
-from hpctrain.config.run_config import RunConfig
+from hpctrain.config.compose import Composer, ProgramComposer
+from hpctrain.config.overrides import value_as_typed
+from hpctrain.config.root import Config, RunConfig
 from hpctrain.config.sweep import MAX_RUNS
-from hpctrain.config.task_methods import may_be_evaluated
+from hpctrain.config.task_checks import may_be_evaluated, may_have_mode
 from hpctrain.errors import ConfigError
 from hpctrain.phrases import counted
 from hpctrain.run.directory import RunDirectory

@@ -16,8 +16,7 @@ from decimal import Decimal
 
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep, ValueType
 
-from hpctrain.config.override_texts import TextKeepingParser
-from hpctrain.config.overrides import MISTAKES, value_as_typed
+from hpctrain.config.overrides import MISTAKES, TextKeepingParser, value_as_typed
 from hpctrain.errors import ConfigError, RunDirectoryError
 from hpctrain.run.sweep_record import REMEDY, SweepRecord
 

@@ -13,9 +13,9 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from hpctrain.config.compose import PRIMARY, Composer, ProgramComposer, SweepComposer, split_sweep
-from hpctrain.config.overrides import open_overrides, NOT_SWEPT, value_as_typed
-from hpctrain.config.root import Config, RunConfig
+from hpctrain.config.compose import PRIMARY, Composer, ProgramComposer
+from hpctrain.config.overrides import open_overrides
+from hpctrain.config.root import Config
 from hpctrain.config.task_checks import metric_mode
 from hpctrain.errors import ConfigError, ExitCode, RunFailedError
 from hpctrain.run.directory import RunDirectory

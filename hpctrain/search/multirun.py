@@ -8,11 +8,8 @@ from pathlib import Path
 
 from hydra.core.override_parser.types import Override, ValueType
 
-from hpctrain.config.compose import Composer
-from hpctrain.config.compose_program import ProgramComposer
-from hpctrain.config.compose_sweep import SweepComposer, split_sweep
-from hpctrain.config.multiple_values import NOT_SWEPT, value_as_typed
-from hpctrain.config.overrides import OPEN_NODES
+from hpctrain.config.compose import Composer, ProgramComposer, SweepComposer, split_sweep
+from hpctrain.config.overrides import NOT_SWEPT, OPEN_NODES, value_as_typed
 from hpctrain.config.sweep import Grid, kind_of
 from hpctrain.config.sweep import Sweep as SweepOptions
 from hpctrain.errors import ConfigError, ExitCode

@@ -18,8 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
 
 from hpctrain.config.identity import flat_values
-from hpctrain.config.plain_yaml import parse_plain_config
-from hpctrain.config.secret_keys import MAY_BE_SECRET
+from hpctrain.config.plain_yaml import MAY_BE_SECRET, parse_plain_config
 from hpctrain.files import (
     LARGEST_BYTES,
     LARGEST_LOG_BYTES,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.launch.containers import RankContainer
 from hpctrain.config.cluster import Mount
+from hpctrain.launch.containers import RankContainer
 
 
 @pytest.fixture

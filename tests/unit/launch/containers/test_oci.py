@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.launch.containers import ContainerError, bundle_config, make_root, rank_words
 from hpctrain.config.cluster import Mount
+from hpctrain.launch.containers import ContainerError, bundle_config, make_root, rank_words
 
 CONFIG = {
     "ociVersion": "1.0.2",
