@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 
-from hpctrain.attempt.hang_report import GIL_HELD, SIGALRM_MESSAGE, hang_report
+from hpctrain.attempt.hang import GIL_HELD, SIGALRM_MESSAGE, hang_report
 from hpctrain.attempt.termination import USER_SIGNALS, Termination
 from hpctrain.config.plain_yaml import is_program
 from hpctrain.errors import RunDirectoryError

@@ -41,6 +41,8 @@ NCCL_ERRORS = {
 
 _WAITING = ("/torch/distributed/", "/torch/nn/parallel/distributed.py", "/hpctrain/parallel/", "/hpctrain/rank/")
 """Parts of the paths of modules whose innermost call waits for other ranks."""
+_OWN = tuple(f"/hpctrain/rank/{name}.py" for name in ("entry", "rank", "stacks", "watchdog"))
+"""Modules beside those that attend to this process alone."""
 _BACKWARD = "/torch/autograd/graph.py"
 """DDP waits for the other ranks' gradients in this module, in C++ frames that Python doesn't show."""
 
@@ -51,4 +53,6 @@ def waits_for_peers(path: str) -> bool:
     A guess: on a GPU a rank waits wherever it first needs a result, and only `run.collectives` shows it.
     """
     path = path.replace(os.sep, "/")
+    if path.endswith(_OWN):
+        return False
     return any(part in path for part in _WAITING) or path.endswith(_BACKWARD)

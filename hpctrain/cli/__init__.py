@@ -68,7 +68,7 @@ def _skip_python_exit(code: int) -> None:
     is_urgent = code == ExitCode.INTERRUPTED
     if not (is_lost or (is_urgent and threads)):
         return
-    from hpctrain.worker.entry import end_process
+    from hpctrain.rank.entry import end_process
 
     with contextlib.suppress(KeyboardInterrupt):
         for thread in threads:

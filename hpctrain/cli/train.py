@@ -132,7 +132,8 @@ def wait_for_rank_zero(code: ExitCode) -> None:
 
 def _run_as_rank(composer: Composer, overrides: list[str]) -> int:
     from hpctrain.launch.prepare import prepare_as_rank
-    from hpctrain.worker.entry import end_process, run_rank
+    from hpctrain.rank.entry import end_process, run_rank
+    from hpctrain.train.workload import TrainingWorkload
 
     environment = ClusterEnvironment.from_environment(os.environ)
     try:
@@ -146,11 +147,11 @@ def _run_as_rank(composer: Composer, overrides: list[str]) -> int:
         raise
     ignore_write_errors()
     sys.path[:] = with_working_directory()
+    training = TrainingWorkload(config, make_directory=lambda: prepare_as_rank(config, sys.argv, environment).directory)
     code: int
     try:
-        code = run_rank(config, None, lambda: prepare_as_rank(config, sys.argv, environment).directory)
+        code = run_rank(training)
     except HpctrainError as error:
         print(f"{ERROR_PREFIX}{error}", file=sys.stderr)
         code = error.exit_code
-    end_process(code)
-    return code
+    return end_process(code)

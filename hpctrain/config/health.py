@@ -1,4 +1,4 @@
-"""``conf/health``: when a run without progress counts as hanging. Owner: hpctrain.worker."""
+"""``conf/health``: when a run without progress counts as hanging. Owner: hpctrain.attempt."""
 
 from __future__ import annotations
 

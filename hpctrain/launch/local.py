@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import IO, NoReturn
 
-from hpctrain.attempt.hang_report import alarm_complaint
+from hpctrain.attempt.hang import alarm_complaint
 from hpctrain.attempt.lost_gpu import has_lost_gpu
 from hpctrain.attempt.notification import SOON_S, Notifier
 from hpctrain.attempt.out_of_memory import oom_complaint, oom_kills, with_memory_advice
@@ -27,7 +27,9 @@ from hpctrain.errors import ExitCode
 from hpctrain.files import TEMPORARY_PREFIX
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.launch.rank_command import code_variables, rank_command, rank_variables
+from hpctrain.rank.entry import run_rank
 from hpctrain.rank.private_folder import lockable_folder
+from hpctrain.rank.rank import HostProgram
 from hpctrain.rank.stop_request import STOP_SIGNALS
 from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.code import CheckedCode, code_for_attempt, current_code
@@ -48,8 +50,7 @@ from hpctrain.run.reason import Reason
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.streams import LogFile, LostOutput, print_warning
 from hpctrain.terminal import can_redraw, is_terminal
-from hpctrain.worker.entry import run_rank
-from hpctrain.worker.host_program import HostProgram
+from hpctrain.train.workload import TrainingWorkload
 
 GRACE_S = 5.0
 """Seconds to wait before killing the ranks, after one of them failed or after a second Ctrl-C."""
@@ -98,7 +99,7 @@ def _launch(run: RunPlan, program: HostProgram | None, quiet: Collection[Reason]
         # a program's search path is its own
         imports = imported_from(code.copy) if program is None else contextlib.nullcontext()
         with _sudden_exit_concluded(attempt.conclude), alone, imports:
-            run_rank(run.training, directory, program=program)
+            run_rank(TrainingWorkload(run.training, directory, program=program))
         return attempt.conclude()
     port = run.config.cluster.master_port or free_port()
     ranks = LocalRanks(directory, number, world_size, port=port, code=code.digest, independent=run.is_program)

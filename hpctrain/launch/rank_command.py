@@ -22,7 +22,7 @@ def rank_command(run: RunPlan, code: CodeSnapshot | None) -> list[str]:
         run: the run.
         code: from which the rank imports; None for its working directory.
     """
-    module = "hpctrain.program" if run.is_program else "hpctrain.worker"
+    module = "hpctrain.program" if run.is_program else "hpctrain.train"
     safe = [] if code is None or is_found_here() else ["-P"]
     return [rank_python(run), *safe, "-u", "-m", module]
 

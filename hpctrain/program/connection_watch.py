@@ -15,7 +15,7 @@ import psutil
 
 from hpctrain.config.command import RankLauncher
 from hpctrain.config.resources import resources_of
-from hpctrain.program.process_tree import Process
+from hpctrain.program.processes import Process
 from hpctrain.program.rank import ProgramRank
 from hpctrain.run.start_record import UnconnectedRanks
 

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
-from hpctrain.program.process_tree import Process
+from hpctrain.program.processes import Process
 
 SHELL_GRACE_S = 0.5
 """Seconds in which a shell may end by itself after the programs that it ran."""

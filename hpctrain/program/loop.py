@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import select
 import signal
 import time
+from types import FrameType, TracebackType
 
+from hpctrain.attempt.hang import PEERS_S, REQUESTS_EVERY_S, HangWatch, Phase
 from hpctrain.attempt.termination import Termination
 from hpctrain.errors import HpctrainError
 from hpctrain.files import write_json
-from hpctrain.program.child import Child
 from hpctrain.program.connection_watch import ConnectionWatch
-from hpctrain.program.ending import ProgramEnd
 from hpctrain.program.forwarded_stop import ForwardedStop
-from hpctrain.program.hang import LOOK_S, HangWatch
+from hpctrain.program.output import ProgramEnd
+from hpctrain.program.processes import Child, ProgramStacks
 from hpctrain.program.rank import ProgramRank
-from hpctrain.program.records import Records
-from hpctrain.program.session_events import EventPipe, Progress
-from hpctrain.program.signals import Signals
-from hpctrain.program.stacks import ProgramStacks
+from hpctrain.program.reports import EventPipe, Progress, Records
 from hpctrain.rank.stop_request import STOP_SIGNALS
 from hpctrain.run.reason import Reason
 from hpctrain.run.stacks import StacksRequests, request_stacks
 
+RECEIVED = (*STOP_SIGNALS, signal.SIGCHLD)
+LOOK_S = 1.0
+"""Seconds between two looks at the program and its reports."""
 READ_EVERY_S = 0.05
 """Seconds between two reads of reports: what a fast program reports is read together."""
-REQUESTS_EVERY_S = 2.0
-"""Seconds between two looks into the run directory."""
 REPEATED_S = 1.0
 """Seconds in which further signals belong to the same stop: SLURM sends some of them twice."""
 STAGED_S = 0.1
@@ -37,11 +37,49 @@ OWN_SIGNAL_S = 0.5
 """Seconds in which this process may receive the signal of which the program died."""
 REST_S = 2.0
 """Seconds for the other processes of a program to end after the first one."""
-PEERS_S = 3.0
-"""Seconds for the other ranks to record a hang before this one ends, and their connections with it."""
 STOP_FILE = "stop"
 
 log = logging.getLogger("hpctrain.program")
+
+
+class Signals:
+    """Receives the stop signals and SIGCHLD inside its context, also those that were blocked before it.
+
+    Attributes:
+        descriptor: readable when a signal has arrived.
+    """
+
+    def __init__(self) -> None:
+        self.descriptor, self._written = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def __enter__(self) -> Signals:
+        """Receive signals from now on."""
+        signal.set_wakeup_fd(self._written, warn_on_full_buffer=False)
+        for number in RECEIVED:
+            signal.signal(number, _ignore)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, RECEIVED)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Block them again: this process is about to end, and records why."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, RECEIVED)
+        signal.set_wakeup_fd(-1)
+        os.close(self.descriptor)
+        os.close(self._written)
+
+    def read(self) -> list[signal.Signals]:
+        """The signals since the last call, oldest first."""
+        try:
+            numbers = os.read(self.descriptor, 4096)
+        except BlockingIOError:
+            return []
+        return [signal.Signals(number) for number in numbers]
+
+
+def _ignore(_number: int, _frame: FrameType | None) -> None:
+    """Do nothing: the number is in the pipe by now, which takes a handler of Python's."""
 
 
 class HangError(HpctrainError):
@@ -68,7 +106,7 @@ class EventLoop:
         self._events = events
         self._records = records
         self.progress = Progress()
-        self._hang = HangWatch(rank.config.health)
+        self._hang = HangWatch(rank.config.health, time.monotonic(), LOOK_S)
         self._connections = ConnectionWatch(rank, child.process)
         self._requests = StacksRequests(rank.directory.stacks_request(rank.attempt))
         run = rank.config.run
@@ -169,9 +207,11 @@ class EventLoop:
         return more
 
     def _look(self, now: float) -> None:
-        complaint = self._hang.look(self.progress, self._stops, now)
-        if complaint:
-            self._record_hang(complaint)
+        # a program that reports no steps may be silent for any time; a save after a stop takes time as well
+        if self.progress.started and not self.progress.done:
+            phase = Phase.START if self.progress.first_step is None else Phase.TRAINING
+            if complaint := self._hang.look(phase, (self.progress.changes, self._stops), now):
+                self._record_hang(complaint)
         self._connections.look(now)
         if self._records is not None:
             self._records.look(self.progress)
@@ -191,7 +231,7 @@ class EventLoop:
         """Stop the program, which the user has cancelled, and kill it when the time for a save is over."""
         if not self._stops:
             self._receive(signal.SIGTERM, "cancelled by the user")
-        elif now - self._stopped_at >= self._rank.config.health.bound_s("save_timeout_s"):
+        elif now - self._stopped_at >= Phase.SAVING.bound_s(self._rank.config.health):
             log.warning("cancelled, and still running after health.save_timeout_s: killing the program")
             self._child.kill()
 

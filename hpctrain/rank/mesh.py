@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import Store
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from hpctrain.config.mesh import MeshShape
-from hpctrain.rank.gloo_group import SAVING, gloo_group
+from hpctrain.rank.group import SAVING, gloo_group
 from hpctrain.rank.neighbours import Neighbours, join_neighbours
 
 

@@ -40,6 +40,8 @@ CHOSEN_PORT_SPARES = 5
 """Number of ports to try, starting with the one that the user chose."""
 FILE_S = 60.0
 """Seconds in which a store's file has to become usable: an NFS client may take a minute to see a new folder."""
+READ_TIMEOUT_S = 60.0
+"""Seconds that rank zero waits for the other ranks to read a refusal: the store is gone once rank zero exits."""
 
 OTHER_SECRET = (
     f"if you started the ranks by hand, on nodes without a shared home, set {VARIABLE} to the same value on all ranks"
@@ -297,3 +299,40 @@ def _try_store(address: str, port: int, handshake: Handshake) -> tuple[Store, by
     thread.start()
     thread.join(HANDSHAKE_S)
     return found[0] if found else None
+
+
+def share_refusal(store: Store, topic: str, why: str, num_others: int) -> None:
+    """Publish a refusal, as rank zero, and wait until all others have read it; collective with `read_refusal`.
+
+    Args:
+        store: that the ranks share.
+        topic: what may be refused; each only once.
+        why: the refusal; empty if there is none, for which nobody waits.
+        num_others: number of the other ranks.
+    """
+    store.set(_key(topic), why)
+    deadline = time.monotonic() + READ_TIMEOUT_S
+    # a rank that arrives after the store is gone would look for it until the rendezvous times out
+    while why and store.add(_readers_key(topic), 0) < num_others and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def read_refusal(store: Store, topic: str) -> str:
+    """Wait for what rank zero says, and return it: empty if it refuses nothing; collective with `share_refusal`.
+
+    Args:
+        store: that the ranks share.
+        topic: as rank zero names it.
+    """
+    why = store.get(_key(topic)).decode()
+    if why:
+        store.add(_readers_key(topic), 1)
+    return why
+
+
+def _key(topic: str) -> str:
+    return f"hpctrain/refusal/{topic}"
+
+
+def _readers_key(topic: str) -> str:
+    return f"hpctrain/refusal_readers/{topic}"

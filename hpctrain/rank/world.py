@@ -20,11 +20,9 @@ from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.mesh import MeshShape
 from hpctrain.rank.all_gather import gather_over
 from hpctrain.rank.devices import resolve_backend
-from hpctrain.rank.flight_recorder import read_collectives
-from hpctrain.rank.gloo_group import CONTROL, gloo_group
+from hpctrain.rank.group import CONTROL, gloo_group, read_collectives, set_nccl_variables
 from hpctrain.rank.mesh import Mesh, form_mesh
 from hpctrain.rank.message import decode, encode
-from hpctrain.rank.nccl_variables import set_nccl_variables
 from hpctrain.rank.sealed_store import SealedStore
 from hpctrain.run.exit_record import Collectives
 

@@ -13,7 +13,7 @@ from hpctrain.config.batch import counted_shares
 from hpctrain.config.schedule import AnySchedule, schedule_of
 from hpctrain.parallel.replica import inner
 from hpctrain.phrases import all_of, byte_size, counted, listed
-from hpctrain.rank.nccl_variables import ALIASES, nccl_defaults, user_nccl_variables
+from hpctrain.rank.group import ALIASES, nccl_defaults, user_nccl_variables
 from hpctrain.rank.world import World
 from hpctrain.run.config_change import trained_varied
 from hpctrain.run.ledger import Claim

@@ -15,7 +15,7 @@ from hpctrain.data.micro_batch import map_tensors
 from hpctrain.data.stream import check_stream, has_bookmarks, remark_on, streams_of
 from hpctrain.errors import CheckpointError, TaskError
 from hpctrain.phrases import counted
-from hpctrain.rank.packed_state import packed, unpacked
+from hpctrain.rank.message import packed, unpacked
 from hpctrain.rank.world import World
 
 log = logging.getLogger("hpctrain.train")

@@ -14,7 +14,7 @@ from hpctrain.data.micro_batch import map_tensors
 from hpctrain.errors import TaskError
 from hpctrain.parallel.local_part import local_part
 from hpctrain.phrases import counted
-from hpctrain.rank.packed_state import packed, unpacked
+from hpctrain.rank.message import packed, unpacked
 from hpctrain.rank.world import World
 from hpctrain.tasks.evaluation_contract import checked_computed, checked_metrics
 from hpctrain.tasks.task import Task

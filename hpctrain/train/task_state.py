@@ -16,7 +16,7 @@ from hpctrain.checkpoint.host_memory import HostCopy
 from hpctrain.checkpoint.state import Stateful
 from hpctrain.data.micro_batch import iterate_tensors, map_tensors
 from hpctrain.errors import CheckpointError, TaskError
-from hpctrain.rank.packed_state import packed, unpacked
+from hpctrain.rank.message import packed, unpacked
 from hpctrain.rank.world import World
 from hpctrain.tasks.log import TaskLog
 from hpctrain.tasks.position import Position

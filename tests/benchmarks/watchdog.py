@@ -24,8 +24,8 @@ import torch
 from torch import nn
 
 from hpctrain.config.health import Health
+from hpctrain.rank import watchdog
 from hpctrain.rank.stop_request import StopRequest
-from hpctrain.worker import watchdog
 
 
 class Loop:
@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--faster", type=float, default=100.0)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    watchdog.LOOK_S /= options.faster
+    watchdog.REQUESTS_EVERY_S /= options.faster
     loop, folder = Loop(), Path(tempfile.mkdtemp())
     loop.run(2.0)
     without, with_it, used = [], [], []

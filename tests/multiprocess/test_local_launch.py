@@ -309,7 +309,7 @@ def stopped(path):
 @pytest.mark.nightly
 def test_a_signal_before_the_ranks_are_there_is_not_lost(launch, record):
     command = launch("trainer.max_steps=1000", TRIAL_SLEEP="0.1")
-    wait_for(lambda: any("hpctrain.worker" in line for line in processes_of(command.path).values()), "a rank")
+    wait_for(lambda: any("hpctrain.train" in line for line in processes_of(command.path).values()), "a rank")
     command.signal(signal.SIGTERM)
     code, _, err = command.wait()
     assert code == 4, err
@@ -438,7 +438,7 @@ def test_a_task_prints_though_the_disk_of_its_log_is_full(composer, variables, r
     path = record.directory.path
     words = [f"run_dir={path}", *TRIAL, "task._target_=printing.Printing"]
     prepare(composer.compose(words, world_size=1), words)
-    command = [sys.executable, "-u", "-m", "hpctrain.worker", path]
+    command = [sys.executable, "-u", "-m", "hpctrain.train", path]
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(command, stdout=full, stderr=full, env=variables, check=False)
     assert record.attempts == [(0, "completed", 10)]

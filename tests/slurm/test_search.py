@@ -301,7 +301,7 @@ class Strikes:
                 self._sandbox.requeue(task)
         elif kind == "preempt":
             self._sandbox.preempt(nodes=1, seconds=2)
-        elif found := processes(self._home, "hpctrain.search" if kind == "task" else "hpctrain.worker"):
+        elif found := processes(self._home, "hpctrain.search" if kind == "task" else "hpctrain.train"):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._draw.choice(found), signal.SIGKILL)
 

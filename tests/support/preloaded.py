@@ -10,7 +10,7 @@ import hpctrain.cli.resume
 import hpctrain.cli.train
 import hpctrain.launch.launcher
 import hpctrain.launch.local
-import hpctrain.worker.attempt  # noqa: F401
+import hpctrain.train.attempt  # noqa: F401
 from hpctrain.config.compose import Composer
 
 SEARCH_PATH = list(sys.path)

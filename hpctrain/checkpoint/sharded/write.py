@@ -18,7 +18,7 @@ from hpctrain.checkpoint.sharded.read import MODEL_PREFIX
 from hpctrain.checkpoint.state import NAMED
 from hpctrain.checkpoint.write import without_crc32, write_part
 from hpctrain.errors import CheckpointError
-from hpctrain.rank.packed_state import packed, unpacked
+from hpctrain.rank.message import packed, unpacked
 from hpctrain.rank.world import World
 from hpctrain.run.checkpoint_manifest import (
     INDEX,

@@ -9,9 +9,10 @@ import torch
 
 from hpctrain.cli import main
 from hpctrain.config.stored import load
+from hpctrain.rank import devices
+from hpctrain.rank.entry import run_rank
 from hpctrain.run.directory import RunDirectory
-from hpctrain.worker import rank_devices
-from hpctrain.worker.entry import run_rank
+from hpctrain.train.workload import TrainingWorkload
 
 
 def run(*words):
@@ -20,7 +21,7 @@ def run(*words):
 
 def rank(path):
     directory = RunDirectory.at(Path(path))
-    return int(run_rank(load(directory.config), directory))
+    return int(run_rank(TrainingWorkload(load(directory.config), directory)))
 
 
 def in_a_thread(*words):
@@ -41,5 +42,5 @@ def rank_with_broken_driver(path):
 
     torch.cuda.init = init
     torch.backends.cuda.is_built = lambda: True
-    rank_devices.visible_gpus = lambda environ: 1
+    devices.visible_gpus = lambda environ: 1
     return rank(path)

@@ -19,14 +19,14 @@ import command
 SENT = "sent.jsonl"
 PHASES = {
     "before the handlers": [
-        ("hpctrain.worker.entry:run_rank", 1),
+        ("hpctrain.rank.entry:run_rank", 1),
         ("hpctrain.rank.stop_request:StopRequest.install", 1),
     ],
-    "import": [("hpctrain.run.handover:Handover.read", 1), ("hpctrain.worker.watchdog:Watchdog.__enter__", 1)],
+    "import": [("hpctrain.run.handover:Handover.read", 1), ("hpctrain.rank.watchdog:Watchdog.__enter__", 1)],
     "rendezvous": [
-        ("hpctrain.worker.attempt:run_attempt", 1),
-        ("hpctrain.worker.attempt:_meet", 1),
-        ("hpctrain.worker.attempt:_agree_on_attempt", 1),
+        ("hpctrain.train.attempt:run_attempt", 1),
+        ("hpctrain.train.attempt:_meet", 1),
+        ("hpctrain.train.attempt:_agree_on_attempt", 1),
         ("hpctrain.rank.world:join", 1),
         ("hpctrain.rank.world:World.gather", 1),
     ],
@@ -64,8 +64,8 @@ PHASES = {
     "after it": [
         ("hpctrain.checkpoint.saver:CheckpointSaver.finish", 1),
         ("hpctrain.rank.world:World.close", 1),
-        ("hpctrain.worker.rank:Rank.write_exit_record", 1),
-        ("hpctrain.worker.entry:close_log_files", 1),
+        ("hpctrain.rank.rank:Rank.write_exit_record", 1),
+        ("hpctrain.train.workload:close_log_files", 1),
     ],
     "the stop": [
         ("hpctrain.train.stopping:Stopping.begin", 1),

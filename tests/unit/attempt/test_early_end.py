@@ -25,7 +25,7 @@ def directory(tmp_path):
     return directory
 
 
-@pytest.mark.parametrize("module", ["hpctrain.worker", "hpctrain.program"])
+@pytest.mark.parametrize("module", ["hpctrain.train", "hpctrain.program"])
 def test_a_rank_with_another_version_than_its_launcher_ends_before_it_reads_the_configuration(directory, module):
     environ = os.environ | RANK_ONE | Handover(attempt=1, logged=True, version="9.8.7").variables()
     command = [sys.executable, "-m", module, str(directory.path)]

@@ -9,8 +9,8 @@ import torch
 
 from hpctrain.attempt import lost_gpu
 from hpctrain.attempt.lost_gpu import closing_unless_lost, has_lost_gpu, retain_if_gpu_lost, with_cuda_message
+from hpctrain.rank.classification import Classification, classify
 from hpctrain.run.reason import Reason
-from hpctrain.worker.classification import Classification, classify
 
 LOST = torch.AcceleratorError("CUDA error: device-side assert triggered\nCompile with `TORCH_USE_CUDA_DSA` to enable")
 OF_LIBRARY = RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(handle)`")

@@ -61,12 +61,12 @@ def test_another_torch_than_before_is_reported(attempts, submitter, who):
     ("command", "why"),
     [
         (
-            ["env", "/nosuch/python", "-m", "hpctrain.worker"],
+            ["env", "/nosuch/python", "-m", "hpctrain.train"],
             r"can't be started \(env: .*/nosuch/python.*\); set cluster",
         ),
-        (["env", "/etc/passwd", "-m", "hpctrain.worker"], r"can't be started \(env: .*/etc/passwd.*\); set cluster"),
+        (["env", "/etc/passwd", "-m", "hpctrain.train"], r"can't be started \(env: .*/etc/passwd.*\); set cluster"),
         (
-            [sys.executable, "-I", "-S", "-m", "hpctrain.worker"],
+            [sys.executable, "-I", "-S", "-m", "hpctrain.train"],
             "has no module hpctrain; install hpctrain .* for it, or",
         ),
         ([sys.executable, "-I", "-S", "-c", "import omegaconf"], "has no module omegaconf; install hpctrain"),

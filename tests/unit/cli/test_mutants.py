@@ -36,7 +36,7 @@ from hpctrain.doctor.nodes import NODE_CHECKS, NodeAnswers
 from hpctrain.doctor.rank_findings import RANK_CHECKS
 from hpctrain.errors import ERROR_PREFIX, HpctrainError
 from hpctrain.launch.prepare import prepare
-from hpctrain.program.session_events import Event, Progress
+from hpctrain.program.reports import Event, Progress
 from hpctrain.run.checkpoint_manifest import MANIFEST, encode_manifest
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.sweep_record import SweepRecord

@@ -19,7 +19,7 @@ from hpctrain.run.reason import Reason
 RANK = """
 import sys, time
 from hpctrain.config.health import Health
-from hpctrain.worker import watchdog
+from hpctrain.rank import watchdog
 from types import SimpleNamespace
 from hpctrain.rank.stop_request import StopRequest
 from hpctrain.run.directory import RunDirectory
@@ -28,7 +28,7 @@ def train():
     while True:
         time.sleep(0.1)
 
-watchdog.LOOK_S = 0.1
+watchdog.REQUESTS_EVERY_S = 0.1
 directory, rank = RunDirectory.at(sys.argv[1]), int(sys.argv[2])
 watched = SimpleNamespace(
     doing="import_s",

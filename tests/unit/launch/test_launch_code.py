@@ -413,8 +413,8 @@ def test_the_command_of_a_rank(project, prepared, composer, monkeypatch):
     directory = prepared(*OWN)
     code = current_code(directory)
     run = plan(composer.compose(["run_dir=R", *OWN]))
-    assert rank_command(run, None)[1:] == ["-u", "-m", "hpctrain.worker"]
-    assert rank_command(run, code)[1:] == ["-P", "-u", "-m", "hpctrain.worker"]
+    assert rank_command(run, None)[1:] == ["-u", "-m", "hpctrain.train"]
+    assert rank_command(run, code)[1:] == ["-P", "-u", "-m", "hpctrain.train"]
     assert code_variables(run, None, {}) == {}
     assert code_variables(run, code, {"PYTHONPATH": "/opt"}) == {"PYTHONPATH": f"{code.folder}:/opt"}
 

@@ -22,6 +22,8 @@ from hpctrain.launch import local
 from hpctrain.launch.local import LocalRanks, copy_output, free_port, launch_local, rank_variables
 from hpctrain.launch.prepare import prepare
 from hpctrain.rank.private_folder import lockable_folder
+from hpctrain.rank.rank import Rank
+from hpctrain.rank.stacks import Position
 from hpctrain.rank.stop_request import STOP_SIGNALS, StopRequest
 from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.launcher import Handover
@@ -29,8 +31,6 @@ from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.run.times import Times
 from hpctrain.streams import LogFile, LostOutput
-from hpctrain.worker.rank import Rank
-from hpctrain.worker.stacks import Position
 
 START = """
 import json, os, signal, sys, time
@@ -405,9 +405,10 @@ def test_an_error_that_all_ranks_raise_is_not_printed_again(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("hangs", [True, False])
 def test_the_end_of_a_single_process_is_printed_once(tmp_path, monkeypatch, hangs):
-    def run_rank(config, directory, program):
-        rank = Rank(config, ClusterEnvironment.from_environment({}), Handover(attempt=1), StopRequest(), Times(0.0))
-        rank.directory, rank.attempt = directory, 1
+    def run_rank(training):
+        place = ClusterEnvironment.from_environment({})
+        rank = Rank(training.config, place, Handover(attempt=1), StopRequest(), Times(0.0))
+        rank.directory, rank.attempt = training.directory, 1
         if hangs:
             rank.record_hang("no step for 3 s", Position("wait in x.py:1", "the stack", waits=True))
         os._exit(1)

@@ -25,5 +25,5 @@ IN_CONTAINER = ["cluster=slurm", "cluster.container.image=/images/torch.sif", "c
 )
 def test_the_python_of_the_ranks(composer, words, python):
     run = plan(composer.compose_run(["run_dir=/runs/R", *words]))
-    module = "hpctrain.program" if run.is_program else "hpctrain.worker"
+    module = "hpctrain.program" if run.is_program else "hpctrain.train"
     assert rank_command(run, None) == [python, "-u", "-m", module]

@@ -231,7 +231,7 @@ def test_srun_gets_what_sbatch_would_not_hand_on(composer, run):
         sys.executable,
         "-u",
         "-m",
-        "hpctrain.worker",
+        "hpctrain.train",
         "/runs/R",
     ]
 

@@ -15,7 +15,7 @@ from hpctrain.config.run import ProgramRun
 from hpctrain.launch.rank_command import rank_variables
 from hpctrain.program.connection_watch import CONNECT_S, ConnectionWatch
 from hpctrain.program.output import ProgramOutput
-from hpctrain.program.process_tree import Process
+from hpctrain.program.processes import Process
 from hpctrain.program.rank import ProgramRank
 from hpctrain.run.start_record import UnconnectedRanks
 

@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from hpctrain.config.run import ProgramRun
-from hpctrain.program.ending import ProgramEnd, outcome_of
+from hpctrain.program.output import ProgramEnd, outcome_of
 from hpctrain.run.reason import Reason
 
 TRACEBACK = "Traceback (most recent call last):\n  File x\n{}\n"

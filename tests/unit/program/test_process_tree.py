@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from hpctrain.program.process_tree import Process, listing
+from hpctrain.program.processes import Process, listing
 
 THIS = Process.of(os.getpid())
 

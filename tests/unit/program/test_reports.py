@@ -12,8 +12,7 @@ import time
 import pytest
 
 from hpctrain import session
-from hpctrain.program.process_tree import Process
-from hpctrain.program.stacks import WITHOUT_STACKS
+from hpctrain.program.processes import WITHOUT_STACKS, Process
 from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.config_change import change_config
 from hpctrain.run.ledger import Ledger

@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from hpctrain.program.session_events import LONGEST_LINE_BYTES, Event, EventPipe, Progress
+from hpctrain.program.reports import LONGEST_LINE_BYTES, Event, EventPipe, Progress
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 from hpctrain.attempt.outcome import Outcome
 from hpctrain.program.loop import REPEATED_S
-from hpctrain.program.process_tree import Process
+from hpctrain.program.processes import Process
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 

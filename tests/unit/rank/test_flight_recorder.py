@@ -4,9 +4,9 @@ import threading
 
 import pytest
 
-from hpctrain.rank import flight_recorder
-from hpctrain.rank.flight_recorder import read_collectives, summarize
 from hpctrain.run.exit_record import Collectives
+from hpctrain.rank import group
+from hpctrain.rank.group import read_collectives, summarize
 
 
 def entry(number, operation="nccl:all_reduce", *, retired=True, at=None, group=("0", "default_pg"), is_p2p=False):
@@ -63,4 +63,4 @@ def test_a_recorder_with_another_format_is_left_alone(monkeypatch, text):
 def test_a_recorder_that_is_switched_off_has_nothing(monkeypatch):
     monkeypatch.setattr("torch._C._distributed_c10d._dump_fr_trace_json", lambda: b'{"version": "2.10"}')
     assert read_collectives() == Collectives()
-    assert flight_recorder.READ_S < 15, "the watchdog's bound on recording a hang"
+    assert group.READ_S < 15, "the watchdog's bound on recording a hang"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from hpctrain.config.health import Health
-from hpctrain.rank.nccl_variables import nccl_defaults, set_nccl_variables, user_nccl_variables
+from hpctrain.rank.group import nccl_defaults, set_nccl_variables, user_nccl_variables
 
 HANDLING, RETHROW = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_RETHROW_CUDA_ERRORS"
 HEARTBEAT = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"

@@ -6,8 +6,8 @@ import time
 import pytest
 from torch.distributed import TCPStore
 
-from hpctrain.rank import refusal
-from hpctrain.rank.refusal import read_refusal, share_refusal
+from hpctrain.rank import rendezvous
+from hpctrain.rank.rendezvous import read_refusal, share_refusal
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_without_a_refusal_nobody_waits(store):
 
 
 def test_a_rank_that_never_reads_costs_a_bounded_wait(store, monkeypatch):
-    monkeypatch.setattr(refusal, "READ_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(rendezvous, "READ_TIMEOUT_S", 0.2)
     share_refusal(store, "a topic", "no room", 1)
     assert read_refusal(store, "a topic") == "no room"
     assert store.add("hpctrain/refusal_readers/a topic", 0) == 1

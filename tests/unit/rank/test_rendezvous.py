@@ -10,9 +10,9 @@ import pytest
 
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.errors import RendezvousError
+from hpctrain.rank.classification import Classification, classify
 from hpctrain.rank.rendezvous import meet, open_private_store, probe
 from hpctrain.run.reason import Reason
-from hpctrain.worker.classification import Classification, classify
 
 ADDRESS = "127.0.11.7"
 """An address of this machine that nothing else listens on or connects from."""

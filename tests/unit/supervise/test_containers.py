@@ -33,7 +33,7 @@ def test_the_whole_line_of_pyxis(supervisor):
         f"--container-workdir={here}",
         "--container-env=CUDA_VISIBLE_DEVICES,HPCTRAIN_CLAIM",
         *("numactl", "--localalloc"),
-        *("env", "A=1", "env", "SLURM_JOB_NAME=digits", "python3", "-u", "-m", "hpctrain.worker", str(run)),
+        *("env", "A=1", "env", "SLURM_JOB_NAME=digits", "python3", "-u", "-m", "hpctrain.train", str(run)),
     ]
 
 

@@ -560,7 +560,7 @@ def test_ranks_import_from_the_copy(slurm, supervisor, project):
     code = current_code(one.directory)
     command = srun_command(one.plan, code=code)
     assert command[command.index(sys.executable) + 1] == "-P"
-    assert srun_command(one.plan)[-4:-1] == ["-u", "-m", "hpctrain.worker"]
+    assert srun_command(one.plan)[-4:-1] == ["-u", "-m", "hpctrain.train"]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from hpctrain.launch.containers import ContainerError, ch_run
 
-RANK = ["python3", "-u", "-m", "hpctrain.worker", "/runs/R"]
+RANK = ["python3", "-u", "-m", "hpctrain.train", "/runs/R"]
 INSIDE = ["env", "PYTHONPATH=/runs/R/code/1", "GREETING=a, $b", *RANK]
 SHIM = """\
 #!/bin/sh

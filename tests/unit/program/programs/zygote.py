@@ -13,10 +13,9 @@ import sys
 from pathlib import Path
 
 from hpctrain.program import loop
-from hpctrain.program.entry import run_program
+from hpctrain.program.workload import ProgramWorkload
+from hpctrain.rank.entry import main as run_rank
 from hpctrain.rank.stop_request import STOP_SIGNALS
-from hpctrain.run.directory import RunDirectory
-from hpctrain.streams import ignore_write_errors, open_streams
 
 # ten times as often as for users
 for name in ("LOOK_S", "REQUESTS_EVERY_S", "PEERS_S", "REST_S"):
@@ -33,9 +32,8 @@ def rank(order):
     os.environ.clear()
     os.environ.update(order["variables"])
     sys.stdout = sys.__stdout__ = os.fdopen(1, "w", buffering=1, closefd=False)
-    open_streams()
-    ignore_write_errors()
-    return run_program(RunDirectory.existing(order["run"]))
+    sys.argv[1:] = [order["run"]]
+    run_rank(ProgramWorkload)
 
 
 def main():
@@ -52,12 +50,11 @@ def main():
                 return
             pid = os.fork()
             if pid == 0:
-                code = 99
                 try:
-                    code = rank(json.loads(line))
+                    rank(json.loads(line))
                 finally:
                     sys.stdout.flush()
-                    os._exit(code)
+                    os._exit(99)
             print(pid, flush=True)
         if woken in ready:
             os.read(woken, 1000)

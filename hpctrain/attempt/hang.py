@@ -1,0 +1,170 @@
+"""Hangs: which silence of a rank is one, and the report on an attempt in which a rank recorded one.
+
+`hpctrain.config.health` has the bounds. The watchdog of a training's rank (`rank.watchdog`) and the event loop of a
+program's (`program.loop`) ask a `HangWatch`, and record what it finds. The timeouts of the process groups are longer
+than all bounds, so that they end only what no watchdog could. The launcher, or the supervisor, reports the whole
+attempt by `hang_report`.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from enum import Enum
+
+from hpctrain.config.health import Health
+from hpctrain.phrases import numbered
+from hpctrain.run.exit_record import ExitRecord
+from hpctrain.run.reason import Reason
+
+PEERS_S = 3.0
+"""Seconds that the other ranks get to record their own state before the first one that hangs ends, and their
+connections with it. They look every `REQUESTS_EVERY_S`."""
+REQUESTS_EVERY_S = 2.0
+"""Seconds between a rank's looks into the run directory for a stop file and for a request for stacks."""
+SIGALRM_MESSAGE = "Alarm clock"
+"""What srun and shells print of a process that SIGALRM ended, as `rank.stacks.StackTimer` ends one that hangs."""
+GIL_HELD = (
+    "hpctrain's timer probably ended it by SIGALRM, because a call never released Python's global lock (GIL); "
+    "the end of its log shows the stack"
+)
+
+
+class Phase(Enum):
+    """A phase of a rank: the key under `health` that bounds its time without progress, and the missing progress."""
+
+    START = ("start_timeout_s", "start-up and no first step for")
+    TRAINING = ("hang_timeout_s", "no step for")
+    EVALUATION = ("eval_timeout_s", "no evaluated batch for")
+    SAVING = ("save_timeout_s", "a save that didn't end for")
+
+    def __init__(self, key: str, missing: str) -> None:
+        self._key = key
+        self._missing = missing
+
+    @classmethod
+    def of(cls, doing: str) -> Phase:
+        """The phase of a rank, from the kind of work that takes its time."""
+        return {"train_s": cls.TRAINING, "eval_s": cls.EVALUATION, "save_s": cls.SAVING}.get(doing, cls.START)
+
+    def bound_s(self, health: Health) -> float:
+        """Allowed seconds without progress."""
+        return health.bound_s(self._key)
+
+    def complaint(self, health: Health) -> str:
+        """Describe the missing progress, with the bound and the key that sets it."""
+        return f"{self._missing} {self.bound_s(health):g} s (health.{self._key})"
+
+
+class HangWatch:
+    """Measures how long a rank shows no progress, by looking at it repeatedly.
+
+    Args:
+        health: the bounds.
+        now: seconds on a monotonic clock.
+        every_s: the usual seconds between two looks.
+
+    Attributes:
+        silence_s: seconds without progress.
+    """
+
+    def __init__(self, health: Health, now: float, every_s: float) -> None:
+        self._health = health
+        self._looked_at = now
+        self._longest_gap_s = 2 * every_s
+        self._mark: object = None
+        self.silence_s = 0.0
+
+    def look(self, phase: Phase, progress: object, now: float) -> str:
+        """Describe the missing progress; empty unless the silence has reached the bound of the phase.
+
+        Args:
+            phase: of the rank.
+            progress: a value that changes whenever the rank makes progress.
+            now: seconds on a monotonic clock.
+        """
+        # a late look means that the whole process stood still, perhaps suspended by a scheduler, which isn't a hang
+        elapsed = min(now - self._looked_at, self._longest_gap_s)
+        self._looked_at = now
+        mark = phase, progress
+        self.silence_s = self.silence_s + elapsed if mark == self._mark else 0.0
+        self._mark = mark
+        return phase.complaint(self._health) if self.silence_s >= phase.bound_s(self._health) else ""
+
+
+def alarm_complaint(codes: Sequence[int | None]) -> str:
+    """Describe the ranks of this machine that ended by SIGALRM; empty if none did.
+
+    Args:
+        codes: by rank, the exit code; None for a rank that the launcher killed.
+    """
+    ended = [rank for rank, code in enumerate(codes) if code == -signal.SIGALRM]
+    return f"{numbered('rank', ended)}: {SIGALRM_MESSAGE}" if ended else ""
+
+
+def hang_report(records: Mapping[int, ExitRecord], silent: Sequence[int], after: str) -> str:
+    """Describe an attempt in which at least one rank recorded a hang; the first line is a summary.
+
+    Args:
+        records: exit records by rank.
+        silent: the ranks without an exit record.
+        after: after which step, in words; empty if that is unknown.
+    """
+    hanging = sorted((one for one in records.values() if one.reason is Reason.HANG), key=lambda one: one.time)
+    # A rank that hangs while it waits for others blames them. So the cause is a rank that hangs outside of a
+    # collective, or one without a record of a hang: it was stuck, and at most woke up when the others ended.
+    stuck = [one for one in hanging if not one.blames_peer]
+    lost = sorted(one.rank for one in records.values() if one.blames_peer and one.reason is not Reason.HANG)
+    # If all of them wait, one of them has left out a collective, or is at another one than the others.
+    behind = [] if stuck or silent or lost else _behind(hanging)
+    waiting = [one for one in hanging if one.blames_peer and one not in behind]
+    first = (stuck or behind or hanging)[0]
+    parts = [f"rank {first.rank} on {first.host} hangs{after and f' after step {first.step}'}: {first.message}"]
+    if len(stuck) > 1:
+        parts.append(f"also hanging: {numbered('rank', sorted(one.rank for one in stuck[1:]))}")
+    if behind:
+        parts.append(_behind_text(behind, waiting))
+    if silent:
+        why = "stopped, its machine gone, or stuck outside of Python"
+        parts.append(f"{numbered('rank', silent)} left no exit record: {why}")
+    if lost and not stuck:
+        parts.append(f"{numbered('rank', lost)} saw no hang and then lost the others, perhaps after being stuck")
+    if waiting:
+        named = numbered("rank", sorted(one.rank for one in waiting))
+        who = named if stuck or silent or lost or behind else "every rank"
+        parts.append(f"{who} waited for others{_collective_text(waiting)}")
+    head = "; ".join(parts)
+    return f"{head}\n{first.traceback.rstrip()}" if stuck and first.traceback else head
+
+
+def _behind(waiting: Sequence[ExitRecord]) -> list[ExitRecord]:
+    """The ranks that have begun the fewest collectives of the group in which another one waits, if they differ."""
+    group = _group(waiting)
+    counts = {one.rank: count for one in waiting if (count := _begun(one, group)) is not None}
+    if len(counts) < len(waiting) or len(set(counts.values())) < 2:
+        return []
+    fewest = min(counts.values())
+    return [one for one in waiting if counts[one.rank] == fewest]
+
+
+def _behind_text(behind: Sequence[ExitRecord], ahead: Sequence[ExitRecord]) -> str:
+    group = _group((*ahead, *behind))
+    most = max(_begun(one, group) or 0 for one in ahead)
+    which = numbered("rank", sorted(one.rank for one in behind))
+    return (
+        f"{which} began only {_begun(behind[0], group)} collectives of {group}, other ranks up to {most}: {which} "
+        "probably skipped a collective, or called them in another order"
+    )
+
+
+def _group(records: Sequence[ExitRecord]) -> str:
+    return next((one.collectives.group for one in records if one.collectives and one.collectives.group), "")
+
+
+def _begun(record: ExitRecord, group: str) -> int | None:
+    return None if record.collectives is None else record.collectives.begun.get(group)
+
+
+def _collective_text(waiting: Sequence[ExitRecord]) -> str:
+    found = {"" if one.collectives is None else one.collectives.description for one in waiting}
+    return f" in {found.pop()}" if len(found) == 1 and "" not in found else ""

@@ -1,0 +1,119 @@
+"""The life of a rank's process: signals first, then the rank's work, then its exit record."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import NoReturn, Protocol, TextIO
+
+from hpctrain.attempt.early_end import record_early_end, refuse_other_version
+from hpctrain.cluster.environment import ClusterEnvironment
+from hpctrain.config.run_config import RunConfig
+from hpctrain.errors import ERROR_PREFIX, ExitCode, HpctrainError
+from hpctrain.phrases import DATE_TIME
+from hpctrain.run.directory import RunDirectory, umask_of
+from hpctrain.run.file_system import explain
+from hpctrain.run.handover import Handover
+from hpctrain.run.process import end_with_parent
+from hpctrain.run.reason import Reason
+from hpctrain.run.start_record import StartRecord
+from hpctrain.streams import LogHandler, flush_output, ignore_write_errors, open_streams
+from hpctrain.terminal import VisibleFormatter, can_redraw, visible
+
+
+class Workload(Protocol):
+    """What a rank's process does: it trains, or runs the user's program."""
+
+    @property
+    def config(self) -> RunConfig:
+        """Of the run."""
+
+    @property
+    def directory(self) -> RunDirectory | None:
+        """The run directory; None if it doesn't exist yet."""
+
+    def prepared(self) -> AbstractContextManager[object]:
+        """Return the context of the attempt, in which this process handles the stop signals."""
+
+    def run(self, environment: ClusterEnvironment, handover: Handover) -> int:
+        """Run one attempt as the rank of this place, and write its exit record, also after an error.
+
+        Returns:
+            An `ExitCode`.
+        """
+
+
+def run_rank(workload: Workload) -> int:
+    """Be one rank of a run until the attempt ends.
+
+    Returns:
+        An `ExitCode`.
+
+    Raises:
+        ClusterEnvironmentError: this process's place among the ranks can't be derived.
+    """
+    config = workload.config
+    umask = os.umask(umask_of(config.mode))
+    try:
+        with workload.prepared():
+            handover = Handover.read(os.environ)
+            end_with_parent(handover.parent)
+            environment = ClusterEnvironment.from_environment(os.environ, master_port=config.cluster.master_port)
+            if workload.directory is not None and handover.attempt is not None:
+                StartRecord.of_this_process(environment).write(workload.directory.claim(handover.attempt))
+            return workload.run(environment, handover)
+    finally:
+        os.umask(umask)
+
+
+def main(workload: Callable[[RunDirectory], Workload]) -> NoReturn:
+    """Be one rank of the run that the command line names, as a process of its own whose stop signals are blocked.
+
+    Args:
+        workload: makes it for the run directory.
+    """
+    open_streams()
+    ignore_write_errors()
+    directory = RunDirectory.existing(sys.argv[1])
+    # before the configuration is read, of which another version may have other keys
+    if refuse_other_version(directory, os.environ):
+        end_process(ExitCode.FAILED)
+    code: int = ExitCode.FAILED
+    # there may be no log yet
+    try:
+        code = run_rank(workload(directory))
+    except HpctrainError as error:
+        print(f"{ERROR_PREFIX}{visible(str(error))}", file=sys.stderr)  # noqa: T201
+    except OSError as error:
+        message = f"hpctrain's own process of this rank can't begin: {explain(error)}"
+        print(f"{ERROR_PREFIX}{visible(message)}", file=sys.stderr)  # noqa: T201
+        record_early_end(directory, Reason.INFRASTRUCTURE, message, os.environ)
+    end_process(code)
+
+
+def end_process(code: int) -> NoReturn:
+    """End this process at once, even if threads of a broken process group or a writer would keep it alive."""
+    flush_output()
+    os._exit(code)
+
+
+def log_to(stream: TextIO, text: str, level: int = logging.INFO) -> None:
+    """Log what hpctrain reports to a stream, and nowhere else.
+
+    Args:
+        stream: standard output or standard error.
+        text: the format of a line, for `logging.Formatter`.
+        level: the lowest that is logged.
+    """
+    logger = logging.getLogger("hpctrain")
+    logger.handlers.clear()
+    logger.propagate = False
+    logger.setLevel(level)
+    handler = LogHandler(stream)
+    # over the ^C that the terminal echoes
+    clear = "\r\x1b[K" if can_redraw(stream) else ""
+    handler.setFormatter(VisibleFormatter(text, DATE_TIME, prefix=clear, stream=stream))
+    logger.addHandler(handler)

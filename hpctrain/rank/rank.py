@@ -1,0 +1,353 @@
+"""One rank of an attempt: its parts as they become known, and its exit record."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import sys
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from traceback import format_exception
+from typing import TYPE_CHECKING, TextIO
+
+from hpctrain.attempt.hang import PEERS_S
+from hpctrain.attempt.outcome import Outcome, record_end, resume_command
+from hpctrain.attempt.peers import NCCL_ERRORS
+from hpctrain.attempt.termination import diagnose
+from hpctrain.cluster.environment import ClusterEnvironment
+from hpctrain.config.root import Config
+from hpctrain.errors import HpctrainError, SchedulerError, error_text
+from hpctrain.rank.stacks import STDERR, Position
+from hpctrain.rank.stop_request import StopRequest
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.exit_record import ExitRecord, first_cause, read_exit_records
+from hpctrain.run.launcher import Handover, Owner
+from hpctrain.run.ledger import Ledger
+from hpctrain.run.reason import Reason
+from hpctrain.run.stacks import request_stacks
+from hpctrain.run.times import Times
+from hpctrain.scheduler.slurm import Slurm
+from hpctrain.streams import LostOutput, lost_output
+from hpctrain.sync.sender_processes import SenderProcesses, enabled_services
+
+if TYPE_CHECKING:
+    from hpctrain.rank.world import World
+    from hpctrain.train.trainer import RunningAttempt
+
+FINISH_WRITING_S = 20.0
+"""Seconds to finish writing a checkpoint when the rank fails: rank zero has the whole checkpoint in memory. SLURM
+kills the other tasks of a failed step after its KillWait, 30 s by default."""
+ASK_TIMEOUT_S = 5.0
+"""Seconds to wait for SLURM's answer: this rank may be killed soon."""
+
+log = logging.getLogger("hpctrain.train")
+
+
+@dataclass(slots=True)
+class HostProgram:
+    """A user's program in which a rank trains: it outlives the attempt, and the attempt's error is its own.
+
+    Attributes:
+        stop: the rank's request to stop.
+        error: the error that ended the attempt; None after an end in good order.
+    """
+
+    stop: StopRequest = field(default_factory=StopRequest)
+    error: BaseException | None = None
+
+
+@dataclass(slots=True)
+class Rank:
+    """One rank of a training, from its environment to its exit record.
+
+    It begins with its configuration and its place. Then `train.attempt.run_attempt` sets the attempt, the world and the
+    running attempt, in this order. Its exit record contains what is known by then. The watchdog reads the rank from
+    other threads, so no property may take a lock that the main thread could hold.
+
+    Attributes:
+        config: of the run.
+        environment: its place.
+        handover: from its launcher.
+        stop: its request to stop.
+        times: where its time goes.
+        directory: of the run, once it is known.
+        attempt: number of the attempt, once it is known.
+        program: in which it trains, if its process is a user's.
+        world: the ranks, once they have met.
+        running: the training, once it is resumed.
+        log_stream: its log, if standard output doesn't go there already.
+        senders: that send the run to services, once they are started; on rank zero alone.
+    """
+
+    config: Config
+    environment: ClusterEnvironment
+    handover: Handover
+    stop: StopRequest
+    times: Times
+    directory: RunDirectory | None = None
+    attempt: int | None = None
+    program: HostProgram | None = None
+    world: World | None = None
+    running: RunningAttempt | None = None
+    log_stream: TextIO | None = None
+    senders: SenderProcesses | None = None
+
+    @property
+    def is_rank_zero(self) -> bool:
+        """Whether this is rank zero, which acts for all ranks."""
+        return self.environment.rank == 0
+
+    @property
+    def step(self) -> int:
+        """Completed steps, as far as this rank knows."""
+        return self.running.step if self.running is not None else 0
+
+    @property
+    def why_ended(self) -> str:
+        """Why the run was completed before its last step; empty if it wasn't."""
+        return self.running.why_ended if self.running is not None else ""
+
+    @property
+    def progress(self) -> object:
+        """A value that changes whenever this rank makes progress."""
+        return self.running.progress if self.running is not None else None
+
+    @property
+    def communication_error(self) -> str:
+        """What NCCL has reported about this rank's communicator; empty if nothing."""
+        return "" if self.world is None else self.world.communication_error()
+
+    @property
+    def claim(self) -> Path | None:
+        """The claim of its attempt, once that is known."""
+        return None if self.directory is None or self.attempt is None else self.directory.attempt(self.attempt)
+
+    @property
+    def superseded(self) -> bool:
+        """Whether a later attempt owns the run; False while the attempt is unknown or the file system can't tell."""
+        if self.directory is None or self.attempt is None:
+            return False
+        try:
+            return not Ledger(self.directory).owns(self.attempt)
+        except OSError:
+            return False
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the user has cancelled its attempt, once that is known."""
+        return self.directory is not None and self.attempt is not None and self.directory.is_cancelled(self.attempt)
+
+    @property
+    def stacks(self) -> Path | None:
+        """The file for its stacks, once its attempt is known."""
+        if self.directory is None or self.attempt is None:
+            return None
+        return self.directory.stacks(self.attempt, self.environment.rank)
+
+    @property
+    def stacks_request(self) -> Path | None:
+        """Where requests for stacks are left, once its attempt is known."""
+        return None if self.directory is None or self.attempt is None else self.directory.stacks_request(self.attempt)
+
+    @property
+    def description(self) -> str:
+        """Rank, host, attempt and step."""
+        place = f"rank {self.environment.rank} of {self.environment.world_size} on {socket.gethostname()}"
+        return f"{place}, attempt {self.attempt}, step {self.step}"
+
+    @property
+    def lost_output(self) -> LostOutput:
+        """The output that its log lacks because the file couldn't be written."""
+        return lost_output(self.log_stream, *((sys.stdout, sys.stderr) if self.handover.logged else ()))
+
+    def write_exit_record(
+        self, reason: Reason, error: BaseException | None = None, *, blames_peer: bool = False, advice: str = ""
+    ) -> None:
+        """Write the exit record, if the attempt is known; an error of the file system is only logged.
+
+        Args:
+            reason: why this rank ends.
+            error: the error that ends it.
+            blames_peer: whether the error points at another rank.
+            advice: what to change in the configuration.
+        """
+        if self.claim is None:
+            return
+        record = self._exit_record(
+            reason,
+            message=self.why_ended if error is None else headline(error, advice),
+            # the message of hpctrain's own errors is written for the user; a traceback through hpctrain adds nothing
+            trace="" if error is None or isinstance(error, HpctrainError) else "".join(format_exception(error)),
+            blames_peer=blames_peer,
+            stop_signal=self.stop.last_signal,
+        )
+        try:
+            record.write(self.claim)
+        except OSError as refused:
+            log.warning("the exit record can't be written: %s", refused)
+
+    def record_hang(self, message: str, position: Position) -> None:
+        """Record that this rank hangs; runs in the watchdog's thread.
+
+        Args:
+            message: one line: the time without progress, the key that bounds it, and the rank's position.
+            position: of the thread that hangs.
+        """
+        if self.directory is None or self.attempt is None or self.claim is None:
+            return
+        alone = self.environment.world_size == 1
+        record = self._exit_record(
+            Reason.HANG,
+            message=f"{message}; stacks: {self.stacks}",
+            trace=position.stack,
+            blames_peer=position.waits and not alone,
+            stop_signal=None,  # a hanging rank doesn't act on signals
+        )
+        record.write(self.claim)
+        if self.world is not None and not alone:
+            # after the first record: reading asks the device, which may be what hangs
+            found = self.world.collectives()
+            # a rank whose GPU waits for NCCL waits for other ranks, wherever Python is
+            blames_peer = record.blames_peer or (found is not None and found.waits_on_nccl)
+            record = replace(record, collectives=found, blames_peer=blames_peer)
+            record.write(self.claim)
+        # the other ranks lose their connections when this process ends: give them time to record their own state first
+        cause = record if alone else self.cause_among_peers(ask_for_stacks=True) or record
+        detail = _detail(cause)
+        owner = Owner.read(self.claim)
+        if owner is not None and owner.is_here and owner.pid == os.getpid():
+            # the launcher, which would close the attempt, is this process and ends with it
+            outcome, place = Outcome(Reason.HANG, self.step, detail), self.environment
+            record_end(
+                self.directory, self.attempt, outcome, world_size=place.world_size, nodes=place.nodes, ends_run=True
+            )
+            os.write(STDERR, f"hpctrain: stacks: {self.stacks}; to resume: {resume_command(self.directory)}\n".encode())
+        else:
+            self.close_attempt(Reason.HANG, detail)
+
+    def record_communication_error(self, error: str) -> None:
+        """Record an NCCL error that the training thread didn't raise in time; called in the watchdog's thread."""
+        reason = Reason.HANG if error == "TIMEOUT" else Reason.INFRASTRUCTURE
+        message = NCCL_ERRORS.get(error, f"NCCL reports {error}; this rank ends")
+        os.write(STDERR, f"hpctrain: {self.description}: {message}\n".encode())
+        if self.claim is not None:
+            record = self._exit_record(reason, message=message, trace="", blames_peer=True, stop_signal=None)
+            record.write(self.claim)
+        self.finish_writing()
+        self.close_attempt_for_peer(reason, message)
+
+    def cause_among_peers(self, *, ask_for_stacks: bool) -> ExitRecord | None:
+        """Wait for the other ranks' exit records; return that of the first rank to fail, or None if there is none."""
+        if self.claim is None or self.stacks_request is None:
+            return None
+        if ask_for_stacks:
+            # a rank that keeps the others waiting may still be able to write its stacks
+            with contextlib.suppress(HpctrainError):
+                request_stacks(self.stacks_request)
+        time.sleep(PEERS_S)
+        return first_cause(read_exit_records(self.claim))
+
+    def start_senders(self) -> None:
+        """Start the processes that send the run to W&B and MLflow, if it enables one of them."""
+        if self.directory is not None and enabled_services(self.config.logger):
+            self.senders = SenderProcesses(self.directory, self.config.logger)
+            self.senders.start()
+
+    def complete_senders(self) -> None:
+        """Wait a few seconds until the services have the completed run, unless a signal asks this process to stop."""
+        if self.senders is not None:
+            with contextlib.suppress(KeyboardInterrupt):
+                self.senders.complete(lambda: self.stop.last_signal is not None)
+
+    def leave_senders(self) -> None:
+        """Let the processes that send the run end by themselves."""
+        if self.senders is not None:
+            self.senders.leave()
+
+    def leave_world(self) -> None:
+        """Leave the world without waiting. Write the exit record first: peers look for it when they lose this rank."""
+        if self.world is not None:
+            self.world.abort(process_ends=self.program is None)
+
+    def finish_writing(self) -> None:
+        """Wait until a checkpoint is written, for at most `FINISH_WRITING_S` or until Ctrl-C."""
+        if self.running is not None:
+            with contextlib.suppress(KeyboardInterrupt):
+                self.running.finish_save_within(FINISH_WRITING_S)
+
+    def close_attempt(self, reason: Reason, detail: str = "") -> None:
+        """Record the attempt's end if the ranks were started by hand, since no launcher records it."""
+        if self.directory is None or self.attempt is None or self.handover.attempt is not None:
+            return
+        outcome = Outcome(reason, self.step, detail, stop_signal=self.stop.last_signal)
+        record_own_end(self.directory, self.attempt, outcome, self.environment)
+
+    def close_attempt_for_peer(self, reason: Reason, detail: str) -> None:
+        """Close the attempt after an error that points at another rank, with that rank's own record if there is one.
+
+        Args:
+            reason: as this rank saw it.
+            detail: as this rank saw it.
+        """
+        cause = self.cause_among_peers(ask_for_stacks=reason is Reason.HANG)
+        if cause is None or cause.rank == self.environment.rank:
+            self.close_attempt(reason, detail)
+        else:
+            self.close_attempt(cause.reason, _detail(cause))
+
+    def _exit_record(
+        self, reason: Reason, *, message: str, trace: str, blames_peer: bool, stop_signal: int | None
+    ) -> ExitRecord:
+        lost = self.lost_output
+        return ExitRecord(
+            rank=self.environment.rank,
+            host=socket.gethostname(),
+            reason=reason,
+            step=self.step,
+            message=message,
+            traceback=trace,
+            blames_peer=blames_peer,
+            stop_signal=stop_signal,
+            time=time.time(),
+            lost_lines=lost.lines,
+            lost_bytes=lost.size_bytes,
+        )
+
+
+def headline(error: BaseException, advice: str) -> str:
+    """What to change, if anything is known, and the error."""
+    return ": ".join(filter(None, (advice, f"{type(error).__name__}: {error_text(error)}")))
+
+
+def _detail(record: ExitRecord) -> str:
+    return f"rank {record.rank} on {record.host}: {record.message}"
+
+
+def record_own_end(directory: RunDirectory, attempt: int, outcome: Outcome, environment: ClusterEnvironment) -> None:
+    """Record the end of the attempt as this rank saw it; the first rank's record counts.
+
+    Nothing is restarted or requeued: that takes a supervisor, which outlives the ranks.
+    """
+    # after a second Ctrl-C the outcome has its report already
+    in_doubt = outcome.reason is Reason.FAILED or (outcome.reason is Reason.INTERRUPTED and not outcome.report)
+    if environment.job_id is not None and in_doubt and outcome.may_be_slurms_doing(Ledger(directory), attempt):
+        try:
+            record = Slurm(timeout_s=ASK_TIMEOUT_S).show(environment.job_id)
+        except SchedulerError as error:
+            log.info("can't query SLURM about why the ranks were stopped: %s", error)
+        else:
+            restarts = environment.restart_count
+            found = diagnose(outcome.stop_signal, record, restarts=restarts, now=time.time())
+            outcome = outcome.explained_by(found)
+    record_end(
+        directory,
+        attempt,
+        outcome,
+        world_size=environment.world_size,
+        job_id=environment.job_id,
+        nodes=environment.nodes,
+        ends_run=True,
+    )

@@ -1,1 +1,0 @@
-"""A rank's process around the training: entry, attempt, stop signals, watchdog, exit record."""
