@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
 HOP = re.compile(r"^\d+\. (?P<start>\*in a new process\* )?`(?P<path>[a-z_.]+(?:\.[A-Za-z_]+)+)`", re.MULTILINE)
 MODULES = {
-    "From nodes=4 to a rank": 15,
+    "From nodes=4 to a rank": 16,
     "From a rank to its last step": 11,
     "A checkpoint to the disk and back": 12,
     "A preemption to a requeue": 15,
