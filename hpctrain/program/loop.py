@@ -8,6 +8,7 @@ import secrets
 import select
 import signal
 import time
+from dataclasses import replace
 from types import FrameType, TracebackType
 
 from hpctrain.attempt.hang import PEERS_S, REQUESTS_EVERY_S, HangWatch, Phase
@@ -108,7 +109,7 @@ class EventLoop:
         self.progress = Progress()
         self._hang = HangWatch(rank.config.health, time.monotonic(), LOOK_S)
         self._connections = ConnectionWatch(rank, child.process)
-        self._requests = StacksRequests(rank.directory.stacks_request(rank.attempt))
+        self._requests = StacksRequests(rank.stacks_request)
         run = rank.config.run
         self._stop = ForwardedStop(
             child.process,
@@ -303,16 +304,11 @@ class EventLoop:
         log.warning("%s hangs: %s", self._rank.describe(self.progress.step), message)
         self._write_stacks(stacks, "hang", secrets.token_hex(4))
         alone = self._rank.environment.world_size == 1
-        self._rank.write_exit_record(
-            Reason.HANG,
-            step=self.progress.step,
-            message=f"{message}; stacks: {self._rank.stacks}",
-            traceback=stacks.text,
-            blames_peer=stacks.waits and not alone,
-        )
+        record = self._rank.ended(Reason.HANG, self.progress.step, f"{message}; stacks: {self._rank.stacks}")
+        self._rank.write(replace(record, traceback=stacks.text, blames_peer=stacks.waits and not alone))
         if not alone:
             try:
-                request_stacks(self._rank.directory.stacks_request(self._rank.attempt))
+                request_stacks(self._rank.stacks_request)
             except HpctrainError as error:
                 log.warning("%s", error)
             time.sleep(PEERS_S)

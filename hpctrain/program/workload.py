@@ -27,11 +27,10 @@ from hpctrain.errors import (
     SupersededError,
 )
 from hpctrain.phrases import listed, on_one_line
-from hpctrain.program.environment import command_in_copy, program_variables
 from hpctrain.program.loop import EventLoop, HangError, Signals
 from hpctrain.program.output import ProgramEnd, ProgramOutcome, ProgramOutput, outcome_of, read_tail
 from hpctrain.program.processes import Child
-from hpctrain.program.rank import ProgramRank
+from hpctrain.program.rank import ProgramRank, command_in_copy, program_variables
 from hpctrain.program.reports import EventPipe, Records
 from hpctrain.rank.classification import classify
 from hpctrain.rank.entry import log_to
@@ -40,6 +39,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.file_system import explain, reserve_for_rank
 from hpctrain.run.launcher import Handover
 from hpctrain.run.process import process_age_s, temporary_folder
+from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.run.start_record import address_of_rank_zero
 from hpctrain.run.times import Times
@@ -103,11 +103,11 @@ class ProgramWorkload:
         code = current_code(directory, handover.code) if handover.code else None
         if code is not None and code.own_paths is not None:
             code = code.as_own_copy  # even if this node doesn't see it yet: the shared copy isn't for writing
-        reserve_for_rank(directory.claim(handover.attempt), environment.rank)
+        claim = Claim(Ledger(directory), handover.attempt)
+        reserve_for_rank(directory.attempt(claim.attempt), environment.rank)
         return ProgramRank(
             config=self.config,
-            directory=directory,
-            attempt=handover.attempt,
+            claim=claim,
             environment=environment,
             session=session,
             code=code,
@@ -120,19 +120,19 @@ def _end_after_error(rank: ProgramRank, error: Exception) -> int:
     """Record an error of hpctrain's own process, such as of the file system; return the exit code."""
     if isinstance(error, SupersededError):
         log.warning("%s", error)
-        rank.write_exit_record(Reason.INTERRUPTED, message=str(error))
+        rank.write(rank.ended(Reason.INTERRUPTED, message=str(error)))
         return ExitCode.FINISHED
     if isinstance(error, HpctrainError):
         log.error("%s", error)
         found = classify(error, rank.environment.world_size)
-        rank.write_exit_record(found.reason, message=str(error), blames_peer=found.peer)
+        rank.write(replace(rank.ended(found.reason, message=str(error)), blames_peer=found.peer))
         return ExitCode.FAILED
     log.exception("hpctrain's own process of this rank failed")
     reason, text = Reason.FAILED, str(error)
     if isinstance(error, OSError):
         reason, text = Reason.INFRASTRUCTURE, explain(error)
     trace = "".join(traceback.format_exception(error))
-    rank.write_exit_record(reason, message=f"{type(error).__name__}: {text}", traceback=trace)
+    rank.write(replace(rank.ended(reason, message=f"{type(error).__name__}: {text}"), traceback=trace))
     return ExitCode.FAILED
 
 
@@ -155,7 +155,7 @@ def _run(rank: ProgramRank, times: Times, signals: Signals) -> int:
     address = address_of_rank_zero(rank.claim_folder, rank.environment, is_stopped)
     if is_stopped():
         log.info("%s received before the program was started", early[-1].name)
-        rank.write_exit_record(Reason.INTERRUPTED, stop_signal=early[-1])
+        rank.write(replace(rank.ended(Reason.INTERRUPTED), stop_signal=early[-1]))
         return ExitCode.FINISHED
     if rank.is_rank_zero and rank.environment.ignored_message:
         log.warning("%s", rank.environment.ignored_message)
@@ -180,15 +180,14 @@ def _run(rank: ProgramRank, times: Times, signals: Signals) -> int:
         end = replace(loop.run(), out_of_memory=oom_kills() > kills)
         rank.output.drain()
         outcome = _outcome(rank, end, output_start)
-        rank.write_exit_record(
-            outcome.reason,
-            step=loop.progress.step,
-            message=outcome.message,
+        record = replace(
+            rank.ended(outcome.reason, loop.progress.step, outcome.message),
             traceback=outcome.traceback,
             blames_peer=outcome.blames_peer,
             stop_signal=end.stop_signal,
             done=end.done,
         )
+        rank.write(record)
         if records is not None and outcome.reason is Reason.COMPLETED:
             records.completed()
         # the grace time of a stop is for saving

@@ -63,7 +63,7 @@ def run_rank(workload: Workload) -> int:
             end_with_parent(handover.parent)
             environment = ClusterEnvironment.from_environment(os.environ, master_port=config.cluster.master_port)
             if workload.directory is not None and handover.attempt is not None:
-                StartRecord.of_this_process(environment).write(workload.directory.claim(handover.attempt))
+                StartRecord.of_this_process(environment).write(workload.directory.attempt(handover.attempt))
             return workload.run(environment, handover)
     finally:
         os.umask(umask)

@@ -20,6 +20,7 @@ from hpctrain.attempt.termination import diagnose
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.root import Config
 from hpctrain.errors import HpctrainError, SchedulerError, error_text
+from hpctrain.rank.member import Member
 from hpctrain.rank.stacks import STDERR, Position
 from hpctrain.rank.stop_request import StopRequest
 from hpctrain.run.directory import RunDirectory
@@ -73,8 +74,7 @@ class Rank:
         handover: from its launcher.
         stop: its request to stop.
         times: where its time goes.
-        directory: of the run, once it is known.
-        attempt: number of the attempt, once it is known.
+        member: its files and records, once its attempt is known.
         program: in which it trains, if its process is a user's.
         world: the ranks, once they have met.
         running: the training, once it is resumed.
@@ -87,8 +87,7 @@ class Rank:
     handover: Handover
     stop: StopRequest
     times: Times
-    directory: RunDirectory | None = None
-    attempt: int | None = None
+    member: Member | None = None
     program: HostProgram | None = None
     world: World | None = None
     running: RunningAttempt | None = None
@@ -121,42 +120,37 @@ class Rank:
         return "" if self.world is None else self.world.communication_error()
 
     @property
-    def claim(self) -> Path | None:
-        """The claim of its attempt, once that is known."""
-        return None if self.directory is None or self.attempt is None else self.directory.attempt(self.attempt)
-
-    @property
     def superseded(self) -> bool:
         """Whether a later attempt owns the run; False while the attempt is unknown or the file system can't tell."""
-        if self.directory is None or self.attempt is None:
+        if self.member is None:
             return False
         try:
-            return not Ledger(self.directory).owns(self.attempt)
+            return not self.member.claim.ledger.owns(self.member.attempt)
         except OSError:
             return False
 
     @property
     def is_cancelled(self) -> bool:
         """Whether the user has cancelled its attempt, once that is known."""
-        return self.directory is not None and self.attempt is not None and self.directory.is_cancelled(self.attempt)
+        return self.member is not None and self.member.claim.is_cancelled
 
     @property
     def stacks(self) -> Path | None:
         """The file for its stacks, once its attempt is known."""
-        if self.directory is None or self.attempt is None:
-            return None
-        return self.directory.stacks(self.attempt, self.environment.rank)
+        return None if self.member is None else self.member.stacks
 
     @property
     def stacks_request(self) -> Path | None:
         """Where requests for stacks are left, once its attempt is known."""
-        return None if self.directory is None or self.attempt is None else self.directory.stacks_request(self.attempt)
+        return None if self.member is None else self.member.stacks_request
 
     @property
     def description(self) -> str:
         """Rank, host, attempt and step."""
-        place = f"rank {self.environment.rank} of {self.environment.world_size} on {socket.gethostname()}"
-        return f"{place}, attempt {self.attempt}, step {self.step}"
+        if self.member is None:
+            place = self.environment
+            return f"rank {place.rank} of {place.world_size} on {socket.gethostname()}, before its attempt"
+        return self.member.describe(self.step)
 
     @property
     def lost_output(self) -> LostOutput:
@@ -174,20 +168,17 @@ class Rank:
             blames_peer: whether the error points at another rank.
             advice: what to change in the configuration.
         """
-        if self.claim is None:
+        if self.member is None:
             return
-        record = self._exit_record(
-            reason,
+        record = replace(
+            self.member.exit_record(reason, self.step, self.lost_output),
             message=self.why_ended if error is None else headline(error, advice),
             # the message of hpctrain's own errors is written for the user; a traceback through hpctrain adds nothing
-            trace="" if error is None or isinstance(error, HpctrainError) else "".join(format_exception(error)),
+            traceback="" if error is None or isinstance(error, HpctrainError) else "".join(format_exception(error)),
             blames_peer=blames_peer,
             stop_signal=self.stop.last_signal,
         )
-        try:
-            record.write(self.claim)
-        except OSError as refused:
-            log.warning("the exit record can't be written: %s", refused)
+        self.member.write(record)
 
     def record_hang(self, message: str, position: Position) -> None:
         """Record that this rank hangs; runs in the watchdog's thread.
@@ -196,35 +187,36 @@ class Rank:
             message: one line: the time without progress, the key that bounds it, and the rank's position.
             position: of the thread that hangs.
         """
-        if self.directory is None or self.attempt is None or self.claim is None:
+        member = self.member
+        if member is None:
             return
         alone = self.environment.world_size == 1
-        record = self._exit_record(
-            Reason.HANG,
-            message=f"{message}; stacks: {self.stacks}",
-            trace=position.stack,
+        # without the stop signal, on which a hanging rank doesn't act
+        record = replace(
+            member.exit_record(Reason.HANG, self.step, self.lost_output),
+            message=f"{message}; stacks: {member.stacks}",
+            traceback=position.stack,
             blames_peer=position.waits and not alone,
-            stop_signal=None,  # a hanging rank doesn't act on signals
         )
-        record.write(self.claim)
+        record.write(member.claim_folder)
         if self.world is not None and not alone:
             # after the first record: reading asks the device, which may be what hangs
             found = self.world.collectives()
             # a rank whose GPU waits for NCCL waits for other ranks, wherever Python is
             blames_peer = record.blames_peer or (found is not None and found.waits_on_nccl)
             record = replace(record, collectives=found, blames_peer=blames_peer)
-            record.write(self.claim)
+            record.write(member.claim_folder)
         # the other ranks lose their connections when this process ends: give them time to record their own state first
         cause = record if alone else self.cause_among_peers(ask_for_stacks=True) or record
         detail = _detail(cause)
-        owner = Owner.read(self.claim)
+        owner = Owner.read(member.claim_folder)
         if owner is not None and owner.is_here and owner.pid == os.getpid():
             # the launcher, which would close the attempt, is this process and ends with it
-            outcome, place = Outcome(Reason.HANG, self.step, detail), self.environment
+            outcome, directory, place = Outcome(Reason.HANG, self.step, detail), member.directory, self.environment
             record_end(
-                self.directory, self.attempt, outcome, world_size=place.world_size, nodes=place.nodes, ends_run=True
+                directory, member.attempt, outcome, world_size=place.world_size, nodes=place.nodes, ends_run=True
             )
-            os.write(STDERR, f"hpctrain: stacks: {self.stacks}; to resume: {resume_command(self.directory)}\n".encode())
+            os.write(STDERR, f"hpctrain: stacks: {member.stacks}; to resume: {resume_command(directory)}\n".encode())
         else:
             self.close_attempt(Reason.HANG, detail)
 
@@ -233,27 +225,27 @@ class Rank:
         reason = Reason.HANG if error == "TIMEOUT" else Reason.INFRASTRUCTURE
         message = NCCL_ERRORS.get(error, f"NCCL reports {error}; this rank ends")
         os.write(STDERR, f"hpctrain: {self.description}: {message}\n".encode())
-        if self.claim is not None:
-            record = self._exit_record(reason, message=message, trace="", blames_peer=True, stop_signal=None)
-            record.write(self.claim)
+        if self.member is not None:
+            record = self.member.exit_record(reason, self.step, self.lost_output)
+            replace(record, message=message, blames_peer=True).write(self.member.claim_folder)
         self.finish_writing()
         self.close_attempt_for_peer(reason, message)
 
     def cause_among_peers(self, *, ask_for_stacks: bool) -> ExitRecord | None:
         """Wait for the other ranks' exit records; return that of the first rank to fail, or None if there is none."""
-        if self.claim is None or self.stacks_request is None:
+        if self.member is None:
             return None
         if ask_for_stacks:
             # a rank that keeps the others waiting may still be able to write its stacks
             with contextlib.suppress(HpctrainError):
-                request_stacks(self.stacks_request)
+                request_stacks(self.member.stacks_request)
         time.sleep(PEERS_S)
-        return first_cause(read_exit_records(self.claim))
+        return first_cause(read_exit_records(self.member.claim_folder))
 
     def start_senders(self) -> None:
         """Start the processes that send the run to W&B and MLflow, if it enables one of them."""
-        if self.directory is not None and enabled_services(self.config.logger):
-            self.senders = SenderProcesses(self.directory, self.config.logger)
+        if self.member is not None and enabled_services(self.config.logger):
+            self.senders = SenderProcesses(self.member.directory, self.config.logger)
             self.senders.start()
 
     def complete_senders(self) -> None:
@@ -280,10 +272,10 @@ class Rank:
 
     def close_attempt(self, reason: Reason, detail: str = "") -> None:
         """Record the attempt's end if the ranks were started by hand, since no launcher records it."""
-        if self.directory is None or self.attempt is None or self.handover.attempt is not None:
+        if self.member is None or self.handover.attempt is not None:
             return
         outcome = Outcome(reason, self.step, detail, stop_signal=self.stop.last_signal)
-        record_own_end(self.directory, self.attempt, outcome, self.environment)
+        record_own_end(self.member.directory, self.member.attempt, outcome, self.environment)
 
     def close_attempt_for_peer(self, reason: Reason, detail: str) -> None:
         """Close the attempt after an error that points at another rank, with that rank's own record if there is one.
@@ -297,24 +289,6 @@ class Rank:
             self.close_attempt(reason, detail)
         else:
             self.close_attempt(cause.reason, _detail(cause))
-
-    def _exit_record(
-        self, reason: Reason, *, message: str, trace: str, blames_peer: bool, stop_signal: int | None
-    ) -> ExitRecord:
-        lost = self.lost_output
-        return ExitRecord(
-            rank=self.environment.rank,
-            host=socket.gethostname(),
-            reason=reason,
-            step=self.step,
-            message=message,
-            traceback=trace,
-            blames_peer=blames_peer,
-            stop_signal=stop_signal,
-            time=time.time(),
-            lost_lines=lost.lines,
-            lost_bytes=lost.size_bytes,
-        )
 
 
 def headline(error: BaseException, advice: str) -> str:

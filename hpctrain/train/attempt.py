@@ -29,6 +29,7 @@ from hpctrain.rank.compiler import spare_compiler
 from hpctrain.rank.determinism import set_determinism
 from hpctrain.rank.devices import choose_compatible_devices
 from hpctrain.rank.interface import choose_interface
+from hpctrain.rank.member import Member
 from hpctrain.rank.rank import Rank
 from hpctrain.rank.rendezvous import meet, open_private_store, read_refusal, share_refusal
 from hpctrain.rank.world import World, join
@@ -57,12 +58,12 @@ DETERMINISM_COSTS = (
 log = logging.getLogger("hpctrain.train")
 
 
-def run_attempt(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -> Reason:
+def run_attempt(rank: Rank, run_directory: Callable[[], RunDirectory]) -> Reason:
     """Train as one rank of the world; collective.
 
     Args:
-        rank: this rank; its directory, attempt, log, world and running attempt are set here.
-        make_directory: makes the run directory, on rank zero; None if it exists.
+        rank: this rank; its attempt, log, world and running training are set here.
+        run_directory: returns the run directory, and makes it if it doesn't exist; called on rank zero.
 
     Returns:
         `completed`, or why the ranks stopped.
@@ -76,10 +77,9 @@ def run_attempt(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -
     if threads is not None:
         torch.set_num_threads(threads)
     store = _meet(rank)
-    directory, attempt = _agree_on_attempt(rank, store, make_directory)
-    rank.directory = directory
-    rank.attempt = attempt
-    reserve_for_rank(directory.attempt(attempt), environment.rank)
+    member = rank.member = Member(environment=environment, claim=_agree_on_attempt(rank, store, run_directory))
+    reserve_for_rank(member.claim_folder, environment.rank)
+    directory = member.directory
     terminal = _terminal(rank)
     if terminal is not None:
         # no handler of logging: what this process prints arrives there already
@@ -89,7 +89,7 @@ def run_attempt(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -
     rank.log_stream = log_stream
     set_determinism(config.trainer.deterministic, cudnn_benchmark=config.trainer.cudnn_benchmark)
     world = rank.world = _join(rank, store)
-    return _train(rank, world, Claim(Ledger(directory), attempt), log_stream, terminal)
+    return _train(rank, world, member.claim, log_stream, terminal)
 
 
 def _train(rank: Rank, world: World, claim: Claim, log_stream: TextIO | None, terminal: TextIO | None) -> Reason:
@@ -132,11 +132,12 @@ def _meet(rank: Rank) -> Store | None:
     if rank.handover.store and init_method == "env://":
         return open_private_store(Path(rank.handover.store), environment.world_size, timeout_s)
     # ranks that were started by hand have no claim yet
-    secret = user_secret(os.environ) if rank.claim is None else read_secret(rank.claim)
-    token = f"{environment.token}/{rank.attempt}"
+    member = rank.member
+    secret = user_secret(os.environ) if member is None else read_secret(member.claim_folder)
+    token = f"{environment.token}/{None if member is None else member.attempt}"
     store = meet(environment, init_method=init_method, secret=secret, token=token, timeout_s=timeout_s)
-    if rank.claim is not None and rank.is_rank_zero:
-        discard_secret(rank.claim)
+    if member is not None and rank.is_rank_zero:
+        discard_secret(member.claim_folder)
     return store
 
 
@@ -200,52 +201,41 @@ def _installed_torch() -> str:
         return str(torch.__version__)
 
 
-def _agree_on_attempt(
-    rank: Rank, store: Store | None, make_directory: Callable[[], RunDirectory] | None
-) -> tuple[RunDirectory, int]:
-    """Return the run directory and the attempt's number, which rank zero shares with the others through the store.
+def _agree_on_attempt(rank: Rank, store: Store | None, run_directory: Callable[[], RunDirectory]) -> Claim:
+    """Return the claim of the attempt, which rank zero shares with the others through the store.
 
     Raises:
         RunDirectoryError: on the other ranks, if rank zero couldn't make the directory or claim the attempt.
     """
     if not rank.is_rank_zero:
         assert store is not None
-        return _read_attempt(store)
+        if refusal := read_refusal(store, TOPIC):
+            raise RunDirectoryError(refusal)
+        path = store.get(DIRECTORY_KEY).decode()
+        return Claim(Ledger(RunDirectory.existing(path)), int(store.get(ATTEMPT_KEY).decode()))
     num_others = rank.environment.world_size - 1
     try:
-        directory, attempt = _claim_attempt(rank, make_directory)
+        claim = _claim_by_hand(rank, run_directory()) if rank.member is None else rank.member.claim
     except Exception as error:
         if store is not None:
             share_refusal(store, TOPIC, str(error) or type(error).__name__, num_others)
         raise
     if store is not None:
         share_refusal(store, TOPIC, "", num_others)
-        store.set(DIRECTORY_KEY, str(directory.path))
-        store.set(ATTEMPT_KEY, str(attempt))
-    return directory, attempt
+        store.set(DIRECTORY_KEY, str(claim.ledger.directory.path))
+        store.set(ATTEMPT_KEY, str(claim.attempt))
+    return claim
 
 
-def _claim_attempt(rank: Rank, make_directory: Callable[[], RunDirectory] | None) -> tuple[RunDirectory, int]:
-    directory = rank.directory
-    if directory is None:
-        assert make_directory is not None
-        directory = make_directory()
-    if rank.attempt is not None:
-        return directory, rank.attempt
-    # the ranks were started by hand: no launcher has closed earlier attempts or claimed this one
+def _claim_by_hand(rank: Rank, directory: RunDirectory) -> Claim:
+    """Close earlier attempts and claim this one, as a launcher does; the ranks were started by hand."""
     place = rank.environment
     UnrecordedEnds(directory, Slurm(), place.job_id, place.restart_count).close(place.world_size)
-    attempt = Ledger(directory).claim()
+    ledger = Ledger(directory)
+    attempt = ledger.claim()
     if place.job_id is None:
         Owner.write(directory.attempt(attempt))
-    return directory, attempt
-
-
-def _read_attempt(store: Store) -> tuple[RunDirectory, int]:
-    if refusal := read_refusal(store, TOPIC):
-        raise RunDirectoryError(refusal)
-    path = store.get(DIRECTORY_KEY).decode()
-    return RunDirectory.existing(path), int(store.get(ATTEMPT_KEY).decode())
+    return Claim(ledger, attempt)
 
 
 def _terminal(rank: Rank) -> TextIO | None:

@@ -19,6 +19,7 @@ from hpctrain.config.stored import load
 from hpctrain.errors import ExitCode, HpctrainError, RendezvousError, SupersededError, error_text
 from hpctrain.rank.classification import advice, classify
 from hpctrain.rank.entry import log_to
+from hpctrain.rank.member import Member
 from hpctrain.rank.rank import HostProgram, Rank, headline
 from hpctrain.rank.stacks import STDERR
 from hpctrain.rank.stop_request import HANDLED, StopRequest
@@ -28,6 +29,7 @@ from hpctrain.run.process import handlers_restored, open_files_raised, process_a
 from hpctrain.rank.watchdog import Watchdog
 from hpctrain.run.code import current_code
 from hpctrain.run.import_path import search_path
+from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.run.times import Times
 from hpctrain.terminal import output_unguarded, visible
@@ -95,14 +97,17 @@ class TrainingWorkload:
         program = self._program
         # with torch imported already, this process did something else before: its age isn't the start-up time
         times = Times(0.0 if "torch" in sys.modules or program is not None else process_age_s())
-        rank = Rank(self.config, environment, handover, self._stop, times, self.directory, handover.attempt, program)
+        member = None
+        if self.directory is not None and handover.attempt is not None:
+            member = Member(environment=environment, claim=Claim(Ledger(self.directory), handover.attempt))
+        rank = Rank(self.config, environment, handover, self._stop, times, member, program)
         try:
             try:
                 with Watchdog(self.config.health, rank):
                     with _imports_frozen() if program is None else nullcontext():
                         from hpctrain.train.attempt import run_attempt
 
-                    reason = run_attempt(rank, self._make_directory)
+                    reason = run_attempt(rank, self._run_directory)
             except BaseException as error:
                 return _end_after_error(rank, error)
             rank.write_exit_record(reason)
@@ -113,6 +118,12 @@ class TrainingWorkload:
             return _exit_code(rank, reason.meaning.exit_code)
         finally:
             rank.leave_senders()
+
+    def _run_directory(self) -> RunDirectory:
+        if self.directory is not None:
+            return self.directory
+        assert self._make_directory is not None
+        return self._make_directory()
 
 
 def _exit_code(rank: Rank, code: ExitCode) -> ExitCode:
@@ -151,7 +162,7 @@ def _end_after_error(rank: Rank, error: BaseException) -> int:
             return _exit_code(rank, ExitCode.INTERRUPTED)
         rank.close_attempt(Reason.INTERRUPTED, "a second Ctrl-C")
         return ExitCode.INTERRUPTED
-    others_error = rank.directory is None and not rank.is_rank_zero and not isinstance(error, RendezvousError)
+    others_error = rank.member is None and not rank.is_rank_zero and not isinstance(error, RendezvousError)
     if isinstance(error, HpctrainError) and others_error:
         return error.exit_code  # rank zero prints the error for all
     return _fail(rank, error)
@@ -185,7 +196,7 @@ def _fail(rank: Rank, error: BaseException) -> int:
     else:
         rank.close_attempt(found.reason, detail)
     # once an attempt has begun, the run exists, and has failed whatever the error is
-    code = error.exit_code if isinstance(error, HpctrainError) and rank.attempt is None else ExitCode.FAILED
+    code = error.exit_code if isinstance(error, HpctrainError) and rank.member is None else ExitCode.FAILED
     return _exit_code(rank, code) if rank.superseded else code
 
 

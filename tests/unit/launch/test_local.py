@@ -21,13 +21,14 @@ from hpctrain.errors import ExitCode
 from hpctrain.launch import local
 from hpctrain.launch.local import LocalRanks, copy_output, free_port, launch_local, rank_variables
 from hpctrain.launch.prepare import prepare
+from hpctrain.rank.member import Member
 from hpctrain.rank.private_folder import lockable_folder
 from hpctrain.rank.rank import Rank
 from hpctrain.rank.stacks import Position
 from hpctrain.rank.stop_request import STOP_SIGNALS, StopRequest
 from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.launcher import Handover
-from hpctrain.run.ledger import Ledger
+from hpctrain.run.ledger import Ledger, Claim
 from hpctrain.run.reason import Reason
 from hpctrain.run.times import Times
 from hpctrain.streams import LogFile, LostOutput
@@ -408,7 +409,7 @@ def test_the_end_of_a_single_process_is_printed_once(tmp_path, monkeypatch, hang
     def run_rank(training):
         place = ClusterEnvironment.from_environment({})
         rank = Rank(training.config, place, Handover(attempt=1), StopRequest(), Times(0.0))
-        rank.directory, rank.attempt = training.directory, 1
+        rank.member = Member(environment=place, claim=Claim(Ledger(training.directory), 1))
         if hangs:
             rank.record_hang("no step for 3 s", Position("wait in x.py:1", "the stack", waits=True))
         os._exit(1)

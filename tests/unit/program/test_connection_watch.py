@@ -18,6 +18,7 @@ from hpctrain.program.output import ProgramOutput
 from hpctrain.program.processes import Process
 from hpctrain.program.rank import ProgramRank
 from hpctrain.run.start_record import UnconnectedRanks
+from hpctrain.run.ledger import Claim, Ledger
 
 RANK = """
 import mmap, os, socket, sys
@@ -76,8 +77,7 @@ def rank(directory, tmp_path):
         directory.attempt(1).mkdir(exist_ok=True)
         record = ProgramRank(
             config=config,
-            directory=directory,
-            attempt=1,
+            claim=Claim(Ledger(directory), 1),
             environment=environment,
             session=tmp_path,
             output=ProgramOutput(),

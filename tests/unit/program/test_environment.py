@@ -8,11 +8,11 @@ from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.cluster import Local, Slurm
 from hpctrain.config.root import ProgramConfig
 from hpctrain.config.run import ProgramRun
-from hpctrain.program.environment import program_variables
 from hpctrain.program.output import ProgramOutput
-from hpctrain.program.rank import ProgramRank
+from hpctrain.program.rank import ProgramRank, program_variables
 from hpctrain.run.code import CodeSnapshot
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.ledger import Claim, Ledger
 
 STEP = {
     "SLURM_JOB_ID": "7",
@@ -47,8 +47,7 @@ def variables_of(inherited, cluster=None, deadline=None, **run):
     config = ProgramConfig(name="program", nodes=2, cluster=cluster or Slurm(), run=ProgramRun(command=["x"], **run))
     rank = ProgramRank(
         config=config,
-        directory=RunDirectory(Path("/runs/one")),
-        attempt=2,
+        claim=Claim(Ledger(RunDirectory(Path("/runs/one"))), 2),
         environment=ClusterEnvironment.from_environment(inherited),
         session=Path("/tmp/session"),
         output=ProgramOutput(),

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from hpctrain.program.environment import command_in_copy, program_path, python_path
+from hpctrain.program.rank import command_in_copy, program_path, python_path
 from hpctrain.run.code import CodeSnapshot
 
 

@@ -11,6 +11,7 @@ from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.root import Config
 from hpctrain.errors import TaskError
 from hpctrain.rank import rank as rank_module
+from hpctrain.rank.member import Member
 from hpctrain.rank.rank import Rank
 from hpctrain.rank.stacks import Position
 from hpctrain.rank.stop_request import StopRequest
@@ -18,7 +19,7 @@ from hpctrain.run.config_change import change_config, keep_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import Collectives, ExitRecord, read_exit_records
 from hpctrain.run.launcher import Handover, Owner
-from hpctrain.run.ledger import Ledger
+from hpctrain.run.ledger import Ledger, Claim
 from hpctrain.run.reason import Reason
 from hpctrain.run.times import Times
 from hpctrain.streams import open_log
@@ -47,19 +48,19 @@ def make(monkeypatch):
 
     def build(variables=SECOND_OF_TWO, *, attempt=1):
         environment = ClusterEnvironment.from_environment(variables)
-        return Rank(Config(), environment, Handover(attempt=attempt), StopRequest(), Times(0.0), attempt=attempt)
+        return Rank(Config(), environment, Handover(attempt=attempt), StopRequest(), Times(0.0))
 
     return build
 
 
 def enter(rank, directory):
-    rank.directory = directory
-    rank.attempt = Ledger(directory).claim()
+    ledger = Ledger(directory)
+    rank.member = Member(environment=rank.environment, claim=Claim(ledger, ledger.claim()))
 
 
 def test_a_rank_without_an_attempt_writes_nothing(make, tmp_path):
     rank = make()
-    assert (rank.claim, rank.stacks, rank.stacks_request, rank.step, rank.progress) == (None, None, None, 0, None)
+    assert (rank.member, rank.stacks, rank.stacks_request, rank.step, rank.progress) == (None, None, None, 0, None)
     rank.write_exit_record(Reason.FAILED, ValueError("early"))
     rank.record_hang(*HANG)
     rank.leave_world()
@@ -84,7 +85,7 @@ def test_a_rank_records_what_its_log_lacks(make, directory):
     with open_log(Path("/dev/full")) as rank.log_stream:
         print("lost", file=rank.log_stream)
         rank.write_exit_record(Reason.COMPLETED)
-    (record,) = read_exit_records(directory.attempt(rank.attempt)).values()
+    (record,) = read_exit_records(directory.attempt(1)).values()
     assert (record.lost_lines, record.lost_bytes) == (1, 5)
 
 
@@ -98,8 +99,7 @@ def test_the_record_of_an_error_of_hpctrain_is_one_line(make, directory):
 
 def test_a_file_system_that_refuses_the_exit_record_is_a_warning(make, directory, caplog):
     rank = make()
-    rank.directory = directory
-    rank.attempt = 7
+    rank.member = Member(environment=rank.environment, claim=Claim(Ledger(directory), 7))
     rank.write_exit_record(Reason.COMPLETED)
     assert "the exit record can't be written" in caplog.text
 

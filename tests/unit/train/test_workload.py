@@ -18,11 +18,12 @@ from hpctrain.errors import ClusterEnvironmentError, ConfigError, ExitCode, Task
 from hpctrain.launch.rank_command import rank_variables
 from hpctrain.rank import rank as rank_module
 from hpctrain.rank.entry import run_rank
+from hpctrain.rank.member import Member
 from hpctrain.rank.rank import Rank
 from hpctrain.rank.stop_request import StopRequest
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.launcher import Handover
-from hpctrain.run.ledger import Ledger
+from hpctrain.run.ledger import Ledger, Claim
 from hpctrain.run.process import end_with_parent
 from hpctrain.run.times import Times
 from hpctrain.train import workload
@@ -125,6 +126,10 @@ def test_a_rank_without_a_launcher_stays():
     assert os.getppid()
 
 
+def member_of(directory, environment):
+    return Member(environment=environment, claim=Claim(Ledger(directory), 1))
+
+
 @pytest.mark.parametrize(
     ("handover", "claims", "stopped", "lost_a_peer"),
     [(Handover(attempt=1), 1, 0, 1), (Handover(attempt=1), 2, 0, 0), (Handover(), 2, 4, 1)],
@@ -138,16 +143,17 @@ def test_exit_codes_that_srun_sees(tmp_path, monkeypatch, handover, claims, stop
     for _ in range(claims):
         Ledger(directory).claim()
     environment = ClusterEnvironment.from_environment(rank_variables(1, 2, 29123))
-    rank = Rank(Config(), environment, handover, StopRequest(), Times(0.0), directory=directory, attempt=1)
+    rank = Rank(Config(), environment, handover, StopRequest(), Times(0.0), member_of(directory, environment))
     assert workload._exit_code(rank, ExitCode.INTERRUPTED) == stopped
     assert workload._fail(rank, RuntimeError("Connection closed by peer")) == lost_a_peer
 
 
-@pytest.mark.parametrize(("attempt", "code"), [(None, ExitCode.BAD_CONFIGURATION), (1, ExitCode.FAILED)])
-def test_a_bad_configuration_that_the_ranks_find_fails_the_run_once_it_has_begun(tmp_path, attempt, code):
+@pytest.mark.parametrize(("begun", "code"), [(False, ExitCode.BAD_CONFIGURATION), (True, ExitCode.FAILED)])
+def test_a_bad_configuration_that_the_ranks_find_fails_the_run_once_it_has_begun(tmp_path, begun, code):
     directory = RunDirectory.at(tmp_path / "R")
     directory.create(0o750)
     Ledger(directory).claim()
     environment = ClusterEnvironment.from_environment(rank_variables(1, 2, 29123))
-    rank = Rank(Config(), environment, Handover(), StopRequest(), Times(0.0), directory=directory, attempt=attempt)
+    member = member_of(directory, environment) if begun else None
+    rank = Rank(Config(), environment, Handover(), StopRequest(), Times(0.0), member)
     assert workload._fail(rank, ConfigError("data.batch", 1, "is odd", "make it even")) == code
