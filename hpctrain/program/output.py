@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.attempt.peers import MACHINE, PEER_LOST, TIMED_OUT
 from hpctrain.config.run import ProgramRun
 from hpctrain.phrases import signal_name
+from hpctrain.rank.classification import Classification, classify_text
 from hpctrain.run.reason import Reason
 from hpctrain.streams import LogFile, LostOutput, lost_output
 
@@ -297,31 +297,27 @@ def _after_stop(end: ProgramEnd, output: str, run: ProgramRun) -> ProgramOutcome
 
 
 def _failure(end: ProgramEnd, output: str, run: ProgramRun, world_size: int) -> ProgramOutcome:
-    errors = find_errors(output)
-    found = [(error, *_classified(error, world_size)) for error in errors]
+    found = [(error, _classified(error, world_size)) for error in find_errors(output)]
     if run.processes == "node":
         # the output of several ranks: those that only lost a peer may be the last
-        found = [one for one in found if not one[2]][-1:] or found
-    error, reason, blames_peer = found[-1] if found else (None, Reason.FAILED, False)
+        found = [one for one in found if not one[1].peer][-1:] or found
+    error, meaning = found[-1] if found else (None, Classification(Reason.FAILED))
+    reason = meaning.reason
     if end.killed_by is not None and reason is Reason.FAILED:
         reason = Reason.INFRASTRUCTURE
-    return _described(reason, end, error, blames_peer=blames_peer)
+    return _described(reason, end, error, blames_peer=meaning.peer)
 
 
-def _classified(error: OutputError, world_size: int) -> tuple[Reason, bool]:
-    """The reason to which an error points, and whether it only shows that another rank was lost."""
+def _classified(error: OutputError, world_size: int) -> Classification:
     if error.type and error.type not in _OF_TORCH:
-        return Reason.FAILED, False
-    if MACHINE.search(error.signs):
-        return Reason.INFRASTRUCTURE, False
-    if error.type not in _OF_BACKEND and not _BACKEND.search(error.signs):
-        is_bare = error.type and _BARE.fullmatch(error.message)
-        return (Reason.INFRASTRUCTURE, True) if is_bare and world_size > 1 else (Reason.FAILED, False)
-    if world_size > 1 and TIMED_OUT.search(error.signs):
-        return Reason.HANG, True
-    if world_size > 1 and PEER_LOST.search(error.signs):
-        return Reason.INFRASTRUCTURE, True
-    return Reason.FAILED, False
+        return Classification(Reason.FAILED)
+    found = classify_text(error.signs, world_size)
+    of_machine = found.reason is Reason.INFRASTRUCTURE and not found.peer
+    if of_machine or error.type in _OF_BACKEND or _BACKEND.search(error.signs):
+        return found
+    if error.type and _BARE.fullmatch(error.message) and world_size > 1:
+        return Classification(Reason.INFRASTRUCTURE, peer=True)
+    return Classification(Reason.FAILED)
 
 
 def _described(

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from hpctrain.attempt.peers import waits_for_peers
 from hpctrain.config.scripts import interpreter_of
 from hpctrain.errors import ConfigError
+from hpctrain.rank.stacks import waits_for_peers
 from hpctrain.rank.stop_request import STOP_SIGNALS
 from hpctrain.run.process import end_with_parent, signals_blocked
 from hpctrain.run.stacks import framed

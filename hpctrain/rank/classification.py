@@ -6,9 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.attempt.lost_gpu import GPU_OUT_OF_MEMORY
+from hpctrain.attempt.lost_gpu import GPU_OUT_OF_MEMORY, DEVICE_CODE_ERROR, GPU_UNUSABLE
 from hpctrain.attempt.out_of_memory import memory_advice
-from hpctrain.attempt.peers import MACHINE, PEER_LOST, TIMED_OUT
 from hpctrain.config.batch import micro_batch_size_of, uses_cuda_graphs
 from hpctrain.config.mesh import mesh_shape
 from hpctrain.config.root import Config
@@ -24,6 +23,37 @@ from hpctrain.phrases import either
 from hpctrain.run.file_system import limit_met
 from hpctrain.run.reason import Reason
 
+TIMED_OUT = re.compile(
+    r"Timed out waiting \d+ ?ms|Timeout waiting for key|timed out after|wait timeout after|caused pair closure"
+    r"|monitoredBarrier|collective operation timeout|before timing out",
+    re.IGNORECASE,
+)
+"""Messages of torch's backends (gloo, the store, NCCL's watchdog) when another rank didn't arrive in time."""
+PEER_LOST = re.compile(
+    r"Connection (closed|reset|refused) by|Connection reset|Broken pipe"
+    r"|recvValue failed|sendBytes failed|DistNetworkError|DistStoreError|Socket closed"
+    # from one of gloo's sockets; "[enforce fail at ...]" means sizes that differ among ranks: the task's own mistake
+    r"|\[\S*/gloo/transport/\S+:\d+\] |Gloo connectFullMesh failed"
+    # "invalid" errors of NCCL are mistakes in the task or the configuration, and recur in every attempt; so do those
+    # whose further lines name this rank's own GPU memory or code
+    rf"|NCCL error( in: [^,\n]*,| \d+:|:)"
+    rf"(?! invalid (usage|argument)|[\s\S]*({GPU_OUT_OF_MEMORY.pattern}|{DEVICE_CODE_ERROR.pattern}))"
+    r"|unhandled system error|remote process exit(ed|ing)|unexpected exit of a remote peer"
+    r"|NCCL communicator was aborted|NCCL operations have failed or timed out|NCCL timeout in"
+    r"|retrieving ncclUniqueId from",
+    re.IGNORECASE,
+)
+"""Messages of the same backends when another rank has died. A backend's name isn't enough: usage errors have it too."""
+MACHINE = re.compile(rf"DataLoader worker \(pid.*(is killed by signal|exited unexpectedly)|{GPU_UNUSABLE.pattern}")
+"""torch's messages about DataLoader workers that the system killed, such as for their memory, or about a broken GPU."""
+
+NCCL_ERRORS = {
+    "TIMEOUT": "NCCL timed out: another rank didn't join a collective; see the stacks and the logs of the other ranks",
+    "REMOTE_ERROR": "NCCL reports that another rank failed; see the logs of the other ranks",
+    "COMM_ERROR": "NCCL reports that it failed here, or lost another rank; see the logs of all ranks, and set "
+    "cluster.env.NCCL_DEBUG=WARN to have NCCL print the cause",
+}
+"""What to report of each error of torch's NCCL backend (torch/csrc/distributed/c10d/Backend.hpp, ErrorType)."""
 UNUSED_PARAMETERS = "parameters that were not used in producing loss"
 """In DDP's error at the second forward pass, when parameters had no gradient in the first."""
 HOST_MEMORY = re.compile(
@@ -76,10 +106,11 @@ def classify(error: BaseException, world_size: int) -> Classification:
     if not isinstance(error, RuntimeError):
         elsewhere = isinstance(error, CheckpointError | TaskError) and error.elsewhere
         return Classification(Reason.FAILED, peer=elsewhere)
-    return _of_torch(f"{type(error).__name__}: {error_text(error)}", world_size)
+    return classify_text(f"{type(error).__name__}: {error_text(error)}", world_size)
 
 
-def _of_torch(text: str, world_size: int) -> Classification:
+def classify_text(text: str, world_size: int) -> Classification:
+    """Classify an error of torch by its text, in a world of this size."""
     if MACHINE.search(text):
         return Classification(Reason.INFRASTRUCTURE)
     if world_size > 1 and TIMED_OUT.search(text):

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
 from typing import NoReturn, Protocol, TextIO
 
-from hpctrain.attempt.early_end import record_early_end, refuse_other_version
+from hpctrain.attempt.rank_python import other_version
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.run_config import RunConfig
 from hpctrain.errors import ERROR_PREFIX, ExitCode, HpctrainError
 from hpctrain.phrases import DATE_TIME
 from hpctrain.run.directory import RunDirectory, umask_of
+from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.file_system import explain
 from hpctrain.run.handover import Handover
 from hpctrain.run.process import end_with_parent
@@ -78,20 +81,40 @@ def main(workload: Callable[[RunDirectory], Workload]) -> NoReturn:
     open_streams()
     ignore_write_errors()
     directory = RunDirectory.existing(sys.argv[1])
-    # before the configuration is read, of which another version may have other keys
-    if refuse_other_version(directory, os.environ):
-        end_process(ExitCode.FAILED)
     code: int = ExitCode.FAILED
-    # there may be no log yet
+    reason, problem = Reason.FAILED, ""
     try:
-        code = run_rank(workload(directory))
+        # before the configuration is read, of which another version may have other keys
+        problem = other_version(Handover.read(os.environ).version)
+        if not problem:
+            code = run_rank(workload(directory))
     except HpctrainError as error:
-        print(f"{ERROR_PREFIX}{visible(str(error))}", file=sys.stderr)  # noqa: T201
+        print(f"{ERROR_PREFIX}{visible(str(error))}", file=sys.stderr)  # noqa: T201 - no log yet
     except OSError as error:
-        message = f"hpctrain's own process of this rank can't begin: {explain(error)}"
-        print(f"{ERROR_PREFIX}{visible(message)}", file=sys.stderr)  # noqa: T201
-        record_early_end(directory, Reason.INFRASTRUCTURE, message, os.environ)
+        reason = Reason.INFRASTRUCTURE
+        problem = f"hpctrain's own process of this rank can't begin: {explain(error)}"
+    if problem:
+        print(f"{ERROR_PREFIX}{visible(problem)}", file=sys.stderr)  # noqa: T201 - no log yet
+        record_early_end(directory, reason, problem, os.environ)
     end_process(code)
+
+
+def record_early_end(directory: RunDirectory, reason: Reason, message: str, environ: Mapping[str, str]) -> None:
+    """Leave an exit record of a rank that can't begin, such as for a full disk of its node, if that is possible.
+
+    Args:
+        directory: of the run.
+        reason: why it can't.
+        message: the same in one line.
+        environ: of the rank; without an attempt in it, nothing is written.
+    """
+    with suppress(OSError, HpctrainError):
+        handover = Handover.read(environ)
+        if handover.attempt is not None:
+            rank = ClusterEnvironment.from_environment(environ).rank
+            host = socket.gethostname()
+            record = ExitRecord(rank=rank, host=host, reason=reason, step=0, message=message, time=time.time())
+            record.write(directory.attempt(handover.attempt))
 
 
 def end_process(code: int) -> NoReturn:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, TextIO
 
 from hpctrain.attempt.hang import PEERS_S
 from hpctrain.attempt.outcome import Outcome, record_end, resume_command
-from hpctrain.attempt.peers import NCCL_ERRORS
 from hpctrain.attempt.termination import diagnose
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.root import Config
 from hpctrain.errors import HpctrainError, SchedulerError, error_text
+from hpctrain.rank.classification import NCCL_ERRORS
 from hpctrain.rank.member import Member
 from hpctrain.rank.stacks import STDERR, Position
 from hpctrain.rank.stop_request import StopRequest

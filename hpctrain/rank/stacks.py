@@ -14,7 +14,6 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.attempt.peers import waits_for_peers
 from hpctrain.run.stacks import framed
 
 STDERR = 2
@@ -24,6 +23,23 @@ ENDS_AFTER_S = int(SIGNAL)
 """Seconds from the stack to the end of the process: alarm(3) takes the signal's number for a number of seconds."""
 _THREAD = 4
 """SIGEV_THREAD_ID of Linux: the signal goes to one thread."""
+_WAITING = ("/torch/distributed/", "/torch/nn/parallel/distributed.py", "/hpctrain/parallel/", "/hpctrain/rank/")
+"""Parts of the paths of modules whose innermost call waits for other ranks."""
+_OWN = tuple(f"/hpctrain/rank/{name}.py" for name in ("entry", "member", "rank", "stacks", "watchdog"))
+"""Modules beside those that attend to this process alone."""
+_BACKWARD = "/torch/autograd/graph.py"
+"""DDP waits for the other ranks' gradients in this module, in C++ frames that Python doesn't show."""
+
+
+def waits_for_peers(path: str) -> bool:
+    """Whether a rank whose innermost Python frame is in this module waits for other ranks.
+
+    A guess: on a GPU a rank waits wherever it first needs a result, and only `run.collectives` shows it.
+    """
+    path = path.replace(os.sep, "/")
+    if path.endswith(_OWN):
+        return False
+    return any(part in path for part in _WAITING) or path.endswith(_BACKWARD)
 
 
 def write_stacks(path: Path | None, title: str, token: str) -> None:

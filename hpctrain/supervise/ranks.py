@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hpctrain.attempt.early_end import unable_python
+from hpctrain.attempt.rank_python import unable_python
 from hpctrain.cluster.environment import derived_ports
 from hpctrain.cluster.slurm_step import SlurmJob, expand_nodelist
 from hpctrain.cluster.variables import Variables

@@ -15,7 +15,7 @@ from typing import TextIO
 import torch
 from torch._C._distributed_c10d import Store
 
-from hpctrain.attempt.early_end import other_torch
+from hpctrain.attempt.rank_python import other_torch
 from hpctrain.attempt.requeue import next_pause
 from hpctrain.attempt.unrecorded import UnrecordedEnds
 from hpctrain.cluster.environment import cpu_cores, cpu_threads

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from hpctrain.attempt.early_end import explain_exit, other_torch, other_version, unable_python
+from hpctrain.attempt.rank_python import explain_exit, other_torch, other_version, unable_python
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.ledger import Attempt

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.attempt.peers import NCCL_ERRORS
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.root import Config
 from hpctrain.errors import TaskError
 from hpctrain.rank import rank as rank_module
+from hpctrain.rank.classification import NCCL_ERRORS
 from hpctrain.rank.member import Member
 from hpctrain.rank.rank import Rank
 from hpctrain.rank.stacks import Position

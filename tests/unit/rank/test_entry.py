@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hpctrain.attempt.early_end import record_early_end
+from hpctrain.rank.entry import record_early_end
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import read_exit_records
 from hpctrain.run.launcher import Handover

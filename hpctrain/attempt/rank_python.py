@@ -1,24 +1,16 @@
-"""The end of a rank that can't begin, such as for its Python, which may be another one than its launcher's."""
+"""The Python of the ranks: another version than its launcher's, or one that can't run them."""
 
 from __future__ import annotations
 
-import contextlib
 import re
-import socket
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from hpctrain.cluster.environment import ClusterEnvironment
-from hpctrain.errors import ERROR_PREFIX, HpctrainError
 from hpctrain.files import read_bytes
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.exit_record import ExitRecord, read_exit_records
-from hpctrain.run.launcher import Handover
+from hpctrain.run.exit_record import read_exit_records
 from hpctrain.run.ledger import Attempt
-from hpctrain.run.reason import Reason
 from hpctrain.startup import __version__
-from hpctrain.terminal import visible
 
 EXITED = re.compile(r"(?P<node>\S+): tasks? (?P<rank>\d+)[\d,-]*: Exited with exit code (?P<code>\d+)")
 """What srun prints about ranks of a node that exited by themselves."""
@@ -32,33 +24,6 @@ TOO_OLD = re.compile(r"[Uu]nknown option:? -P")
 LAST_BYTES = 2_000
 LAST_LINES = 4
 """Lines at the end of a rank's log that may say why it didn't begin: the usage of an old Python follows its error."""
-
-
-def record_early_end(directory: RunDirectory, reason: Reason, message: str, environ: Mapping[str, str]) -> None:
-    """Leave an exit record of a rank that can't begin, such as for a full disk of its node, if that is possible.
-
-    Args:
-        directory: of the run.
-        reason: why it can't.
-        message: the same in one line.
-        environ: of the rank; without an attempt in it, nothing is written.
-    """
-    with contextlib.suppress(OSError, HpctrainError):
-        handover = Handover.read(environ)
-        if handover.attempt is not None:
-            rank = ClusterEnvironment.from_environment(environ).rank
-            host = socket.gethostname()
-            record = ExitRecord(rank=rank, host=host, reason=reason, step=0, message=message, time=time.time())
-            record.write(directory.attempt(handover.attempt))
-
-
-def refuse_other_version(directory: RunDirectory, environ: Mapping[str, str]) -> bool:
-    """Print and record, as the end of this rank, that its hpctrain isn't the launcher's; return whether it isn't."""
-    problem = other_version(Handover.read(environ).version)
-    if problem:
-        print(f"{ERROR_PREFIX}{visible(problem)}", file=sys.stderr, flush=True)  # noqa: T201 - before there is a log
-        record_early_end(directory, Reason.FAILED, problem, environ)
-    return bool(problem)
 
 
 def other_version(expected: str, found: str = __version__, python: str = sys.executable) -> str:
