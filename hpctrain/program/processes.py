@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import re
@@ -41,6 +40,7 @@ done
 kill -KILL 0
 """
 """Removes a folder and kills a program when the other end of its standard input closes.
+
 The program is its process group, and the processes that have the folder in their environment: torchrun's workers have
 sessions of their own. In a SLURM job it spares those of other jobs, which a program may have submitted."""
 _USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
@@ -269,7 +269,7 @@ class Child:
         self.kill()
         self._guard.kill()
         assert self._guard.stdin is not None
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self._guard.stdin.close()
         if self._guard.returncode is None:
             self._guard.wait()

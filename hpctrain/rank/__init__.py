@@ -1,1 +1,1 @@
-"""A rank's process: its devices, rendezvous, process group, stop requests and agreement."""
+"""The life of a rank's process: its entry, devices, rendezvous, process groups, watchdog, stop and exit record."""
