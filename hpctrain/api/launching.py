@@ -24,6 +24,7 @@ from hpctrain.errors import ClusterEnvironmentError, ConfigError, HpctrainError,
 from hpctrain.launch.launch_code import importing_code_of
 from hpctrain.launch.launcher import begin
 from hpctrain.launch.prepare import RunPlan
+from hpctrain.rank.rank import HostProgram
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.growing_file import GrowingFile
 from hpctrain.run.launcher import Owner
@@ -32,7 +33,6 @@ from hpctrain.run.process import environ_replaced, may_handle_signals
 from hpctrain.run.reason import Reason
 from hpctrain.status.run_status import RunStatus
 from hpctrain.streams import missing_output_discarded
-from hpctrain.worker.host_program import HostProgram
 
 BEGIN_S = 120.0
 """Seconds that the launcher may take until it claims an attempt, on a busy machine."""

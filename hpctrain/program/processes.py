@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from hpctrain.config.scripts import interpreter_of
+from hpctrain.config.command import interpreter_of
 from hpctrain.errors import ConfigError
 from hpctrain.rank.stacks import waits_for_peers
 from hpctrain.rank.stop_request import STOP_SIGNALS

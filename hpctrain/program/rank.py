@@ -9,20 +9,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hpctrain.config.root import ProgramConfig
-from hpctrain.cluster.cpus import cpu_cores, cpu_threads
+from hpctrain.cluster.environment import cpu_cores, cpu_threads
 from hpctrain.config.program import command_of
 from hpctrain.config.resources import resources_of
+from hpctrain.config.root import ProgramConfig
 from hpctrain.files import read_json_or_empty
 from hpctrain.program.output import ProgramOutput
 from hpctrain.rank.interface import choose_interface
 from hpctrain.rank.member import Member
 from hpctrain.run.code import CodeSnapshot
 from hpctrain.run.exit_record import ExitRecord
-from hpctrain.run.handover import Handover
-from hpctrain.run.import_path import in_copy, python_prefixes
+from hpctrain.run.import_path import editable_places, in_copy, python_prefixes
+from hpctrain.run.launcher import Handover
 from hpctrain.run.reason import Reason
-from hpctrain.run.site_packages import editable_places
 
 _OF_EACH_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME")
 """Variables of a rank; a program that starts the ranks by itself sets them."""

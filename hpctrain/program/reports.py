@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpctrain.metrics.sink import OWN_FIELDS, JsonLinesSink
 from hpctrain.files import parse_json
+from hpctrain.metrics.sink import OWN_FIELDS, JsonLinesSink
 from hpctrain.program.processes import Process
 from hpctrain.program.rank import ProgramRank
 from hpctrain.run.checkpoints import saved_step

@@ -38,8 +38,8 @@ from hpctrain.run.code import current_code
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.file_system import explain, reserve_for_rank
 from hpctrain.run.launcher import Handover
-from hpctrain.run.process import process_age_s, temporary_folder
 from hpctrain.run.ledger import Claim, Ledger
+from hpctrain.run.process import process_age_s, temporary_folder
 from hpctrain.run.reason import Reason
 from hpctrain.run.start_record import address_of_rank_zero
 from hpctrain.run.times import Times

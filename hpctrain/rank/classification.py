@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.attempt.lost_gpu import GPU_OUT_OF_MEMORY, DEVICE_CODE_ERROR, GPU_UNUSABLE
+from hpctrain.attempt.lost_gpu import DEVICE_CODE_ERROR, GPU_OUT_OF_MEMORY, GPU_UNUSABLE
 from hpctrain.attempt.out_of_memory import memory_advice
 from hpctrain.config.batch import micro_batch_size_of, uses_cuda_graphs
 from hpctrain.config.mesh import mesh_shape

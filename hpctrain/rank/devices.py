@@ -14,13 +14,13 @@ import torch
 from torch._C._distributed_c10d import Store
 
 from hpctrain.cluster.environment import ClusterEnvironment
-from hpctrain.config.resources import SHARING
-from hpctrain.errors import DeviceError, RendezvousError, ConfigError, HpctrainError
-from hpctrain.phrases import listed, numbered, counted
 from hpctrain.config.checks import refuse_without_gpu
 from hpctrain.config.cluster import Slurm
+from hpctrain.config.resources import SHARING
 from hpctrain.config.root import Config
 from hpctrain.config.visible_gpus import VISIBLE_DEVICES, visible_gpus
+from hpctrain.errors import ConfigError, DeviceError, HpctrainError, RendezvousError
+from hpctrain.phrases import counted, listed, numbered
 from hpctrain.rank.rendezvous import read_refusal, share_refusal
 from hpctrain.run.process import boot_id
 

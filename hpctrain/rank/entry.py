@@ -13,13 +13,13 @@ from typing import NoReturn, Protocol, TextIO
 
 from hpctrain.attempt.rank_python import other_version
 from hpctrain.cluster.environment import ClusterEnvironment
-from hpctrain.config.run_config import RunConfig
+from hpctrain.config.root import RunConfig
 from hpctrain.errors import ERROR_PREFIX, ExitCode, HpctrainError
 from hpctrain.phrases import DATE_TIME
 from hpctrain.run.directory import RunDirectory, umask_of
 from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.file_system import explain
-from hpctrain.run.handover import Handover
+from hpctrain.run.launcher import Handover
 from hpctrain.run.process import end_with_parent
 from hpctrain.run.reason import Reason
 from hpctrain.run.start_record import StartRecord

@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from hpctrain.run.collectives import Collectives
+from hpctrain.run.exit_record import Collectives
 
 CONTROL = "control"
 """The name of the group for messages of the training thread, in torch's flight recorder."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from hpctrain.attempt.hang import PEERS_S
 from hpctrain.attempt.outcome import Outcome, record_end, resume_command
-from hpctrain.attempt.termination import diagnose
+from hpctrain.attempt.termination import ask_slurm
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.root import Config
 from hpctrain.errors import HpctrainError, SchedulerError, error_text
@@ -308,14 +308,13 @@ def record_own_end(directory: RunDirectory, attempt: int, outcome: Outcome, envi
     # after a second Ctrl-C the outcome has its report already
     in_doubt = outcome.reason is Reason.FAILED or (outcome.reason is Reason.INTERRUPTED and not outcome.report)
     if environment.job_id is not None and in_doubt and outcome.may_be_slurms_doing(Ledger(directory), attempt):
+        slurm, restarts = Slurm(timeout_s=ASK_TIMEOUT_S), environment.restart_count
         try:
-            record = Slurm(timeout_s=ASK_TIMEOUT_S).show(environment.job_id)
+            termination = ask_slurm(slurm, environment.job_id, outcome.stop_signal, restarts=restarts)
         except SchedulerError as error:
             log.info("can't query SLURM about why the ranks were stopped: %s", error)
         else:
-            restarts = environment.restart_count
-            found = diagnose(outcome.stop_signal, record, restarts=restarts, now=time.time())
-            outcome = outcome.explained_by(found)
+            outcome = outcome.explained_by(termination)
     record_end(
         directory,
         attempt,

@@ -23,13 +23,13 @@ from hpctrain.rank.member import Member
 from hpctrain.rank.rank import HostProgram, Rank, headline
 from hpctrain.rank.stacks import STDERR
 from hpctrain.rank.stop_request import HANDLED, StopRequest
-from hpctrain.run.directory import RunDirectory
-from hpctrain.run.launcher import Handover
-from hpctrain.run.process import handlers_restored, open_files_raised, process_age_s
 from hpctrain.rank.watchdog import Watchdog
 from hpctrain.run.code import current_code
+from hpctrain.run.directory import RunDirectory
 from hpctrain.run.import_path import search_path
+from hpctrain.run.launcher import Handover
 from hpctrain.run.ledger import Claim, Ledger
+from hpctrain.run.process import handlers_restored, open_files_raised, process_age_s
 from hpctrain.run.reason import Reason
 from hpctrain.run.times import Times
 from hpctrain.terminal import output_unguarded, visible

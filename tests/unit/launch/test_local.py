@@ -28,7 +28,7 @@ from hpctrain.rank.stacks import Position
 from hpctrain.rank.stop_request import STOP_SIGNALS, StopRequest
 from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.launcher import Handover
-from hpctrain.run.ledger import Ledger, Claim
+from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.run.times import Times
 from hpctrain.streams import LogFile, LostOutput

@@ -17,8 +17,8 @@ from hpctrain.program.connection_watch import CONNECT_S, ConnectionWatch
 from hpctrain.program.output import ProgramOutput
 from hpctrain.program.processes import Process
 from hpctrain.program.rank import ProgramRank
-from hpctrain.run.start_record import UnconnectedRanks
 from hpctrain.run.ledger import Claim, Ledger
+from hpctrain.run.start_record import UnconnectedRanks
 
 RANK = """
 import mmap, os, socket, sys

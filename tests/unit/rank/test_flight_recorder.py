@@ -4,9 +4,9 @@ import threading
 
 import pytest
 
-from hpctrain.run.exit_record import Collectives
 from hpctrain.rank import group
 from hpctrain.rank.group import read_collectives, summarize
+from hpctrain.run.exit_record import Collectives
 
 
 def entry(number, operation="nccl:all_reduce", *, retired=True, at=None, group=("0", "default_pg"), is_p2p=False):

@@ -19,7 +19,7 @@ from hpctrain.run.config_change import change_config, keep_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import Collectives, ExitRecord, read_exit_records
 from hpctrain.run.launcher import Handover, Owner
-from hpctrain.run.ledger import Ledger, Claim
+from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.run.times import Times
 from hpctrain.streams import open_log

@@ -23,7 +23,7 @@ from hpctrain.rank.rank import Rank
 from hpctrain.rank.stop_request import StopRequest
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.launcher import Handover
-from hpctrain.run.ledger import Ledger, Claim
+from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.run.process import end_with_parent
 from hpctrain.run.times import Times
 from hpctrain.train import workload
