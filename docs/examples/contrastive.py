@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hpctrain.models.convnet import ConvNet
-from hpctrain.rank.all_gather import all_gather_with_grad
+from hpctrain.parallel.all_gather import all_gather_with_grad
 from hpctrain.tasks import Sums
 from hpctrain.tasks.digits import Digits
 

@@ -26,7 +26,7 @@ class LogImages(Callback):
 
     def after_evaluation(self, training: Training, metrics: Mapping[str, float]) -> None:  # noqa: ARG002 - of the hook
         """Predict on rank zero, or on all ranks that share the model, and log on rank zero."""
-        if (training.rank and not training.is_sharded) or (batch := training.eval_samples(self.num_images)) is None:
+        if not training.takes_part or (batch := training.eval_samples(self.num_images)) is None:
             return
         if not isinstance(batch, list | tuple) or len(batch) != 2 or batch[0].ndim != 4 or batch[1].ndim != 1:
             raise TaskError(

@@ -38,7 +38,7 @@ class LogText(Callback):
 
     def after_evaluation(self, training: Training, metrics: Mapping[str, float]) -> None:  # noqa: ARG002 - of the hook
         """Generate on rank zero, or on all ranks that share the model, and log on rank zero."""
-        if (training.rank and not training.is_sharded) or (batch := training.eval_samples(self.num_samples)) is None:
+        if not training.takes_part or (batch := training.eval_samples(self.num_samples)) is None:
             return
         given = batch[0] if isinstance(batch, list | tuple) else batch
         if not isinstance(given, Tensor) or given.ndim != 2 or given.is_floating_point():

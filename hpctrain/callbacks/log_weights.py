@@ -28,7 +28,7 @@ class LogWeights(Callback):
     def after_backward(self, training: Training) -> None:
         """Log weights as the step found them, and the gradients that change them."""
         # of rank zero: all ranks have the same, or compute it together if they share the model
-        if (training.position.step + 1) % self.every_steps or (training.rank and not training.is_sharded):
+        if (training.position.step + 1) % self.every_steps or not training.takes_part:
             return
         scale = training.loss_scale
         for name, parameter in training.parameters.items():

@@ -17,7 +17,7 @@ from hpctrain.checkpoint.sharded.stored_tensor import StoredTensor
 from hpctrain.checkpoint.state import CHANGED_BUFFERS, NAMED, PlainNames, parameter_names
 from hpctrain.data.micro_batch import map_tensors
 from hpctrain.errors import CheckpointError
-from hpctrain.parallel.local_part import is_sharded, local_part
+from hpctrain.parallel.local_part import is_dtensor, local_part
 from hpctrain.phrases import listed
 from hpctrain.run.checkpoint_manifest import Region
 
@@ -207,7 +207,7 @@ def copy_saved(target: Tensor, saved: Tensor | StoredTensor) -> None:
     """
     if target.is_meta:
         return
-    if not is_sharded(target):
+    if not is_dtensor(target):
         source = saved if isinstance(saved, StoredTensor) else StoredTensor.of(saved)
         source.copy_into(target, Region.whole(tuple(target.shape)))
         return
@@ -266,7 +266,7 @@ def _as_parts(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> Map
     The optimizer would copy whole tensors to the parameter's device, and leaves other objects as they are.
     """
     parameters = dict(_by_index(optimizer, saved))
-    if not any(is_sharded(parameter) for parameter in parameters.values()):
+    if not any(is_dtensor(parameter) for parameter in parameters.values()):
         return saved
     state = {
         index: map_tensors(partial(_as_part, parameters[index]), value) if index in parameters else value
@@ -277,7 +277,7 @@ def _as_parts(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> Map
 
 def _as_part(parameter: Tensor, value: Any) -> Any:
     # a count of steps has no dimension, and each rank has its own
-    whole = isinstance(value, Tensor) and value.dim() and is_sharded(parameter)
+    whole = isinstance(value, Tensor) and value.dim() and is_dtensor(parameter)
     return StoredTensor.of(value) if whole else value
 
 
@@ -323,7 +323,7 @@ def _kind(value: object) -> object:
 
 
 def _is_shard(value: object) -> bool:
-    return isinstance(value, Tensor) and is_sharded(value)
+    return isinstance(value, Tensor) and is_dtensor(value)
 
 
 def _difference(name: str, saved: object, here: object) -> str:
@@ -359,7 +359,7 @@ def _placed(saved: StoredTensor, memory: HostMemory, parameter: Tensor | None) -
         form = torch.empty(sizes, dtype=saved.dtype, device="meta")
         return memory.empty_like(form) if device.type == "cpu" else torch.empty_like(form, device=device)
 
-    if parameter is None or not is_sharded(parameter):
+    if parameter is None or not is_dtensor(parameter):
         part = empty(saved.shape)
         saved.copy_into(part, Region.whole(saved.shape))
         return part

@@ -11,8 +11,8 @@ import torch
 
 from hpctrain.checkpoint.state import Stateful
 from hpctrain.errors import CheckpointError
+from hpctrain.parallel.mesh import TrainingWorld
 from hpctrain.rank.determinism import rank_seed, seed_everything
-from hpctrain.rank.world import World
 
 
 class RandomStreams(Stateful):
@@ -25,7 +25,7 @@ class RandomStreams(Stateful):
 
     is_collective: ClassVar[bool] = True
 
-    def __init__(self, world: World, seed: int) -> None:
+    def __init__(self, world: TrainingWorld, seed: int) -> None:
         self._world = world
         self._seed = seed
 
@@ -36,13 +36,12 @@ class RandomStreams(Stateful):
     def load_state(self, saved: Mapping[str, Any]) -> None:
         """Set the generators as they were; on another number of ranks, or with other degrees of the mesh, seed them."""
         world = self._world
-        degrees = saved.get("tensor_degree", 1), saved.get("pipeline_degree", 1)
-        if saved["world_size"] == world.size and degrees == (world.tensor_size, world.pipeline_size):
+        if saved["world_size"] == world.size and world.share.has_saved_degrees(saved):
             restore_rng(saved["rng"][world.rank], world.gpus)
         else:
             # these ranks draw other numbers in any case; seeds are the same in each attempt, and on ranks that compute
             # layers together
-            seed_everything(rank_seed(self._seed + saved["step"], world.random_stream))
+            seed_everything(rank_seed(self._seed + saved["step"], world.share.random_stream))
 
 
 def rng_state(devices: Sequence[torch.device] = ()) -> dict[str, Any]:

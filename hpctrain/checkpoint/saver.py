@@ -39,15 +39,17 @@ LOGGED_FROM_BYTES = 100_000_000
 class Writer(Protocol):
     """Writes and publishes snapshots."""
 
-    def write(self, snapshot: Any, /) -> Path:
-        """Write a snapshot, make it durable, publish it, and return its directory."""
+    def write(self, snapshot: Any, /) -> Path | None:
+        """Write a snapshot, make it durable, publish it, and return its directory on rank zero."""
 
     def size_of(self, snapshot: Any, /) -> int:
         """Return about how many bytes the checkpoint of a snapshot takes."""
 
 
 class CheckpointSaver:
-    """Saves on rank zero, in the background or not; at most one save is in flight.
+    """Saves whole checkpoints on rank zero, in the background or not; at most one save is in flight.
+
+    Every rank has one. `begin` says which of them save.
 
     In the background, the copy goes into buffers that are kept from save to save, so that it runs at the speed of
     memory. They take as much host memory as weights, averages and optimizer together. Before the first copy, this
@@ -62,7 +64,7 @@ class CheckpointSaver:
         clock: monotonic seconds.
         free_bytes: returns the memory that this process may still take; None if unknown.
         page_locked: memory for the copies from a GPU.
-        writer: of the snapshots; None for one of whole checkpoints.
+        leads: whether this is rank zero.
 
     Attributes:
         stall_s: seconds for which training waited for the last save, without the time in which memory was page-locked,
@@ -79,9 +81,10 @@ class CheckpointSaver:
         clock: Callable[[], float] = time.monotonic,
         free_bytes: Callable[[], int | None] = available_memory_bytes,
         page_locked: PageLockedMemory | None = None,
-        writer: Writer | None = None,
+        leads: bool = True,
     ) -> None:
-        self._writer: Writer = writer or CheckpointWriter(directory, claim, safetensors=policy.safetensors)
+        self._writer: Writer = CheckpointWriter(directory, claim, safetensors=policy.safetensors)
+        self._leads = leads
         self._retention = Retention(directory, claim, policy)
         self._directory = directory
         self._policy = policy
@@ -114,6 +117,26 @@ class CheckpointSaver:
         longest_s = max(self._longest_s, spent_s)
         return longest_s - spent_s + longest_s
 
+    def live_state(self, **fields: Any) -> LiveState:
+        """Return the state between two steps that `save` takes.
+
+        Args:
+            fields: of a `LiveState`.
+        """
+        return LiveState(**fields)
+
+    def begin(self) -> tuple[bool, Exception | None]:
+        """Agree which ranks save; collective.
+
+        Returns:
+            Whether this rank calls `save`; and an error of the save before, for which no rank does.
+        """
+        return self._takes_part, None
+
+    @property
+    def _takes_part(self) -> bool:
+        return self._leads
+
     def lock_ahead(self, state: LiveState) -> None:
         """Page-lock memory for the copies of GPU tensors in a thread, each time that an optimizer has its first state.
 
@@ -123,7 +146,7 @@ class CheckpointSaver:
             state: of which the weights, the optimizers and ``extra`` are looked at again after these steps.
         """
         # nothing to lock: spare the optimizers the hooks
-        if not self._background or not any(map(self._page_locked.serves, state.model.parameters())):
+        if not (self._takes_part and self._background and any(map(self._page_locked.serves, state.model.parameters()))):
             return
         hook = partial(self._lock_after_first_step, state)
         self._awaiting_first_step = set(state.optimizers)
@@ -245,7 +268,7 @@ class CheckpointSaver:
         try:
             path = self._writer.write(snapshot)
             # before any older one is removed: only reading the checkpoint back shows whether the disk kept the bytes
-            if self._policy.verify == "after_save" and (problem := find_damage(path)):
+            if self._policy.verify == "after_save" and path is not None and (problem := find_damage(path)):
                 raise CheckpointDamagedError(f"{path} was just written and is not intact: {problem}; check the disk")
         finally:
             self._longest_s = max(self._longest_s, self._clock() - self._began_at)

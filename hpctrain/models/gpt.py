@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  # its usual name
 
 from hpctrain.errors import ConfigError, TaskError
-from hpctrain.parallel.local_part import is_sharded
+from hpctrain.parallel.local_part import is_dtensor
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
@@ -111,7 +111,7 @@ class GPT(nn.Module):
     def _embed(self, tokens: Tensor, documents: Tensor | None) -> tuple[Tensor, Tensor | None, int]:
         """Return the stream that enters the first block, the documents, and the number of tokens that were appended."""
         length = tokens.shape[1]
-        if is_sharded(self.places.weight):
+        if is_dtensor(self.places.weight):
             tokens, documents, places = self._for_several_ranks(tokens, documents)
         elif documents is None:
             places = self.places.weight[:length]

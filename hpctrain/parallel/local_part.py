@@ -15,7 +15,7 @@ from torch import Tensor
 _MODULE = "torch.distributed.tensor"
 
 
-def is_sharded(tensor: Tensor) -> bool:
+def is_dtensor(tensor: Tensor) -> bool:
     """Whether the tensor is a DTensor, of which other ranks may hold other parts."""
     kind = getattr(sys.modules.get(_MODULE), "DTensor", None)
     return kind is not None and isinstance(tensor, kind)
@@ -24,7 +24,7 @@ def is_sharded(tensor: Tensor) -> bool:
 def local_part(tensor: Tensor) -> Tensor:
     """Return the part that this rank holds, which shares its memory."""
     sharded: Any = tensor
-    part: Tensor = sharded._local_tensor if is_sharded(tensor) else tensor
+    part: Tensor = sharded._local_tensor if is_dtensor(tensor) else tensor
     return part
 
 
@@ -36,5 +36,5 @@ def local_parts(tensors: Iterable[Tensor]) -> list[Tensor]:
 def whole(tensor: Tensor) -> Tensor:
     """Return all of a tensor on every rank; collective for a DTensor."""
     sharded: Any = tensor
-    found: Tensor = sharded.full_tensor() if is_sharded(tensor) else tensor
+    found: Tensor = sharded.full_tensor() if is_dtensor(tensor) else tensor
     return found

@@ -1,231 +1,233 @@
-"""This rank's replica of the model: synchronised batch norm, DDP, and the same buckets in every attempt."""
+"""This rank's replica of the model, or its share of one: what a training asks of the ranks that compute with it."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
-from hpctrain.config.parallel import Parallel
-from hpctrain.errors import ConfigError
-from hpctrain.parallel.data_parallel import AutocastDataParallel
-from hpctrain.parallel.frozen_parameters import frozen_parameters_restored
-from hpctrain.rank.compiler import compiler_spared, is_any_compiled
-from hpctrain.rank.determinism import random_states_restored
-from hpctrain.rank.world import World
+from hpctrain.parallel.local_part import local_part, whole
+from hpctrain.parallel.wrappers import LossModule, inner
 
-DATA_PARALLEL_IS_SLOW = (
-    "nn.DataParallel over %d GPUs copies the model to all of them in each step, and drives them by threads of one "
-    "Python process, which wait for one another; parallel=ddp keeps a replica per process and overlaps communication"
-)
+if TYPE_CHECKING:  # of the rooms above, whose objects a replica passes through
+    from hpctrain.data.micro_batch import MicroBatch
+    from hpctrain.train.part_timer import PartTimer
 
-log = logging.getLogger("hpctrain.train")
+Call: TypeAlias = Callable[[Callable[[nn.Module], Any]], Any]
+"""Calls a function with the model, as a `LossModule` does."""
 
 
-def synchronise_batchnorm(model: nn.Module, group: dist.ProcessGroup | None = None) -> nn.Module:
-    """Replace every batch norm by one over all ranks' samples.
+Accumulating: TypeAlias = Callable[[], AbstractContextManager[object]]
+"""Makes a context for the passes of all micro-batches but a step's last, in which gradients aren't reduced, or less."""
+
+
+class Passes(Protocol):
+    """The passes of one loss over the micro-batches of a step: a turn."""
+
+    def compute(self, micro_batch: MicroBatch, timer: PartTimer | None) -> None:
+        """Add the gradients of a micro-batch to those of the step."""
+
+    def begin_parts(self, micro_batches: Sequence[MicroBatch], timer: PartTimer | None) -> PartPasses:
+        """Return the passes of a step for a rank that computes parts of them."""
+
+
+class PartPasses(Protocol):
+    """The passes of a step through parts of the model, of which only the last one has the loss."""
+
+    def forward(self, call: Call, number: int, *, has_loss: bool, is_repeated: bool) -> Any:
+        """Compute the task's loss as far as a part of the model goes.
+
+        Args:
+            call: computes one part.
+            number: of the micro-batch in the step.
+            has_loss: whether the part is the last one.
+            is_repeated: whether the task's code runs again for this micro-batch, and counts only then.
+        """
+
+    def backward(self, output: Any, gradients: Sequence[Tensor] | None, number: int) -> None:
+        """Add the gradients of a part of the model.
+
+        Args:
+            output: tensors that got gradients from the next part, or the loss.
+            gradients: of these tensors; None for the loss.
+            number: of the micro-batch in the step.
+        """
+
+
+CountsOnce: TypeAlias = Callable[[bool, bool], AbstractContextManager[object]]
+"""Makes the context for a part of an evaluation's pass: has it the results, and does the task's code run again."""
+
+
+class Replica:
+    """A replica that one rank computes alone: the protocol, and what it is without other ranks.
+
+    Other replicas derive from it: `DdpReplica`, `DataParallelReplica`, `FsdpReplica` (whose ranks may also divide
+    layers), `PipelineReplica`. Nothing outside of this room asks which one it has.
 
     Args:
-        model: not wrapped.
-        group: of the ranks that compute with the model; None for all ranks.
-
-    Raises:
-        ConfigError: the model has no batch norm of torch.nn to replace.
-    """
-    if not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
-        raise ConfigError(
-            "trainer.sync_batchnorm", True, f"{type(model).__name__} has no batch norm of torch.nn", "set it to false"
-        )
-    converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model, group)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    return converted
-
-
-class LossModule(nn.Module):
-    """A module whose forward pass is a whole loss, so that DDP surrounds all calls of the model and its parts at once.
-
-    Args:
-        module: with which the loss is computed.
+        model: that forward passes go through, with or without wrappers.
 
     Attributes:
-        is_sharded: whether the ranks share the module, so that a call is collective.
+        model: without wrappers.
+        is_shared: whether other ranks hold parts of the model. Then every call of it is collective, also one without
+            gradients, weights are DTensors, and each rank saves its own part.
+        is_mixed: whether ranks have different parameters, or share them in different ways: an overflow of one is
+            unknown to the others.
+        divides_results: whether what the model returns may be DTensors, of which other ranks hold parts.
+        has_results: whether this rank gets the losses and the results of evaluations.
+        counts_flops: whether each rank computes an equal part of a sample.
+        in_threads: whether threads of their own call the model.
+        num_ranks: ranks that hold the replica together.
+        copies: names of this rank's parameters for whose contents in checkpoints another rank counts.
     """
 
-    is_sharded = False
+    is_shared = False
+    is_mixed = False
+    divides_results = False
+    has_results = True
+    counts_flops = True
+    in_threads = False
+    num_ranks = 1
+    copies: frozenset[str] = frozenset()
 
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-        # DDP asks only the module that it wraps which names to leave out
-        ignored: Iterable[str] = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
-        self._ddp_params_and_buffers_to_ignore = [f"module.{name}" for name in ignored]
+    def __init__(self, model: nn.Module) -> None:
+        self.model = inner(model)
 
-    def forward(self, compute: Callable[[nn.Module], Tensor]) -> Tensor:
-        """Call ``compute``, which returns a loss, with the module."""
-        return compute(self._modules["module"])  # type: ignore[arg-type]  # the constructor sets it
+    def for_loss(self, model: nn.Module, before: nn.Module | None = None) -> nn.Module:
+        """Return a module that calls a function with the model, over the parameters that require gradients; collective.
 
-    # nothing hooks this module, and torch's way from a call to `forward` costs a few microseconds in each step
-    __call__ = forward
+        Args:
+            model: of this replica.
+            before: an earlier result, which is no longer used.
+        """
+        del before
+        return LossModule(model)
 
+    def accumulating(self, loss_module: nn.Module) -> Accumulating | None:
+        """Return how gradients are accumulated; None if each micro-batch reduces its own.
 
-def replicate_for_loss(model: nn.Module, world: World, parallel: Parallel) -> nn.Module:
-    """Return a replica whose forward pass is that of a `LossModule`, with the model itself; collective.
+        Args:
+            loss_module: of `for_loss`.
+        """
+        del loss_module
+        return None
 
-    With parallel=data_parallel, the loss is computed with nn.DataParallel's wrapper: its forward pass splits a batch.
-    """
-    if parallel.kind == "data_parallel":
-        return LossModule(replicate(model, world, parallel))
-    return replicate(LossModule(model), world, parallel)
+    def settle(self, loss_module: nn.Module, backward: Callable[[], None]) -> None:
+        """Reach the layout in which all steps are computed, before the first one; collective.
 
+        Args:
+            loss_module: of `for_loss`.
+            backward: one forward and backward pass of this rank, of which nothing is kept.
+        """
 
-def replicate(model: nn.Module, world: World, parallel: Parallel) -> nn.Module:
-    """Wrap the model in DDP, unless the world has one rank; collective.
+    def accumulate(
+        self,
+        passes: Passes,
+        step: int,
+        micro_batches: Iterator[MicroBatch],
+        accumulating: Accumulating | None,
+        timer: PartTimer | None,
+    ) -> float:
+        """Compute the gradients of a step; collective.
 
-    DDP sends rank zero's weights and buffers to all. A model on several devices of this rank is one replica.
-    """
-    if parallel.kind == "data_parallel":
-        if world.is_rank_zero:
-            log.warning(DATA_PARALLEL_IS_SLOW, len(world.devices))
-        return AutocastDataParallel(model, device_ids=list(world.devices))
-    if world.size == 1:
-        return model
-    options: dict[str, Any] = {
-        "find_unused_parameters": parallel.find_unused_parameters,
-        "bucket_cap_mb": parallel.bucket_cap_mb,
-        "static_graph": parallel.static_graph,
-        "gradient_as_bucket_view": parallel.gradient_as_bucket_view,
-    }
-    if len(world.gpus) == 1:
-        options["device_ids"] = [world.device]
-    with compiler_spared():
-        replica = DistributedDataParallel(model, **options)
-        if parallel.gradient_compression != "none":
-            _compress(replica, parallel.gradient_compression)
-    if world.device.type == "cuda" and world.backend == "gloo":
-        replica.register_forward_hook(_wait_for_forward_pass)
-    return replica
+        Args:
+            passes: of the loss.
+            step: its number, from 0.
+            micro_batches: of this rank; those of the step are consumed.
+            accumulating: of the loss module.
+            timer: times the parts of this step; None for no timing.
 
+        Returns:
+            The factor by which to rescale the gradients.
+        """
+        del step
+        for micro_batch in micro_batches:
+            if timer is not None:
+                timer.mark("data")
+            # no_sync has to enclose forward and backward: DDP decides in the forward pass whether the backward sends
+            if micro_batch.is_last or accumulating is None:
+                passes.compute(micro_batch, timer)
+            else:
+                with accumulating():
+                    passes.compute(micro_batch, timer)
+            if micro_batch.is_last:
+                break
+        return micro_batch.rescale
 
-def broadcast_tensors(tensors: Iterable[Tensor], world: World) -> None:
-    """Copy rank zero's parameters or buffers to all ranks, as DDP does for the model that it wraps; collective.
+    def clip(self, parameters: Sequence[Tensor], max_norm: float | None) -> Tensor | None:
+        """Clip the gradients of parameters by their total norm, without waiting for the device; collective.
 
-    In a pipeline, ranks with the same stages get those of the first one of them.
-    """
-    if world.size > 1:
-        group = None if world.mesh is None else world.mesh.same_stages
-        with torch.no_grad():
-            for tensor in tensors:
-                if not tensor.is_meta:
-                    dist.broadcast(tensor, group=group, group_src=0)
+        Args:
+            parameters: those without a gradient are left out.
+            max_norm: the bound; None to only measure the norm.
 
+        Returns:
+            The 2-norm before clipping, 0-d; None where nothing has a gradient.
+        """
+        if max_norm is not None:
+            return whole(nn.utils.clip_grad_norm_(parameters, max_norm))
+        return whole(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
 
-def _compress(replica: DistributedDataParallel, gradient_format: str) -> None:
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+    def try_gradients(self, compute: Callable[[nn.Module], Tensor], parameters: Sequence[nn.Parameter]) -> None:
+        """Compute gradients in a pass of which nothing is kept, without averaging them; collective if the model is.
 
-    hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
-    replica.register_comm_hook(None, hooks[gradient_format])
+        Args:
+            compute: returns the loss, given what `for_loss` returns.
+            parameters: that require gradients.
+        """
+        torch.autograd.grad(compute(LossModule(self.model)), parameters, allow_unused=True)
 
+    def evaluate(
+        self, prepare: Callable[[], Callable[[nn.Module], Any]], batch: Any, number: int, counts_once: CountsOnce
+    ) -> Any:
+        """Evaluate a batch, without gradients; collective if the model is.
 
-def _wait_for_forward_pass(replica: DistributedDataParallel, *_: object) -> None:
-    """Wait for the forward pass, so that its errors are raised here and not in gloo's threads.
+        Args:
+            prepare: moves the batch to the device, and returns a function that evaluates it with the model.
+            batch: on the CPU.
+            number: of the batch in this evaluation.
+            counts_once: see `CountsOnce`.
 
-    gloo's threads copy gradients to page-locked memory. After a GPU error they free it in a destructor, which ends the
-    process (`hpctrain.attempt.lost_gpu`; torch 2.13, torch/csrc/distributed/c10d/ProcessGroupGlooCuda.cpp). The wait
-    costs little, because gloo waits for the GPU in each exchange anyway.
-    """
-    if torch.is_grad_enabled() and replica.require_backward_grad_sync:
-        torch.cuda.current_stream().synchronize()
+        Returns:
+            What the function returns; None without `has_results`.
+        """
+        del batch, number, counts_once
+        return prepare()(self.model)
 
+    def loading(self, number: int) -> AbstractContextManager[object]:
+        """Return the context in which to load a batch of an evaluation.
 
-@contextmanager
-def modes_restored(model: nn.Module) -> Iterator[None]:
-    """Restore each module's mode, training or evaluation, after the context."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
+        Args:
+            number: of the batch.
+        """
+        del number
+        return nullcontext()
 
+    def send_buffers(self) -> None:
+        """Give the ranks that hold the same part of the model the buffers of the first one; collective."""
 
-@contextmanager
-def buffers_and_rng_restored(model: nn.Module, world: World) -> Iterator[None]:
-    """Restore the model's buffers and modes, and the global random states, after the passes in the context.
+    def calls(self) -> AbstractContextManager[None]:
+        """Return a context in which the model may be called without gradients; collective, as are the calls."""
+        return nullcontext()
 
-    These are the random states of torch on the CPU and on the rank's GPUs, of NumPy and of Python.
-    """
-    buffers = [(module, dict(module._buffers)) for module in model.modules()]
-    saved = [(buffer, buffer.detach().clone()) for _, own in buffers for buffer in own.values() if buffer is not None]
-    try:
-        with modes_restored(model), random_states_restored(world.gpus):
-            yield
-    finally:
-        with torch.no_grad():
-            for buffer, values in saved:
-                buffer.copy_(values)
-            for module, own in buffers:
-                # the forward pass may have put other tensors in their places, even of another shape, or added some
-                for name in module._buffers.keys() - own.keys():
-                    delattr(module, name)
-                module._buffers.update(own)
+    def gradient_bytes(self, parameter: Tensor, *, accumulates: bool) -> int:
+        """Return the bytes that this rank holds of a gradient before the update.
 
+        Args:
+            parameter: whose gradient it is.
+            accumulates: whether a step has several micro-batches.
+        """
+        del accumulates
+        return local_part(parameter).nbytes
 
-@contextmanager
-def training_pass_undone(model: nn.Module, world: World, *, compiled: bool) -> Iterator[None]:
-    """As `buffers_and_rng_restored`; also restore the parameters that require no gradient when the context begins.
+    def describe(self, hosts: Sequence[str]) -> str:
+        """Describe in one line which ranks share the model; empty if each has a replica.
 
-    Args:
-        model: that the passes go through.
-        world: the ranks.
-        compiled: as `frozen_parameters_restored` takes it.
-    """
-    with frozen_parameters_restored(model, compiled=compiled), buffers_and_rng_restored(model, world):
-        yield
-
-
-def settle_buckets(model: nn.Module, world: World, backward: Callable[[], None]) -> None:
-    """Have DDP reach its final bucket layout before the first step; collective.
-
-    DDP reduces its first backward with one layout and rebuilds it for all later ones. With three ranks or more the
-    order of summation changes with it, and a resumed run, whose first step is a later one, would differ in the last
-    bits. So every attempt starts with a throwaway backward, after which buffers, modes, frozen parameters, gradients
-    and the random state are restored. In a world of one or two only a static graph needs it.
-
-    Args:
-        model: from `replicate`.
-        world: the ranks.
-        backward: one forward and backward of this rank, with gradient sync.
-    """
-    if not isinstance(model, DistributedDataParallel):
-        return
-    # DDP records a static graph in the first backward, which therefore has to send gradients; the first backward of a
-    # step with accumulation doesn't.
-    if not model.static_graph and (world.size <= 2 or model.find_unused_parameters):
-        return
-    with training_pass_undone(model, world, compiled=is_any_compiled(model)):
-        # of a static graph, DDP rebuilds the buckets after the second backward: the first one records the graph
-        for _ in range(2 if model.static_graph else 1):
-            backward()
-    for parameter in model.parameters():
-        parameter.grad = None
-
-
-def dismantle(model: nn.Module) -> None:
-    """Take the hooks of a replica from its parameters, so that another one can be built over them."""
-    if isinstance(model, DistributedDataParallel):
-        model._remove_autograd_hooks()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-
-
-def inner(model: nn.Module) -> nn.Module:
-    """The model inside DDP's and torch.compile's wrappers, whose names checkpoints use."""
-    while True:
-        wrapped = isinstance(model, DistributedDataParallel | AutocastDataParallel | LossModule)
-        inside = model.module if wrapped else getattr(model, "_orig_mod", None)
-        if not isinstance(inside, nn.Module):
-            return model
-        model = inside
+        Args:
+            hosts: of all ranks, in rank order.
+        """
+        del hosts
+        return ""

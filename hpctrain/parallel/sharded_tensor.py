@@ -97,10 +97,10 @@ def replicas(tensor: Tensor, world_size: int, mesh: DeviceMesh | None = None) ->
     if not isinstance(tensor, DTensor):
         return tuple(range(world_size))
     own = tensor.device_mesh
-    is_sharded = tuple(not isinstance(each, Replicate) for each in tensor.placements)
+    is_cut = tuple(not isinstance(each, Replicate) for each in tensor.placements)
     if mesh is None or mesh.mesh_dim_names is None or own.mesh_dim_names is None:
-        return _replicas(own, is_sharded)
-    sharded = {name for name, cut in zip(own.mesh_dim_names, is_sharded, strict=True) if cut}
+        return _replicas(own, is_cut)
+    sharded = {name for name, cut in zip(own.mesh_dim_names, is_cut, strict=True) if cut}
     return _replicas(mesh, tuple(name in sharded for name in mesh.mesh_dim_names))
 
 
@@ -213,9 +213,9 @@ def _joined(spans: Iterable[tuple[int, int]]) -> Spans:
     return tuple(found)
 
 
-def _replicas(mesh: DeviceMesh, is_sharded: tuple[bool, ...]) -> tuple[int, ...]:
+def _replicas(mesh: DeviceMesh, is_cut: tuple[bool, ...]) -> tuple[int, ...]:
     coordinate, _ = _place_in(mesh)
-    index: Any = tuple(own if cut else slice(None) for cut, own in zip(is_sharded, coordinate, strict=True))
+    index: Any = tuple(own if cut else slice(None) for cut, own in zip(is_cut, coordinate, strict=True))
     return tuple(sorted(mesh.mesh[index].reshape(-1).tolist()))
 
 

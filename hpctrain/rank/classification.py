@@ -75,7 +75,7 @@ ATTRIBUTES_OF_LIGHTNING = {
     "logger": "use self.log",
     "optimizers": "choose optimizer=named, with a method of the task for each loss",
     "manual_backward": "return the loss: hpctrain calls backward()",
-    "all_gather": "use hpctrain.rank.all_gather.all_gather_with_grad",
+    "all_gather": "use hpctrain.parallel.all_gather.all_gather_with_grad",
 }
 """Attributes of a LightningModule, and what does the same here."""
 

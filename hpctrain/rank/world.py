@@ -17,11 +17,8 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.nn.functional import pad
 
 from hpctrain.cluster.environment import ClusterEnvironment
-from hpctrain.config.mesh import MeshShape
-from hpctrain.rank.all_gather import gather_over
 from hpctrain.rank.devices import resolve_backend
 from hpctrain.rank.group import CONTROL, gloo_group, read_collectives, set_nccl_variables
-from hpctrain.rank.mesh import Mesh, form_mesh
 from hpctrain.rank.message import decode, encode
 from hpctrain.rank.sealed_store import SealedStore
 from hpctrain.run.exit_record import Collectives
@@ -45,7 +42,6 @@ class World:
         backend: of the group for tensors on the devices, `nccl` or `gloo`; empty in a world of one.
         control: a gloo group on the CPU for messages between ranks that must not stall a GPU; None in a world of one.
         store: of the ranks. Kept here because torch holds only the half of a `SealedStore` that isn't Python.
-        mesh: how the ranks share the model (`form_mesh`); None if each has a replica, and in a world of one.
     """
 
     rank: int
@@ -56,7 +52,6 @@ class World:
     backend: str = ""
     control: dist.ProcessGroup | None = None
     store: Store | None = None
-    mesh: Mesh | None = None
 
     @property
     def device(self) -> torch.device:
@@ -72,41 +67,6 @@ class World:
     def num_devices(self) -> int:
         """Number of devices over all ranks; a process on the CPU counts as one."""
         return self.size * max(1, len(self.gpus))
-
-    @property
-    def tensor_size(self) -> int:
-        """Number of ranks that compute each layer together, on the same samples."""
-        return 1 if self.mesh is None else self.mesh.shape.tensor
-
-    @property
-    def pipeline_size(self) -> int:
-        """Number of positions in each pipeline; 1 without one."""
-        return 1 if self.mesh is None else self.mesh.shape.pipeline
-
-    @property
-    def ranks_per_stage(self) -> int:
-        """Number of ranks with the same stages: of all ranks, without a pipeline."""
-        return self.size // self.pipeline_size
-
-    @property
-    def data_rank(self) -> int:
-        """Which share of the samples this rank has, from 0; ranks that compute the same samples have the same one."""
-        return self.rank % self.ranks_per_stage // self.tensor_size
-
-    @property
-    def data_size(self) -> int:
-        """Number of shares of the samples: that of ranks, unless several of them compute the same samples."""
-        return self.ranks_per_stage // self.tensor_size
-
-    @property
-    def counts_samples(self) -> bool:
-        """Whether this rank counts in sums over samples: of each group with the same ones, the first with the loss."""
-        return self.rank < self.ranks_per_stage and self.rank % self.tensor_size == 0
-
-    @property
-    def random_stream(self) -> int:
-        """Which random numbers this rank draws: those of the ranks that compute each layer together with it."""
-        return self.data_rank + self.rank // self.ranks_per_stage * self.data_size
 
     @property
     def is_rank_zero(self) -> bool:
@@ -242,7 +202,6 @@ def join(
     devices: tuple[torch.device, ...],
     cores: int = 1,
     timeout_s: float,
-    mesh_shape: MeshShape | None = None,
     cpu_tensors: bool = False,
 ) -> World:
     """Make the process groups; collective.
@@ -254,7 +213,6 @@ def join(
         devices: of this rank.
         cores: of this rank (`cpu_cores`).
         timeout_s: bound in seconds on each collective.
-        mesh_shape: how the ranks share the model; None if each has a replica.
         cpu_tensors: whether all groups also carry tensors in host memory, such as offloaded shards.
     """
     rank, size = environment.rank, environment.world_size
@@ -278,12 +236,7 @@ def join(
     )
     # NCCL carries no CPU tensors, and its collectives would stall the GPU
     control = dist.group.WORLD if backend == "gloo" else gloo_group(store, timeout, CONTROL)
-    mesh = None
-    if mesh_shape is not None:
-        assert control is not None
-        mesh = form_mesh(mesh_shape, devices[0], store, control, timeout)
-    gather_over(None if mesh is None else mesh.samples)
-    return replace(world, backend=backend, control=control, store=store, mesh=mesh)
+    return replace(world, backend=backend, control=control, store=store)
 
 
 def _store_for_torch(store: Store, backend: str) -> Store:

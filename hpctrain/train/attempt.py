@@ -24,6 +24,7 @@ from hpctrain.config.mesh import data_parallel_size, mesh_shape
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import read_json_or_empty
 from hpctrain.metrics.progress import open_bar
+from hpctrain.parallel.mesh import TrainingWorld, join_mesh
 from hpctrain.phrases import DATE_TIME
 from hpctrain.rank.compiler import spare_compiler
 from hpctrain.rank.determinism import set_determinism
@@ -92,7 +93,9 @@ def run_attempt(rank: Rank, run_directory: Callable[[], RunDirectory]) -> Reason
     return _train(rank, world, member.claim, log_stream, terminal)
 
 
-def _train(rank: Rank, world: World, claim: Claim, log_stream: TextIO | None, terminal: TextIO | None) -> Reason:
+def _train(
+    rank: Rank, world: TrainingWorld, claim: Claim, log_stream: TextIO | None, terminal: TextIO | None
+) -> Reason:
     config, is_log = rank.config, log_stream is None
     hosts = world.gather(rank.environment.node_name or socket.gethostname())
     if hosts is not None:
@@ -141,21 +144,22 @@ def _meet(rank: Rank) -> Store | None:
     return store
 
 
-def _join(rank: Rank, store: Store | None) -> World:
+def _join(rank: Rank, store: Store | None) -> TrainingWorld:
     config, place = rank.config, rank.environment
     backend, devices = config.parallel.backend, choose_compatible_devices(place, config, store)
     if rank.is_rank_zero and config.trainer.deterministic and devices[0].type == "cuda":
         log.warning(DETERMINISM_COSTS)
-    return join(
+    timeout_s = config.health.collective_timeout_s
+    world = join(
         place,
         store,
         backend=backend,
         devices=devices,
         cores=cpu_cores(place, config.cluster.cpus_per_process),
-        timeout_s=config.health.collective_timeout_s,
-        mesh_shape=mesh_shape(config.parallel, place.world_size, place.local_world_size),
+        timeout_s=timeout_s,
         cpu_tensors=config.parallel.cpu_offload,
     )
+    return join_mesh(world, mesh_shape(config.parallel, place.world_size, place.local_world_size), timeout_s)
 
 
 def _record_start(rank: Rank, attempt: AttemptContext, running: RunningAttempt) -> None:

@@ -19,7 +19,7 @@ import time
 import traceback
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -41,7 +41,7 @@ from hpctrain.config.stored import load
 from hpctrain.errors import ExitCode, HpctrainError
 from hpctrain.metrics.memory import Memory
 from hpctrain.parallel.local_part import local_part
-from hpctrain.rank.all_gather import gather_over
+from hpctrain.parallel.mesh import TrainingWorld, world_without_others
 from hpctrain.rank.compiler import spare_compiler
 from hpctrain.rank.determinism import set_determinism
 from hpctrain.rank.devices import choose_devices
@@ -51,9 +51,6 @@ from hpctrain.startup import with_working_directory
 from hpctrain.streams import flush_output
 from hpctrain.train.training import build
 from hpctrain.train.update import JointUpdate, parameters_of
-
-if TYPE_CHECKING:
-    from hpctrain.rank.mesh import Mesh
 
 STEPS = 3
 """The first step allocates the optimizer's state, the second has everything in place, the third is timed."""
@@ -101,10 +98,7 @@ def _trial(config: Config, size: int) -> dict[str, Any]:
     devices = choose_devices(environment, each, use_gpu=cluster.gpus_per_node != 0)
     if devices[0].type == "cpu":
         refuse_without_gpu(config, "run fit-batch where the GPUs are")
-    mesh = _mesh(config, devices[0])
-    # a step has the samples of this rank, and of those that compute each layer with it
-    size_of_world = 1 if mesh is None else mesh.shape.tensor
-    world = World(rank=0, size=size_of_world, local_rank=0, devices=devices, mesh=mesh)
+    world = _world(config, devices)
     found: dict[str, Any] = {"device": str(devices[0]), "limit_bytes": _limit_bytes(world), "fits": False}
     try:
         found |= _steps(config, world, size)
@@ -118,8 +112,8 @@ def _trial(config: Config, size: int) -> dict[str, Any]:
     return found
 
 
-def _mesh(config: Config, device: torch.device) -> Mesh | None:
-    """One rank of a mesh; None if the ranks don't share the model, or there is only one."""
+def _world(config: Config, devices: tuple[torch.device, ...]) -> TrainingWorld:
+    """One rank of a mesh; a world of one if the ranks don't share the model, or there is only one."""
     parallel = config.parallel
     degrees = [
         degree
@@ -127,12 +121,8 @@ def _mesh(config: Config, device: torch.device) -> Mesh | None:
         if degree not in (None, -1)
     ]
     if parallel.kind != "mesh" or len(degrees) < 3:
-        return None
-    from hpctrain.rank.mesh import mesh_without_others  # it imports torch's DTensor, which takes half a second
-
-    mesh = mesh_without_others(MeshShape(*degrees), device)
-    gather_over(mesh.samples)
-    return mesh
+        return TrainingWorld(rank=0, size=1, local_rank=0, devices=devices)
+    return world_without_others(MeshShape(*degrees), devices)
 
 
 def is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
@@ -158,7 +148,7 @@ def trial_config(config: Config, size: int, steps: int) -> Config:
     return replace(config, trainer=trainer)
 
 
-def _steps(config: Config, world: World, size: int) -> dict[str, Any]:
+def _steps(config: Config, world: TrainingWorld, size: int) -> dict[str, Any]:
     period = math.lcm(*(each.every_steps for each in named_optimizers(config.optimizer)))
     config = trial_config(config, size, STEPS * period)
     hook = None if world.mesh is None else _make_finite

@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from hpctrain.checkpoint.saver import CheckpointSaver
 from hpctrain.checkpoint.warm_start import warm_start
+from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.config.main_module import find_own
 from hpctrain.config.named_optimizers import losses_of, named_optimizers
 from hpctrain.config.precision import NumberFormats
 from hpctrain.config.root import Config
+from hpctrain.data.micro_batch import shapes_of
 from hpctrain.errors import ConfigError, TaskError
-from hpctrain.parallel.replica import broadcast_tensors, inner, synchronise_batchnorm
+from hpctrain.parallel.ddp import broadcast_tensors, build_replica, synchronise_batchnorm
+from hpctrain.parallel.mesh import Mesh, TrainingWorld
+from hpctrain.parallel.replica import Replica
+from hpctrain.parallel.wrappers import inner
 from hpctrain.phrases import listed
 from hpctrain.rank.compiler import compile_in_place, compile_parts_in_place
-from hpctrain.rank.world import World
+from hpctrain.rank.stop_request import StopRequest
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.ledger import Claim
 from hpctrain.tasks.task import Task
 from hpctrain.train.activation_checkpointing import checkpoint_activations
 from hpctrain.train.modes import begin_training
@@ -35,13 +45,10 @@ from hpctrain.train.precision import (
     poor_fit,
     set_fp32_precision,
 )
-from hpctrain.train.rank_comparison import require_same_model
+from hpctrain.train.rank_comparison import SAME_MODEL, require_same_model
 from hpctrain.train.task_class import check_class
 
-if TYPE_CHECKING:
-    # importing it imports torch's DTensor, which takes half a second
-    from hpctrain.parallel.pipeline.pipeline import Pipeline
-    from hpctrain.parallel.sharding import ShardedLossModule
+SAME_ON_META = f"{SAME_MODEL}, ranks above 0 on torch's meta device"
 
 log = logging.getLogger("hpctrain.train")
 
@@ -134,44 +141,54 @@ def build_model(node: Mapping[str, Any], task: Task) -> nn.Module:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """The model in its two roles, which are one object in most precisions.
+    """The model in its two roles, which are one object in most precisions, and what the ranks share of it.
 
     Attributes:
         module: holds the weights that are optimized, averaged and saved; not wrapped.
         model: the module that forward passes go through; not wrapped.
         master: copies between the two if they aren't the same.
-        sharded: the replica of a model that the ranks of a mesh share; None if each rank has a replica to build.
-        pipeline: this rank's part in a pipeline; None without one.
+        replica: of `model`.
+        saver: makes what saves the training, from the run's directory, the attempt's claim, the policy and its stop.
     """
 
     module: nn.Module
     model: nn.Module
     master: MasterWeights | None
-    sharded: ShardedLossModule | None = None
-    pipeline: Pipeline | None = None
+    replica: Replica
+    saver: Callable[[RunDirectory, Claim, Checkpoint, StopRequest], CheckpointSaver] = CheckpointSaver
 
 
-def build_network(config: Config, task: Task, world: World, *, fresh: bool = False) -> Network:
-    """Build the model, and put it on its devices and in its precision; collective.
+def build_network(
+    config: Config, task: Task, world: TrainingWorld, *, fresh: bool = False, resumes: bool = False
+) -> Network:
+    """Build the model, put it on its devices and in its precision, and choose its replica; collective.
 
     Args:
         config: of the run.
         task: makes the model if the configuration has none, and places it if a process has several devices.
         world: the ranks.
-        fresh: start from the weights of `config.init_from`, if it is set. Rank zero reads them; `replicate` sends them
-            to the other ranks later.
+        fresh: start from the weights of `config.init_from`, if it is set.
+        resumes: whether the run has a checkpoint. Then a mesh leaves out initial values that the checkpoint contains.
     """
-    # The order matters. Batch norms are replaced before anything refers to them. The half copy is made on the device
-    # and in its memory format: it would never see a weight that is moved later. Whatever changes a forward pass comes
-    # before the compiler, and the compiler before DDP.
-    trainer, formats = config.trainer, config.precision.formats
+    formats = config.precision.formats
     set_fp32_precision(formats)
     if world.is_rank_zero and (remark := poor_fit(formats, world.device)):
         log.warning(remark)
+    if world.mesh is not None:
+        return _build_shared(config, task, world, world.mesh, fresh=fresh, resumes=resumes)
+    return _build_whole(config, task, world, fresh=fresh)
+
+
+def _build_whole(config: Config, task: Task, world: TrainingWorld, *, fresh: bool) -> Network:
+    # The order matters. Batch norms are replaced before anything refers to them. The half copy is made on the device
+    # and in its memory format: it would never see a weight that is moved later. Whatever changes a forward pass comes
+    # before the compiler, and the compiler before DDP.
+    trainer = config.trainer
     module = build_model(config.model, task)
     if trainer.sync_batchnorm:
         module = synchronise_batchnorm(module)
     if fresh and config.init_from is not None and world.is_rank_zero:
+        # DDP sends them to the other ranks
         warm_start(module, Path(config.init_from), match=config.init_match, strict=config.init_strict)
     # before the half copy is made, which knows what is trained
     freeze(config.optimizer, module)
@@ -179,21 +196,117 @@ def build_network(config: Config, task: Task, world: World, *, fresh: bool = Fal
     spreads = len(world.devices) > 1 and config.parallel.kind == "ddp"
     module = task.place(module, world.devices) if spreads else module.to(world.device)
     # before the half copy is made, which has the modes of the original
-    if begin_training(inner(module)) and world.is_rank_zero:
-        log.info("the model was built in evaluation mode: calling train() on it and all its modules")
+    _begin_training(inner(module), world)
     if trainer.channels_last:
         order_channels_last(module)
-    called, master = _in_precision(module, formats, world)
+    called, master = _in_precision(module, config.precision.formats, world)
     if trainer.activation_checkpointing:
         checkpoint_activations(called, trainer.activation_checkpointing, compiled=trainer.compile)
     if trainer.compile:
         # with several losses, the task calls parts of the model
         several = len(losses_of(named_optimizers(config.optimizer))) > 1
         (compile_parts_in_place if several else compile_in_place)(called, trainer.compile_mode)
-    return Network(module, called, master)
+    replica = build_replica(called, world, config.parallel)
+    return Network(module, called, master, replica, partial(CheckpointSaver, leads=world.is_rank_zero))
 
 
-def _in_precision(module: nn.Module, formats: NumberFormats, world: World) -> tuple[nn.Module, MasterWeights | None]:
+def _begin_training(model: nn.Module, world: TrainingWorld) -> None:
+    if begin_training(model) and world.is_rank_zero:
+        log.info("the model was built in evaluation mode: calling train() on it and all its modules")
+
+
+def _build_shared(
+    config: Config, task: Task, world: TrainingWorld, mesh: Mesh, *, fresh: bool, resumes: bool
+) -> Network:
+    # they import torch's DTensor, which takes half a second
+    from hpctrain.checkpoint.sharded.saver import ShardedSaver
+    from hpctrain.parallel.blocks import find_blocks
+    from hpctrain.parallel.fsdp import FsdpReplica, return_freed_memory, shard_model
+    from hpctrain.train.initial_values import build_on_rank_zero, give_memory, send_values
+
+    formats, trainer = config.precision.formats, config.trainer
+    if world.device.type == "cpu":
+        return_freed_memory()
+    model, values = build_on_rank_zero(partial(_build_for_mesh, config, task, mesh), world)
+    _refuse_keras(model)
+    freeze(config.optimizer, model)
+    require_same_model(model, world, SAME_ON_META)
+    if mesh.shape.tensor > 1:
+        # importing the styles of tensor parallelism takes time
+        from hpctrain.parallel.tensor_parallel import divide, find_plan
+
+        # before anything wraps modules, since the plan has their names
+        divide(model, find_plan(model, task, mesh.shape.tensor), mesh.tensor_mesh)
+    stages = None
+    if mesh.neighbours is not None:
+        from hpctrain.parallel.pipeline.replica import PipelineReplica, cut_into_stages, join_pipeline
+
+        # as above: names are those of the plan
+        stages = cut_into_stages(model, task, config.parallel, mesh.neighbours, is_logged=world.is_rank_zero)
+    _begin_training(model, world)
+    if (dtype := dtype_of(formats.model)) is not None:
+        compute_in(dtype, model, given=torch.float32)
+    if trainer.activation_checkpointing:
+        recomputed = checkpoint_activations(model, trainer.activation_checkpointing, compiled=trainer.compile)
+        if stages is not None:
+            stages.require_whole(recomputed)
+    if trainer.compile:
+        # a whole model would be traced through the collectives that gather its blocks
+        for block in find_blocks(model, config.parallel.blocks or task.blocks).values() or [model]:
+            compile_in_place(block, trainer.compile_mode)
+    root = shard_model(
+        model,
+        mesh,
+        config.parallel,
+        blocks=task.blocks,
+        ignored=() if stages is None else stages.absent_parameters(),
+        compute_dtype=dtype_of(formats.autocast),
+        # sums of half-precision gradients over many ranks would lose digits
+        reduce_dtype=torch.float32 if formats.autocast or formats.model else None,
+        is_logged=world.is_rank_zero,
+    )
+    home = torch.device("cpu") if config.parallel.cpu_offload else world.device
+    with nullcontext() if stages is None else stages.absent_set_aside():
+        give_memory(root, model, home, of_buffers=world.device)
+    send_values(values, model, world, without=_restored_later(config, model) if resumes else ())
+    if fresh and config.init_from is not None:
+        # each rank reads its own shards
+        warm_start(model, Path(config.init_from), match=config.init_match, strict=config.init_strict)
+    root.settle()
+    replica = FsdpReplica(root, world, config.parallel)
+    if stages is not None:
+        pipeline = join_pipeline(root, stages, config, world)
+        replica = PipelineReplica(root, world, config.parallel, pipeline, shapes_of)
+    return Network(model, model, None, replica, partial(ShardedSaver, world=world, copies=replica.copies))
+
+
+def _restored_later(config: Config, model: nn.Module) -> set[int]:
+    """Return the ids of what a checkpoint contains, and needs no initial values; the same ones on every rank."""
+    # the constructor of a user's own optimizer may copy the initial values
+    if not all(named.node["_target_"].startswith("torch.optim.") for named in named_optimizers(config.optimizer)):
+        return set()
+    # only the tensors themselves: a hook may save something else in their place
+    return {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
+
+
+def _build_for_mesh(config: Config, task: Task, mesh: Mesh) -> nn.Module:
+    model = build_model(config.model, task)
+    if config.trainer.sync_batchnorm:
+        model = synchronise_batchnorm(model, mesh.same_stages)
+    dtype = dtype_of(config.precision.formats.model)
+    return model if dtype is None else model.to(dtype)
+
+
+def _refuse_keras(model: nn.Module) -> None:
+    # by name: importing the class imports Keras
+    if any(kind.__name__ == "KerasModule" for module in model.modules() for kind in type(module).__mro__):
+        problem = "replaces weights by shards, and Keras keeps variables of its own with whole weights"
+        raise ConfigError("parallel.kind", "mesh", problem, "use parallel=ddp")
+
+
+def _in_precision(
+    module: nn.Module, formats: NumberFormats, world: TrainingWorld
+) -> tuple[nn.Module, MasterWeights | None]:
     """Return the module for forward passes, and the link to its fp32 weights if these are separate."""
     if (dtype := dtype_of(formats.model)) is not None:
         module.to(dtype)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import nn
@@ -16,8 +15,8 @@ from hpctrain.config.task_checks import lacks
 from hpctrain.config.trainer import Trainer
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.metrics.meter import Meter
-from hpctrain.parallel.replica import replicate_for_loss
-from hpctrain.rank.world import World
+from hpctrain.parallel.mesh import TrainingWorld
+from hpctrain.phrases import listed
 from hpctrain.tasks.task import Task
 from hpctrain.train.build import Network
 from hpctrain.train.build_learning_rate import Span, build_learning_rate
@@ -51,7 +50,7 @@ class StepBuilder:
     """
 
     config: Config
-    world: World
+    world: TrainingWorld
     task: Task
     task_state: TaskState
     task_log: AttachedLog
@@ -104,34 +103,26 @@ class StepBuilder:
             raise lacks(config.task["_target_"], function)
         if not callable(getattr(self.task, function, None)):
             raise TaskError(f"{type(self.task).__name__} has no method {function}, which {named.key}.loss names")
-        precision, makes_whole = config.precision.formats, world.tensor_size > 1
-        loss = Loss(self.task, self.meter, self.task_log, precision, world.device, function, name, makes_whole)
-        trained_from = _trained_from(network, optimizers, self.span)
-        module = TrainedModule(network.model, trained_from, replicate=self._replicate())
-        on_host = config.parallel.cpu_offload
-        scaler = gradient_scaler(config.precision, world.device, is_shared=self._is_mixed, on_host=on_host)
-        updates = [self._update(optimizer, scaler) for optimizer in optimizers]
-        update = JointUpdate(updates, self.meter, scaler=scaler, master=network.master, after_backward=after_backward)
-        gradients = GradientCheck(loss.method, module, update, config.parallel, world)
-        parts = loss, module, update, gradients
-        if network.pipeline is None:
-            return Turn(*parts, every_steps=named.every_steps)
-        # it imports torch's DTensor, which takes half a second
-        from hpctrain.train.pipelined_turn import PipelinedTurn
-
-        return PipelinedTurn(
-            *parts, pipeline=network.pipeline, task_state=self.task_state, every_steps=named.every_steps
+        replica = network.replica
+        loss = Loss(
+            self.task,
+            self.meter,
+            self.task_log,
+            config.precision.formats,
+            world.device,
+            function,
+            name,
+            replica.divides_results,
         )
-
-    @property
-    def _is_mixed(self) -> bool:
-        """Whether the ranks have different parameters, or share them in different ways."""
-        return self.world.tensor_size > 1 or self.world.pipeline_size > 1
-
-    def _replicate(self) -> Callable[[nn.Module], nn.Module]:
-        if (sharded := self.network.sharded) is not None:
-            return lambda _: sharded
-        return partial(replicate_for_loss, world=self.world, parallel=self.config.parallel)
+        module = TrainedModule(network.model, _trained_from(network, optimizers, self.span), replica)
+        on_host = config.parallel.cpu_offload
+        scaler = gradient_scaler(config.precision, world.device, is_shared=replica.is_mixed, on_host=on_host)
+        updates = [self._update(optimizer, scaler) for optimizer in optimizers]
+        if scaler is not None:
+            _require_parameters(updates)
+        update = JointUpdate(updates, self.meter, scaler=scaler, master=network.master, after_backward=after_backward)
+        gradients = GradientCheck(loss.method, module, update, config.parallel, world.share)
+        return Turn(loss, module, update, gradients, task_state=self.task_state, every_steps=named.every_steps)
 
     def _update(self, built: BuiltOptimizer, scaler: torch.amp.GradScaler | None) -> Update:
         named, optimizer = built.named, built.optimizer
@@ -142,12 +133,12 @@ class StepBuilder:
             schedule = schedule_of(key, named.schedule)
         span = dataclasses.replace(self.span, every_steps=named.every_steps)
         rate = build_learning_rate(key, schedule, optimizer, span, base_lr=built.base_lr)
-        bounds, pipeline = _bounds(self.config.trainer, built), self.network.pipeline
+        clipping = Clipping.configured(_bounds(self.config.trainer, built), optimizer, self.network.replica)
         return Update(
             optimizer,
             rate,
             name=named.name,
-            clipping=Clipping.configured(bounds, optimizer, is_mixed=self._is_mixed, pipeline=pipeline),
+            clipping=clipping,
             scaler=scaler,
             every_steps=named.every_steps,
             state_check=StateCheck(optimizer, rate, name=named.name, warns=self.world.is_rank_zero),
@@ -175,6 +166,21 @@ def _by_loss(optimizers: Sequence[BuiltOptimizer]) -> dict[str, list[BuiltOptimi
     for built in optimizers:
         losses.setdefault(built.named.loss, []).append(built)
     return losses
+
+
+def _require_parameters(updates: Sequence[Update]) -> None:
+    """Refuse a loss scale where this rank has no parameter of an optimizer: ranks exchange overflows for each.
+
+    Raises:
+        TaskError: an optimizer trains nothing on this rank.
+    """
+    idle = [update for update in updates if all(p.is_meta for p in parameters_of(update.optimizer))]
+    if idle:
+        names = listed([f"optimizer.named.{update.name}" for update in idle if update.name]) or "the optimizer"
+        raise TaskError(
+            f"{names} trains no parameter of a stage, which doesn't work with the loss scale of fp16: use "
+            "precision=bf16, or cut the model elsewhere (parallel.stages)"
+        )
 
 
 def _require_own_rates(optimizers: Sequence[BuiltOptimizer], updates: Sequence[Update], config: Config) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -29,9 +29,6 @@ from hpctrain.run.gone_checkpoints import copy_records_aside, recorded_step
 from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.train.training import Training
 from hpctrain.train.training_state import ABSENT, Weights, training_state
-
-if TYPE_CHECKING:
-    from hpctrain.checkpoint.sharded.live_shards import KnownParts
 
 FIRST_AUTO_SAVE_S = 60.0
 """Seconds until the first save with checkpoint.auto: early, because the cost of a save has to be measured."""
@@ -63,7 +60,7 @@ class Checkpointing:
     Args:
         training: is saved and restored.
         directory: of the run.
-        saver: writes the checkpoints: on rank zero, or on all ranks of a mesh.
+        saver: writes the checkpoints.
         agreement: the ranks agree by it to stop while a save waits for another one.
         claim: of this attempt.
         clock: monotonic seconds.
@@ -100,7 +97,6 @@ class Checkpointing:
         self._state = training_state(training, self._best, self._weights)
         self._saved_at_s = clock()
         self._interval_s: float | None = None
-        self._known_parts: KnownParts = {}
 
     def resume(self, show: ShowRead | None = None) -> Start:
         """Restore the newest intact checkpoint, if there is one; collective.
@@ -138,9 +134,8 @@ class Checkpointing:
         # building and trying out the replicas draws from the random streams that were just restored
         with nullcontext() if checkpoint is None else random_states_restored(self._world.gpus):
             self._training.step.prepare(step)
-        if self._world.is_rank_zero or self._training.sharded is not None:
-            average = {} if self._training.ema is None else self._training.ema.state()
-            self._saver.lock_ahead(self._live_state(step, **self._weights.state(), **average))
+        average = {} if self._training.ema is None else self._training.ema.state()
+        self._saver.lock_ahead(self._live_state(step, **self._weights.state(), **average))
         if checkpoint is not None and self._world.is_rank_zero:
             self._saver.retain_in_background(checkpoint.step)
         self._restart_interval()
@@ -232,8 +227,8 @@ class Checkpointing:
         self.require_constant_buffers()
         world = self._world
         gathered = states_of(self._state, collective=True)
-        error = self._earlier_error()
-        if self._saves(error):
+        saves, error = self._saver.begin()
+        if saves:
             local = states_of(self._state, collective=False)
             state = self._live_state(step, **{**ABSENT, **local, **gathered}, evaluation_due=evaluation_due)
             try:
@@ -251,22 +246,6 @@ class Checkpointing:
             )
         if error is not None:
             log.warning("the run continues without a checkpoint of step %d: %s", step, message)
-
-    def _earlier_error(self) -> Exception | None:
-        """Return the error of a save in the background, before ranks begin one that needs all of them."""
-        if self._training.sharded is None or not self._world.is_rank_zero:
-            return None
-        try:
-            self._saver.finish()
-        except Exception as error:
-            return error
-        return None
-
-    def _saves(self, error: Exception | None) -> bool:
-        """Whether this rank saves: rank zero, or all ranks of a mesh unless rank zero has an error; collective."""
-        if self._training.sharded is None:
-            return self._world.is_rank_zero
-        return bool(self._world.broadcast(error is None))
 
     def _is_tolerable(self, error: Exception | None, step: int) -> bool:
         """Whether the run may continue without this save: not at its end, nor once another attempt owns it."""
@@ -307,20 +286,4 @@ class Checkpointing:
             config_digest=config_digest(self._config),
             score=None if self._best is None else self._best.score_at(step),
         )
-        if self._training.sharded is None:
-            return LiveState(model, optimizers, head=head, scaler=scaler, rng=rng, extra=extra)
-        # it imports torch's DTensor, which takes half a second
-        from hpctrain.checkpoint.sharded.live_shards import LiveShards
-
-        copies = frozenset() if self._training.pipeline is None else self._training.pipeline.stages.copies
-        return LiveShards(
-            model,
-            optimizers,
-            head=head,
-            scaler=scaler,
-            rng=rng,
-            extra=extra,
-            world=self._world,
-            copies=copies,
-            known=self._known_parts,
-        )
+        return self._saver.live_state(model=model, optimizer=optimizers, head=head, scaler=scaler, rng=rng, extra=extra)

@@ -102,7 +102,7 @@ class Divergence:
         tensors = dict(self._trained)
         if self._training.ema is not None:
             tensors |= {f"{name} (averaged)": average for name, average in self._training.ema.averages.items()}
-        # parameters on `meta` belong to other ranks of a pipeline
+        # parameters on `meta` belong to other ranks
         bad = [name for name, tensor in tensors.items() if not tensor.is_meta and not _is_finite(local_part(tensor))]
         if names := self._training.world.union(bad[:SHOWN]):
             self._fail(f"trained weights are NaN or infinite after step {step}: {listed(names)}")
@@ -157,7 +157,7 @@ def _is_good(path: Path, trained: Container[str]) -> bool:
         weights = load(path).model
     except CheckpointError:
         return False
-    # one after the other: of a sharded checkpoint, no process may hold all
+    # one after the other: no process may hold all of a checkpoint of several ranks
     tensors = (whole_tensors(value) for name, value in weights.items() if name in trained)
     return all(_is_finite(value) for value in tensors if isinstance(value, Tensor))
 

@@ -48,7 +48,7 @@ class Ema(Stateful):
         self._averages = [
             parameter.detach().to(dtype, copy=True) for parameter, dtype in zip(self._parameters, wide, strict=True)
         ]
-        # of a sharded model: every rank averages its own shards; in a pipeline, those of its stages
+        # every rank averages the parts of parameters that it holds
         self._local_parameters = local_parts(each for each in self._parameters if not each.is_meta)
         self._local_averages = local_parts(each for each in self._averages if not each.is_meta)
         self._widens = any(parameter.dtype != dtype for parameter, dtype in zip(self._parameters, wide, strict=True))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,19 +17,19 @@ from hpctrain.attempt.lost_gpu import closing_unless_lost
 from hpctrain.checkpoint.rng import restore_rng, rng_state
 from hpctrain.config.precision import NumberFormats
 from hpctrain.data.loader import EvalLoader
-from hpctrain.data.micro_batch import MOST_MICRO_BATCHES, MoveOnDemand, map_tensors, samples_in, shapes_of
+from hpctrain.data.micro_batch import MoveOnDemand, map_tensors, samples_in
 from hpctrain.errors import HpctrainError, TaskError
 from hpctrain.metrics.progress import Bar
 from hpctrain.parallel.local_part import whole
-from hpctrain.parallel.replica import broadcast_tensors, buffers_and_rng_restored, inner
+from hpctrain.parallel.mesh import TrainingWorld
+from hpctrain.parallel.replica import Replica
+from hpctrain.parallel.trial_pass import buffers_and_rng_restored
 from hpctrain.phrases import counted
 from hpctrain.rank.agreement import Agreement, LoadingStop, StopWhileLoading
 from hpctrain.rank.compiler import uncompiled
 from hpctrain.rank.determinism import random_states_restored
 from hpctrain.rank.stop_request import Stop
-from hpctrain.rank.world import World
 from hpctrain.tasks.task import Task
-from hpctrain.train.build import Network
 from hpctrain.train.ema import Ema
 from hpctrain.train.evaluation_results import EvaluationResults, OnRankZeroError
 from hpctrain.train.loss_weights import LossWeights
@@ -39,11 +39,6 @@ from hpctrain.train.rank_comparison import RankComparison
 from hpctrain.train.task_log import AttachedLog
 from hpctrain.train.task_metrics import TaskMetrics
 from hpctrain.train.task_state import TaskState, remember_attributes
-
-if TYPE_CHECKING:
-    # importing it imports torch's DTensor, which takes half a second
-    from hpctrain.parallel.pipeline.pipeline import Pipeline
-    from hpctrain.parallel.pipeline.stages import Stages
 
 _OVER = object()
 OF_VALUES = (ArithmeticError, ValueError)
@@ -74,7 +69,7 @@ class EvaluationPass:
         task_state: of the task.
         task_log: of the task.
         metrics: of the task.
-        network: has the model. Its DDP replica isn't used, since ranks may have different numbers of batches.
+        replica: of the model. DDP isn't used, since ranks may have different numbers of batches.
         world: the ranks.
     """
 
@@ -82,87 +77,56 @@ class EvaluationPass:
     task_state: TaskState
     task_log: AttachedLog
     metrics: TaskMetrics
-    network: Network
-    world: World
+    replica: Replica
+    world: TrainingWorld
 
-    @cached_property
+    @property
     def model(self) -> nn.Module:
         """The module itself."""
-        return inner(self.network.model)
+        return self.replica.model
 
     @cached_property
     def _transfer(self) -> MoveOnDemand:
         return MoveOnDemand(self.task.to_device, self.world.device)
 
     def __call__(self, batch: Any, number: int) -> Any:
-        """Return what the task's `evaluate` returns for a batch, unchecked; None if `is_elsewhere`.
+        """Return what the task's `evaluate` returns for a batch, unchecked; None if only other ranks get the results.
 
         Args:
             batch: on the CPU.
             number: of the batch in this evaluation.
         """
-        if (pipeline := self.network.pipeline) is not None:
-            return self._in_pipeline(pipeline, batch, number)
-        evaluate, moved = self._evaluate, self._moved(batch)
-        if (sharded := self.network.sharded) is None:
-            return evaluate(self.model, moved)
-        if self.world.tensor_size > 1:
-            # with a model that divides its outputs among ranks, results are DTensors
-            evaluate = partial(_whole_results, evaluate)
-        return sharded(lambda model: evaluate(model, moved))
+        return self.replica.evaluate(partial(self._prepare, batch), batch, number, self._counts_once)
 
-    @property
-    def is_elsewhere(self) -> bool:
-        """Whether only other ranks of a pipeline get the results."""
-        pipeline = self.network.pipeline
-        return pipeline is not None and not pipeline.stages.is_last
-
-    def loading(self, number: int) -> AbstractContextManager[object]:
-        """Return the context in which to load a batch: in a pipeline, all ranks then draw the same random numbers."""
-        if (pipeline := self.network.pipeline) is None:
-            return nullcontext()
-        return pipeline.streams.of_task(-MOST_MICRO_BATCHES - number)
+    def _prepare(self, batch: Any) -> Callable[[nn.Module], Any]:
+        moved = batch if self.world.device.type == "cpu" else self._transfer.finish(batch)
+        return partial(self._evaluate, batch=moved)
 
     def _evaluate(self, model: nn.Module, batch: Any) -> Any:
         returned = self.task.evaluate(model, batch)
-        # at once: sharded weights are gathered for this call only, and averaged weights are swapped out again
+        # at once: weights may be gathered for this call only, and averaged weights are swapped out again
         self.metrics.copy_shared(model)
-        return returned
-
-    def _in_pipeline(self, pipeline: Pipeline, batch: Any, number: int) -> Any:
-        evaluate: Callable[..., Any] = self._evaluate
-        if self.world.tensor_size > 1:
-            evaluate = partial(_whole_results, evaluate)
-        # a number that no step has, so that the task draws the same random numbers in each evaluation
-        with pipeline.streams.of_task(-1 - number):
-            moved = self._moved(batch)
-            return pipeline.evaluate(
-                lambda model: evaluate(model, moved), shapes_of(batch), partial(self._stage_context, pipeline.stages)
-            )
+        # with a model that divides its outputs among ranks, results are DTensors
+        return map_tensors(whole, returned) if self.replica.divides_results else returned
 
     @contextmanager
-    def _stage_context(self, stages: Stages, local_stage: int) -> Iterator[None]:
-        """Have the task's code count once, although it runs for each stage of this rank."""
+    def _counts_once(self, has_results: bool, is_repeated: bool) -> Iterator[None]:
+        """Have the task's code count once, although it runs for each part of a model that this rank has."""
         with ExitStack() as contexts:
-            if not stages.ends(local_stage):
+            if not has_results:
                 contexts.enter_context(self.task_log.discarding())
-            if local_stage + 1 < stages.num_own:
+            if is_repeated:
                 contexts.enter_context(self.task_state.restored())
                 contexts.enter_context(self.metrics.restored())
             yield
 
-    def _moved(self, batch: Any) -> Any:
-        return batch if self.world.device.type == "cpu" else self._transfer.finish(batch)
-
     def join(self, loader: EvalLoader) -> None:
         """Take part in the passes of the other ranks in a round without a batch for this rank; leaves no trace.
-
-        A pass through a sharded model gathers its weights from all ranks of a replica.
 
         Args:
             loader: of the evaluation.
         """
-        if self.network.sharded is None or (stand_in := loader.stand_in()) is None:
+        if not self.replica.is_shared or (stand_in := loader.stand_in()) is None:
             return
         with (
             self.task_log.discarding(),
@@ -230,8 +194,7 @@ class Evaluation:
             TaskError: the task broke its contract, or the ranks have different held-out samples.
             ConfigError: the values per sample are more than `max_gathered_mb`.
         """
-        # each rank's batch norm saw its own samples since DDP last sent rank zero's buffers
-        broadcast_tensors(self._pass.model.buffers(), self._pass.world)
+        self._pass.replica.send_buffers()
         before = rng_state(self._pass.world.gpus)
         task_state = self._pass.task_state.snapshot()
         results = self._new_results()
@@ -377,7 +340,7 @@ class Evaluation:
     def _take_round(self, results: EvaluationResults, rounds: Iterator[Any], round_index: int) -> bool:
         """Evaluate this rank's batch of the next round, if it has one; return False after the last round."""
         self._round = round_index
-        with self._pass.loading(round_index):
+        with self._pass.replica.loading(round_index):
             batch = next(rounds, _OVER)
         if self._loading is not None and self._loading.is_counted:
             self._loading.arrived()
@@ -390,7 +353,7 @@ class Evaluation:
                 # before the pass, since a task may move the batch in place
                 weight, _ = weights.weigh(batch, num_taken, samples_in(batch, num_taken, num_taken))
             returned = self._pass(batch, round_index)
-            if not self._pass.is_elsewhere:
+            if self._pass.replica.has_results:
                 results.add(round_index, num_taken, returned, weight=weight)
         if batch is _OVER:
             return False
@@ -423,7 +386,3 @@ def _difference(num_samples: Mapping[int, int | None]) -> str:
     (rank, fewest), (other, most) = by_number[0], by_number[-1]
     assert fewest is not None
     return f"{counted(fewest, 'sample')} on rank {rank} and {'more' if most is None else most} on rank {other}"
-
-
-def _whole_results(evaluate: Callable[..., Mapping[str, Any]], model: nn.Module, batch: Any) -> Any:
-    return map_tensors(whole, evaluate(model, batch))

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from hpctrain.config.checkpoint import EVAL_PREFIX
 from hpctrain.errors import ConfigError, HpctrainError, TaskError, error_text
+from hpctrain.parallel.mesh import TrainingWorld
 from hpctrain.phrases import counted, listed
-from hpctrain.rank.world import World
 from hpctrain.tasks.evaluation_contract import checked_results, checked_scores, checked_values
 from hpctrain.tasks.task import Task
 from hpctrain.train.meters import meter_of
@@ -54,7 +54,7 @@ class EvaluationResults:
     """
 
     def __init__(
-        self, task: Task, metrics: TaskMetrics, task_log: AttachedLog, world: World, *, max_gathered_mb: int
+        self, task: Task, metrics: TaskMetrics, task_log: AttachedLog, world: TrainingWorld, *, max_gathered_mb: int
     ) -> None:
         self.doing = ""
         self._task = task
@@ -97,7 +97,7 @@ class EvaluationResults:
             count = num_samples if weight is None else weight
             self._task_log.add_to_meter(self._meter, count, (*checked.sums, *checked.per_sample))
         # ranks that compute layers together have the same results
-        if self._world.counts_samples:
+        if self._world.share.is_counted:
             self._gathering.add(round_index, num_samples, checked.per_sample)
             self._num_samples += num_samples
 
@@ -113,7 +113,7 @@ class EvaluationResults:
         growing, constant = self._metrics.num_gathered_bytes
         sizes = [self._num_samples, self._gathering.num_bytes + growing, constant, int(self.is_full)]
         # ranks that compute layers together have the same results
-        gathered = self._world.gather(sizes if self._world.counts_samples else [0] * len(sizes))
+        gathered = self._world.gather(sizes if self._world.share.is_counted else [0] * len(sizes))
         totals = None if gathered is None else [sum(column) for column in zip(*gathered, strict=True)]
         seen, growing, constant, is_full = self._world.broadcast(totals)
         per_sample = growing / max(seen, 1)
@@ -246,7 +246,7 @@ class Gathering:
         num_bytes: of this rank's values so far.
     """
 
-    def __init__(self, method: str, world: World) -> None:
+    def __init__(self, method: str, world: TrainingWorld) -> None:
         self.num_bytes = 0
         self._method = method
         self._world = world

@@ -17,8 +17,8 @@ from hpctrain.checkpoint.state import Stateful
 from hpctrain.data.dataset import BatchDataset
 from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.errors import TaskError
+from hpctrain.parallel.mesh import TrainingWorld
 from hpctrain.phrases import counted
-from hpctrain.rank.world import World
 from hpctrain.tasks.task import Task
 
 log = logging.getLogger("hpctrain.train")
@@ -42,7 +42,7 @@ class LossWeights(Stateful):
         empty_steps: steps since the start of the run whose batches all had weight 0, so that nothing was updated.
     """
 
-    def __init__(self, task: Task, world: World, *, vary: bool) -> None:
+    def __init__(self, task: Task, world: TrainingWorld, *, vary: bool) -> None:
         self._task = task
         self._world = world
         self._has_own_weight = overrides(task, "loss_weight")
@@ -131,7 +131,7 @@ class LossWeights(Stateful):
             for micro_batch in micro_batches:
                 planned, weight = micro_batch.num_samples, micro_batch.weight
                 assert weight is not None
-                if self._world.counts_samples:
+                if self._world.share.is_counted:
                     sums += torch.tensor([weight, planned, micro_batch.num_delivered], dtype=torch.float64)
                 total, rescale = 0.0, 1.0
                 if is_first or micro_batch.is_last:
@@ -162,7 +162,7 @@ class LossWeights(Stateful):
                 )
 
 
-def build_loss_weights(task: Task, dataset: Dataset[Any], world: World) -> LossWeights:
+def build_loss_weights(task: Task, dataset: Dataset[Any], world: TrainingWorld) -> LossWeights:
     """Build the weights of a training; collective: if those of one rank can vary, all ranks exchange theirs.
 
     Args:

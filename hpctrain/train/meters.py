@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 from hpctrain.checkpoint.state import Stateful
 from hpctrain.metrics.meter import Meter, SilentMeter
-from hpctrain.rank.world import World
+from hpctrain.parallel.mesh import TrainingWorld
 
 
-def meter_of(world: World, *names: str) -> Meter:
+def meter_of(world: TrainingWorld, *names: str) -> Meter:
     """Make a meter over all ranks; of those that compute layers together, on the same samples, one counts.
 
     Args:
@@ -18,7 +18,7 @@ def meter_of(world: World, *names: str) -> Meter:
         names: metrics that are in every result.
     """
     reduce = world.sum_ if world.size > 1 else None
-    kind = Meter if world.counts_samples else SilentMeter
+    kind = Meter if world.share.is_counted else SilentMeter
     return kind(world.device, reduce, names=names, union=world.union)
 
 
@@ -32,7 +32,7 @@ class MeterState(Stateful):
 
     is_collective: ClassVar[bool] = True
 
-    def __init__(self, meter: Meter, world: World) -> None:
+    def __init__(self, meter: Meter, world: TrainingWorld) -> None:
         self._meter = meter
         self._world = world
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -46,8 +45,7 @@ def model_memory(
     modules: Iterable[nn.Module],
     optimizers: Iterable[BuiltOptimizer],
     ema: Ema | None,
-    *,
-    whole_gradients: bool = False,
+    gradient_bytes: Callable[[Tensor], int] | None = None,
 ) -> ModelMemory:
     """Compute what this rank holds of a model; of a sharded one, its shards.
 
@@ -55,19 +53,17 @@ def model_memory(
         modules: that hold the weights, and in `fp16_master` also the half copy that computes.
         optimizers: of the training, before or after its first step.
         ema: the moving average.
-        whole_gradients: whether ranks hold the gradients of the weights that they gather, and not those of their shards
-            (`parallel.keep_gradients_whole`, with accumulation).
+        gradient_bytes: returns the bytes that this rank holds of a parameter's gradient; None for those of its part.
     """
     built = list(optimizers)
     held = (tensor for module in modules for tensor in (*module.parameters(), *module.buffers()))
-    # in a pipeline, other ranks have what is on `meta`
+    # other ranks have what is on `meta`
     weights = {id(tensor): tensor for tensor in held if not tensor.is_meta}
     trained = [tensor for tensor in weights.values() if tensor.requires_grad]
-    gradients = (_whole_bytes(tensor) if whole_gradients else _bytes(tensor) for tensor in trained)
     states = [_state_bytes(one.optimizer) for one in built]
     return ModelMemory(
         weights=sum(map(_bytes, weights.values())),
-        gradients=sum(gradients),
+        gradients=sum(map(gradient_bytes or _bytes, trained)),
         optimizer=None if None in states else sum(filter(None, states)),
         average=0 if ema is None else sum(_bytes(each) for each in _tensors(ema.averages) if not each.is_meta),
     )
@@ -75,14 +71,6 @@ def model_memory(
 
 def _bytes(tensor: Tensor) -> int:
     return local_part(tensor).nbytes
-
-
-def _whole_bytes(tensor: Tensor) -> int:
-    # it imports torch's DTensor, which takes half a second
-    from hpctrain.parallel.sharded_tensor import sizes_along
-
-    # FSDP2 adds up gradients in half precision in the format in which it reduces them, fp32
-    return math.prod(sizes_along(tensor, "tensor")) * max(tensor.element_size(), torch.float32.itemsize)
 
 
 def _state_bytes(optimizer: torch.optim.Optimizer) -> int | None:

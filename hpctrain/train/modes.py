@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from hpctrain.checkpoint.state import PlainNames, Stateful
-from hpctrain.parallel.replica import modes_restored
+from hpctrain.parallel.trial_pass import modes_restored
 from hpctrain.phrases import counted, listed
 
 

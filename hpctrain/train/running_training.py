@@ -14,8 +14,7 @@ from hpctrain.attempt.lost_gpu import closing_unless_lost
 from hpctrain.checkpoint.best import judged_by
 from hpctrain.checkpoint.state import PlainNames
 from hpctrain.data.loader import EvalLoader
-from hpctrain.data.micro_batch import shapes_of
-from hpctrain.parallel.replica import buffers_and_rng_restored, inner
+from hpctrain.parallel.trial_pass import buffers_and_rng_restored
 from hpctrain.run.directory import RunDirectory
 from hpctrain.train.callbacks import CallbackContext
 from hpctrain.train.modes import evaluation_mode
@@ -35,11 +34,11 @@ class RunningTraining(CallbackContext):
         self.callback_name = ""
         self.update = training.step.turns[0].update
         self.task = training.task
-        self.model = inner(training.model)
+        self.model = training.network.replica.model
         self.position = training.position
         self.log = self.own_log = training.task_log
         self.config = training.config
-        self.is_sharded = training.sharded is not None
+        self.is_collective = training.network.replica.is_shared
         self.rank = training.world.rank
         self.world_size = training.world.size
         self.device = training.world.device
@@ -87,8 +86,7 @@ class RunningTraining(CallbackContext):
             torch.no_grad(),
             precision,
             # after the average: it gathers the weights that are in place then
-            nullcontext() if training.sharded is None else training.sharded.gathered(),
-            nullcontext() if training.pipeline is None else training.pipeline.calls(shapes_of),
+            training.network.replica.calls(),
         ):
             yield
 
@@ -96,7 +94,7 @@ class RunningTraining(CallbackContext):
         """See `hpctrain.callbacks.Training`."""
         state = self._training.module.state_dict()
         tensors = {self._plain_names(name): value for name, value in state.items() if isinstance(value, Tensor)}
-        # in a pipeline, other ranks have them
+        # other ranks have them
         return {name: tensor for name, tensor in tensors.items() if not tensor.is_meta}
 
     def end(self, reason: str) -> None:

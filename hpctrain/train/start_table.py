@@ -11,7 +11,6 @@ import torch
 from hpctrain.checkpoint.room import describe_disk_space
 from hpctrain.config.batch import counted_shares
 from hpctrain.config.schedule import AnySchedule, schedule_of
-from hpctrain.parallel.replica import inner
 from hpctrain.phrases import all_of, byte_size, counted, listed
 from hpctrain.rank.group import ALIASES, nccl_defaults, user_nccl_variables
 from hpctrain.rank.world import World
@@ -23,8 +22,6 @@ from hpctrain.train.modes import describe_evaluation_mode
 from hpctrain.train.profiling.flops import flops_text
 from hpctrain.train.training import Training
 from hpctrain.train.update import parameters_of
-
-SHOWN_REPLICAS = 4
 
 log = logging.getLogger("hpctrain.train")
 
@@ -39,7 +36,7 @@ def log_start(training: Training, claim: Claim, *, step: int, hosts: list[str], 
         hosts: of all ranks, in rank order.
         flops_per_sample: as counted by an earlier attempt; None if the first step will count them.
     """
-    directory, plan = claim.ledger.directory, training.data.plan
+    directory, plan, share = claim.ledger.directory, training.data.plan, training.world.share
     ranks = counted(training.world.size, "rank")
     rows = {"run": f"{directory.as_typed}, attempt {claim.attempt}, steps {step} to {training.total_steps}"}
     if varied := trained_varied(directory):
@@ -52,9 +49,9 @@ def log_start(training: Training, claim: Claim, *, step: int, hosts: list[str], 
         "where": f"{ranks} on {listed(dict.fromkeys(hosts), separator=' ')}: {_machine(training.world)}",
         "batch": f"{plan.global_batch_size:,} samples per step = {plan.micro_batch_size:,} per forward "
         f"x {plan.accumulation} accumulated x "
-        f"{counted_shares(training.world.data_size, training.world.size // training.world.data_size)}",
+        f"{counted_shares(share.count, training.world.size // share.count)}",
         **({"loss": training.data.loss_weights.text} if training.data.loss_weights.text else {}),
-        **_mesh(training.world, hosts, training.config.parallel.stages_per_rank),
+        **({"mesh": mesh} if (mesh := training.network.replica.describe(hosts)) else {}),
         "memory": _memory(training),
         **_nccl(training),
         "precision": training.config.precision.kind + (", compiled" if training.config.trainer.compile else ""),
@@ -62,7 +59,7 @@ def log_start(training: Training, claim: Claim, *, step: int, hosts: list[str], 
         "checkpoints": _plan(training, step),
         "disk": describe_disk_space(directory, _checkpoint_bytes(training), training.checkpoint_policy),
     }
-    if in_evaluation_mode := describe_evaluation_mode(inner(training.model)):
+    if in_evaluation_mode := describe_evaluation_mode(training.network.replica.model):
         rows["eval mode"] = in_evaluation_mode
     if flops_per_sample is not None:
         rows["flops"] = flops_text(flops_per_sample, plan.global_batch_size)
@@ -128,19 +125,6 @@ def _machine(world: World) -> str:
     return f"{device}, {counted(world.cores, 'CPU core')} each"
 
 
-def _mesh(world: World, hosts: list[str], stages_per_rank: int) -> dict[str, str]:
-    """Describe which ranks share the model; nothing if each has a replica."""
-    if (mesh := world.mesh) is None:
-        return {}
-    shape = mesh.shape
-    together = "" if shape.tensor == 1 else f", {shape.tensor} of which compute each layer together"
-    return {
-        "mesh": f"{counted(shape.replicate, 'replica')} of the model, each shared by "
-        f"{counted(shape.replica_size, 'rank')}{together}: "
-        f"{listed(shape.picture(hosts, stages_per_rank), shown=SHOWN_REPLICAS, separator='; ')}"
-    }
-
-
 def _memory(training: Training) -> str:
     """Describe what the model takes on a rank, before the activations are known."""
     memory = training.model_memory()
@@ -192,7 +176,7 @@ def _checkpoint_bytes(training: Training) -> int:
     """Estimate the bytes of a checkpoint, as if each rank wrote as much as this one."""
     memory = model_memory({training.module}, training.optimizers, training.ema)
     size = memory.weights * (1 + training.config.checkpoint.safetensors) + (memory.optimizer or 0) + memory.average
-    return size if (mesh := training.world.mesh) is None else size * mesh.shape.replica_size
+    return size * training.network.replica.num_ranks
 
 
 def _plan(training: Training, step: int) -> str:

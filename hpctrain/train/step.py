@@ -14,7 +14,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.errors import TaskError
-from hpctrain.parallel.replica import settle_buckets
 from hpctrain.phrases import counted, listed
 from hpctrain.rank.world import World
 from hpctrain.train.ema import Ema
@@ -114,7 +113,7 @@ class TrainStep:
         for turn in turns:
             turn.gradients.restart()
             with turn.module.gradients_required():
-                settle_buckets(turn.module.replica, self._world, partial(self._throwaway_pass, turn))
+                turn.module.replica.settle(turn.module.loss_module, partial(self._throwaway_pass, turn))
 
     def _throwaway_pass(self, turn: Turn) -> None:
         with self._first_micro_batch() as micro_batch:

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from hpctrain.data.micro_batch import map_tensors
 from hpctrain.errors import TaskError
 from hpctrain.parallel.local_part import local_part
+from hpctrain.parallel.mesh import TrainingWorld
 from hpctrain.phrases import counted
 from hpctrain.rank.message import packed, unpacked
-from hpctrain.rank.world import World
 from hpctrain.tasks.evaluation_contract import checked_computed, checked_metrics
 from hpctrain.tasks.task import Task
 from hpctrain.train.metric_states import (
@@ -42,7 +42,7 @@ class TaskMetrics:
         world: the ranks.
     """
 
-    def __init__(self, metrics: dict[str, Any], task: Task, world: World) -> None:
+    def __init__(self, metrics: dict[str, Any], task: Task, world: TrainingWorld) -> None:
         self._task = task
         self._world = world
         self._metrics = metrics
@@ -123,7 +123,7 @@ class TaskMetrics:
         """
         if not self._metrics or self._world.size == 1:
             return
-        if not self._world.counts_samples:
+        if not self._world.share.is_counted:
             # ranks that compute layers together have the same results, and one of them counts
             self.reset()
         states = list(self._states())
@@ -218,7 +218,7 @@ class TaskMetrics:
                 state.replace(map_tensors(partial(Tensor.to, device=device), merged(state, updated)))
 
 
-def build_metrics(task: Task, world: World) -> TaskMetrics:
+def build_metrics(task: Task, world: TrainingWorld) -> TaskMetrics:
     """Build the metric objects of a task, on the rank's device.
 
     Args:

@@ -17,7 +17,7 @@ from hpctrain.checkpoint.state import Stateful
 from hpctrain.data.micro_batch import iterate_tensors, map_tensors
 from hpctrain.errors import CheckpointError, TaskError
 from hpctrain.rank.message import packed, unpacked
-from hpctrain.rank.world import World
+from hpctrain.parallel.mesh import TrainingWorld
 from hpctrain.tasks.log import TaskLog
 from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
@@ -47,7 +47,7 @@ class TaskState(Stateful):
 
     is_collective: ClassVar[bool] = True
 
-    def __init__(self, task: Task, world: World) -> None:
+    def __init__(self, task: Task, world: TrainingWorld) -> None:
         # Any: the methods are optional, and torch's modules have them too, from which a task may be derived
         self._task: Any = task
         self._world = world
@@ -101,16 +101,16 @@ class TaskState(Stateful):
             return {"task": [self._copy()]}
         sent = self._world.gather_bytes(packed(self._copy()))
         # ranks that compute layers together have the same state
-        return {"task": None if sent is None else [unpacked(data) for data in sent[:: self._world.tensor_size]]}
+        return {"task": None if sent is None else [unpacked(data) for data in sent[:: self._world.share.num_together]]}
 
     def load_state(self, saved: Mapping[str, Any]) -> None:
         """Give the task its state from a checkpoint; not collective.
 
         Tensors that were saved from a GPU arrive on the same one of this rank's devices, and others on the CPU. At
-        another world size, or with other stages of a pipeline, each rank gets the state of rank zero.
+        another world size, or with other layers of the model, each rank gets the state of rank zero.
         """
         task, warns = saved.get("task"), self._world.is_rank_zero
-        same_stages = saved.get("pipeline_degree", 1) == self._world.pipeline_size
+        together, same_layers = self._world.share.num_together, self._world.share.has_saved_layers(saved)
         if not self._exists:
             if task and warns:
                 log.warning("ignoring the task state in the checkpoint: %s has no load_state_dict", self._name)
@@ -119,16 +119,16 @@ class TaskState(Stateful):
             if warns:
                 log.warning("the checkpoint has no task state: %s starts with a fresh one", self._name)
             return
-        same_size = len(task) == self._world.size // self._world.tensor_size
+        same_size = len(task) == self._world.size // together
         if not same_size and warns:
             log.warning(
                 "%d ranks saved a task state, and this attempt has %d: each rank gets rank zero's",
                 len(task),
-                self._world.size // self._world.tensor_size,
+                self._world.size // together,
             )
-        if same_size and not same_stages and warns:
+        if same_size and not same_layers and warns:
             log.warning("the ranks have other stages of the model than before: each gets rank zero's task state")
-        entry = task[self._world.rank // self._world.tensor_size if same_size and same_stages else 0]
+        entry = task[self._world.rank // together if same_size and same_layers else 0]
         places = zip(iterate_tensors(entry["state"]), entry["places"], strict=True)
         devices = {id(tensor): device_at(place, self._world.devices) for tensor, place in places}
         # a copy: the tensors of a loaded checkpoint are mapped from its files, which retention removes

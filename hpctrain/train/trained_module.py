@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpctrain.checkpoint.state import PlainNames
 from hpctrain.data.micro_batch import iterate_tensors
-from hpctrain.parallel.replica import LossModule, dismantle
+from hpctrain.parallel.replica import Replica
 from hpctrain.rank.compiler import uncompiled
 from hpctrain.train.modes import frozen_batch_norms
 
@@ -25,13 +25,13 @@ class TrainedModule:
     Args:
         module: that computes the loss, without DDP's wrapper.
         trained_from: parameters of the module, and the completed steps from which each is trained.
-        replicate: makes the replica of a module whose forward pass is a whole loss; collective.
+        replica: of the module; None if no other rank computes with it.
 
     Attributes:
-        replica: what is called in training, as a `LossModule` is, once `prepare` was called.
-        ddp: the replica if it is in DDP, else None.
-        accumulating: makes a context for forward and backward of the micro-batches before the last one of a step, in
-            which gradients aren't reduced; None if they are reduced all the same.
+        replica: of the module.
+        loss_module: what is called in training (`Replica.for_loss`), once `prepare` was called.
+        ddp: the same if it is in DDP, else None.
+        accumulating: see `Replica.accumulating`.
         shares_statistics: whether the model has a `SyncBatchNorm`, whose statistics are those of all ranks' samples.
         exchanges_nothing: whether the ranks exchange neither parts of the weights nor batch statistics in a pass.
         unfrozen: parameters that are trained in this step, once `prepare` was called.
@@ -42,10 +42,10 @@ class TrainedModule:
         self,
         module: nn.Module,
         trained_from: Iterable[tuple[nn.Parameter, int]],
-        *,
-        replicate: Callable[[nn.Module], nn.Module] = LossModule,
+        replica: Replica | None = None,
     ) -> None:
-        self.replica = module
+        self.replica = replica or Replica(module)
+        self.loss_module = module
         self.ddp: DistributedDataParallel | None = None
         self.accumulating: Callable[[], AbstractContextManager[object]] | None = None
         self.shares_statistics = False
@@ -54,7 +54,6 @@ class TrainedModule:
         self.added: Sequence[nn.Parameter] = ()
         self._module = module
         self._trained_from = list(trained_from)
-        self._replicate = replicate
 
     @property
     def trained(self) -> list[nn.Parameter]:
@@ -85,12 +84,11 @@ class TrainedModule:
         self.added = [parameter for parameter in unfrozen if parameter not in before]
         self.unfrozen = unfrozen
         self.require_gradients(True)
-        dismantle(self.replica)
-        self.replica = self._replicate(self._module)
-        self.ddp = self.replica if isinstance(self.replica, DistributedDataParallel) else None
-        self.accumulating = getattr(self.replica, "accumulating", None) if self.ddp is None else self.ddp.no_sync
+        loss_module = self.loss_module = self.replica.for_loss(self._module, self.loss_module)
+        self.ddp = loss_module if isinstance(loss_module, DistributedDataParallel) else None
+        self.accumulating = self.replica.accumulating(loss_module)
         self.shares_statistics = any(isinstance(part, nn.SyncBatchNorm) for part in self._module.modules())
-        self.exchanges_nothing = not self.shares_statistics and not getattr(self.replica, "is_sharded", False)
+        self.exchanges_nothing = not self.shares_statistics and not self.replica.is_shared
         return True
 
     def next_change(self, step: int) -> int | None:
@@ -143,7 +141,7 @@ class EmptyPass:
             for tensor in iterate_tensors(output):
                 if tensor.requires_grad:
                     tensor.register_hook(self._clean)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            # in a sharded model these are the gathered weights
+            # where ranks share the model, these are the gathered weights
             self._parameters += [parameter for parameter in module._parameters.values() if parameter is not None]
 
         handle = register_module_forward_hook(hook)

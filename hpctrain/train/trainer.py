@@ -13,8 +13,8 @@ from hpctrain.config.root import Config
 from hpctrain.data.loader import TrainLoader
 from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.errors import ConfigError
+from hpctrain.parallel.mesh import TrainingWorld
 from hpctrain.rank.determinism import rank_seed, seed_everything
-from hpctrain.rank.world import World
 from hpctrain.run.bottleneck import last_bottleneck
 from hpctrain.run.directory import RunDirectory
 from hpctrain.train.checkpointing import Checkpointing, Start
@@ -65,7 +65,10 @@ class RunningAttempt:
 
 
 def train(
-    config: Config, world: World, attempt: AttemptContext, started: Callable[[RunningAttempt], None] = lambda _: None
+    config: Config,
+    world: TrainingWorld,
+    attempt: AttemptContext,
+    started: Callable[[RunningAttempt], None] = lambda _: None,
 ) -> bool:
     """Train one attempt of a run, on this rank; collective.
 
@@ -92,11 +95,11 @@ def train(
     training = build(config, world, fresh=not resumes, resumes=resumes, stop=stopping.request, bar=bar)
     if training.evaluation is None:
         _refuse_without_evaluation(training)
-    saver = _build_saver(training, attempt)
+    saver = training.network.saver(directory, attempt.claim, training.checkpoint_policy, stopping.request)
     agreement = stopping.agreement
     checkpointing = Checkpointing(training, directory, saver, agreement=agreement, claim=attempt.claim)
     # the training was built from the same numbers on all ranks; from here on each rank draws its own
-    seed_everything(rank_seed(config.seed, world.random_stream))
+    seed_everything(rank_seed(config.seed, world.share.random_stream))
     times.enter("load_s")
     with attempt.sharing_terminal():
         start = checkpointing.resume(None if bar is None else partial(bar.show, "reading the checkpoint", in_gb=True))
@@ -151,26 +154,13 @@ def _refuse_without_evaluation(training: Training) -> None:
     training.callbacks.require_evaluation(why, warns=training.world.is_rank_zero)
 
 
-def _build_saver(training: Training, attempt: AttemptContext) -> CheckpointSaver:
-    directory, world, policy = attempt.directory, training.world, training.checkpoint_policy
-    arguments = directory, attempt.claim, policy, attempt.stopping.request
-    if training.sharded is None:
-        return CheckpointSaver(*arguments)
-    # they import torch's DTensor, which takes half a second
-    from hpctrain.checkpoint.sharded.saver import ShardedSaver
-    from hpctrain.checkpoint.sharded.write import ShardedWriter
-
-    writer = ShardedWriter(directory, attempt.claim, world, num_files=policy.writers)
-    return ShardedSaver(*arguments, writer=writer, leads=world.is_rank_zero)
-
-
-def _counted_flops(directory: RunDirectory, world: World) -> float | None:
+def _counted_flops(directory: RunDirectory, world: TrainingWorld) -> float | None:
     """Return the FLOPs per sample that an earlier attempt counted, on rank zero; otherwise None."""
     before = last_bottleneck(directory) if world.is_rank_zero else None
     return None if before is None else before.flops_per_sample
 
 
-def _is_new_or_changed(start: Start, directory: RunDirectory, world: World) -> bool:
+def _is_new_or_changed(start: Start, directory: RunDirectory, world: TrainingWorld) -> bool:
     """Whether the run is new, or resumes with another configuration; collective."""
     return start.step == 0 or bool(world.broadcast(directory.config_before.exists()))
 
@@ -188,8 +178,8 @@ def _micro_batches(
     micro_batches = loader.micro_batches(training.data.transfer, loading)
     if training.data.loss_weights.vary:
         micro_batches = training.data.loss_weights.of_steps(micro_batches)
-    if not training.config.logger.samples or not world.counts_samples:
+    if not training.config.logger.samples or not world.share.is_counted:
         return micro_batches
     if world.is_rank_zero:
-        cut_sample_logs(directory, range(0, world.size, world.tensor_size), start.step)
+        cut_sample_logs(directory, range(0, world.size, world.share.num_together), start.step)
     return log_samples(micro_batches, directory.sample_log(world.rank), start.step)

@@ -6,23 +6,21 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 from torch.utils.data import Dataset
 
 from hpctrain.checkpoint.best import judged_by, resolved_policy
 from hpctrain.config.checkpoint import Checkpoint
-from hpctrain.config.mesh import keeps_gradients_whole
-from hpctrain.config.named_optimizers import named_optimizers
 from hpctrain.config.root import Config
 from hpctrain.data.loader import EvalLoader
 from hpctrain.metrics.meter import Meter
 from hpctrain.metrics.progress import Bar
-from hpctrain.parallel.replica import inner
+from hpctrain.parallel.mesh import TrainingWorld
+from hpctrain.parallel.wrappers import inner
 from hpctrain.rank.determinism import random_states_restored, seed_everything
 from hpctrain.rank.stop_request import StopRequest
-from hpctrain.rank.world import World
 from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
 from hpctrain.train.build import Network, build_network, build_trained_task
@@ -43,17 +41,12 @@ from hpctrain.train.task_state import TaskState
 from hpctrain.train.training_data import TrainingData, build_training_data
 from hpctrain.train.update import JointUpdate
 
-if TYPE_CHECKING:
-    # importing them imports torch's DTensor, which takes half a second
-    from hpctrain.parallel.pipeline.pipeline import Pipeline
-    from hpctrain.parallel.sharding import ShardedLossModule
-
 log = logging.getLogger("hpctrain.train")
 
 
 def build(
     config: Config,
-    world: World,
+    world: TrainingWorld,
     *,
     fresh: bool = False,
     resumes: bool = False,
@@ -93,7 +86,7 @@ def build(
         is_rank_zero=world.is_rank_zero,
     )
     attach(task, task_log, position)
-    network = _build_network(config, task, world, fresh=fresh, resumes=resumes)
+    network = build_network(config, task, world, fresh=fresh, resumes=resumes)
     task_state.leave_out(inner(network.module))
     _warn_of_single_samples(network.model, data)
     optimizers = build_optimizers(config.optimizer, network.module, config.trainer.global_batch_size)
@@ -108,7 +101,7 @@ def build(
     eval_data = None if only_trains else task.eval_dataset()
     evaluation = None
     if eval_data is not None:
-        evaluation_pass = EvaluationPass(task, task_state, task_log, build_metrics(task, world), network, world)
+        evaluation_pass = EvaluationPass(task, task_state, task_log, build_metrics(task, world), network.replica, world)
         evaluation = _build_evaluation(evaluation_pass, eval_data, data, step.ema, bar)
     _require_same_evaluation(eval_data, evaluation, data, task_state, stop)
     return Training(
@@ -157,7 +150,7 @@ class Training:
     """
 
     config: Config
-    world: World
+    world: TrainingWorld
     resumes: bool
     task: Task
     task_state: TaskState
@@ -185,16 +178,6 @@ class Training:
         return self.network.module
 
     @property
-    def sharded(self) -> ShardedLossModule | None:
-        """The module to call if the ranks of a mesh share the model; None otherwise."""
-        return self.network.sharded
-
-    @property
-    def pipeline(self) -> Pipeline | None:
-        """This rank's part in a pipeline; None without one."""
-        return self.network.pipeline
-
-    @property
     def total_steps(self) -> int:
         """The last step of the run."""
         return self.data.total_steps
@@ -207,14 +190,11 @@ class Training:
 
     def model_memory(self) -> ModelMemory:
         """Return the bytes that weights, gradients and optimizer states take on this rank."""
-        parallel = self.config.parallel
-        # with cpu_offload, only shards of gradients are on the host: the whole ones are on the GPU
-        whole = self.data.plan.accumulation > 1 and not parallel.cpu_offload
-        whole = whole and self.world.mesh is not None and keeps_gradients_whole(parallel, self.world.mesh.shape)
-        return model_memory({self.model, self.module}, self.optimizers, self.ema, whole_gradients=whole)
+        gradient_bytes = partial(self.network.replica.gradient_bytes, accumulates=self.data.plan.accumulation > 1)
+        return model_memory({self.model, self.module}, self.optimizers, self.ema, gradient_bytes)
 
 
-def _prepared_task(config: Config, world: World) -> Task:
+def _prepared_task(config: Config, world: TrainingWorld) -> Task:
     """Build the task, and prepare its data once per node; collective."""
     task = build_trained_task(config)
     if world.local_rank == 0:
@@ -223,18 +203,6 @@ def _prepared_task(config: Config, world: World) -> Task:
             task.prepare()
     world.barrier()
     return task
-
-
-def _build_network(config: Config, task: Task, world: World, *, fresh: bool, resumes: bool) -> Network:
-    if (mesh := world.mesh) is None:
-        return build_network(config, task, world, fresh=fresh)
-    # it imports torch's DTensor, which takes half a second
-    from hpctrain.train.build_sharded import build_sharded_network
-
-    # the constructor of a user's own optimizer may copy the initial values
-    targets = [named.node["_target_"] for named in named_optimizers(config.optimizer)]
-    leave_saved = resumes and all(target.startswith("torch.optim.") for target in targets)
-    return build_sharded_network(config, task, world, mesh, fresh=fresh, leave_saved=leave_saved)
 
 
 def _span(data: TrainingData) -> Span:
@@ -268,8 +236,8 @@ def _build_evaluation(
     loader = EvalLoader(
         dataset,
         data.plan.micro_batch_size,
-        rank=world.data_rank,
-        world_size=world.data_size,
+        rank=world.share.number,
+        world_size=world.share.count,
         collate_fn=data.task.collate_fn,
         workers=data.workers_for(dataset),
     )

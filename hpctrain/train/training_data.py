@@ -25,10 +25,10 @@ from hpctrain.data.plan import BatchPlan
 from hpctrain.data.stream import is_stream
 from hpctrain.data.workers import Workers, default_num_workers
 from hpctrain.errors import TaskError
+from hpctrain.parallel.mesh import TrainingWorld
 from hpctrain.phrases import listed
 from hpctrain.rank.determinism import random_states_restored
 from hpctrain.rank.stop_request import StopRequest
-from hpctrain.rank.world import World
 from hpctrain.tasks.task import Task
 from hpctrain.train.loss_weights import LossWeights, build_loss_weights
 from hpctrain.train.rank_comparison import SAME_CONFIGURATION, SAME_ORDER, RankComparison, SampleCheck
@@ -58,7 +58,7 @@ class TrainingData:
 
     config: Config
     task: Task
-    world: World
+    world: TrainingWorld
     dataset: Dataset[Any]
     num_samples: int | None
     stream_state: StreamState
@@ -101,7 +101,7 @@ class TrainingData:
             self.dataset,
             self._order(),
             self.plan,
-            rank=self.world.data_rank,
+            rank=self.world.share.number,
             seed=self.config.seed,
             start_step=start_step,
             collate_fn=self.task.collate_fn,
@@ -185,7 +185,7 @@ class TrainingData:
         return ShuffledOrder(samples, seed) if self.config.data.shuffle else sequential
 
 
-def build_training_data(config: Config, task: Task, world: World) -> TrainingData:
+def build_training_data(config: Config, task: Task, world: TrainingWorld) -> TrainingData:
     """Build the training data, and compare the facts from which the ranks plan their steps; collective.
 
     Args:
@@ -212,7 +212,7 @@ def build_training_data(config: Config, task: Task, world: World) -> TrainingDat
     )
 
 
-def _require_same_plan(config: Config, dataset: Dataset[Any], world: World) -> None:
+def _require_same_plan(config: Config, dataset: Dataset[Any], world: TrainingWorld) -> None:
     """Refuse ranks that would plan different steps; collective."""
     comparison = RankComparison(world)
     comparison.add("seed", config.seed, SAME_CONFIGURATION)
@@ -223,9 +223,9 @@ def _require_same_plan(config: Config, dataset: Dataset[Any], world: World) -> N
     comparison.require_same()
 
 
-def _batch_plan(config: Config, dataset: Dataset[Any], num_samples: int | None, world: World) -> BatchPlan:
-    trainer, degree = config.trainer, world.pipeline_size
-    micro_batch_size = micro_batch_size_of(config, world.data_size, degree)
+def _batch_plan(config: Config, dataset: Dataset[Any], num_samples: int | None, world: TrainingWorld) -> BatchPlan:
+    trainer, share = config.trainer, world.share
+    micro_batch_size = micro_batch_size_of(config, share.count, share.num_positions)
     if num_samples is None:
         if trainer.max_steps is None:
             kind = type(dataset).__name__
@@ -237,19 +237,12 @@ def _batch_plan(config: Config, dataset: Dataset[Any], num_samples: int | None, 
             trainer.global_batch_size,
             num_samples,
         )
-    per_step = trainer.global_batch_size // world.data_size // micro_batch_size
-    if per_step < degree:
-        log.warning(
-            "a step has fewer micro-batches (%d) than its pipeline has groups of ranks (%d), so that some always "
-            "wait: set a larger trainer.global_batch_size, or a smaller trainer.micro_batch_size than %d",
-            per_step,
-            degree,
-            micro_batch_size,
-        )
+    if remark := share.remark_on(trainer.global_batch_size // share.count // micro_batch_size, micro_batch_size):
+        log.warning(remark)
     return BatchPlan(
         num_samples=num_samples,
         global_batch_size=trainer.global_batch_size,
         micro_batch_size=micro_batch_size,
-        world_size=world.data_size,
+        world_size=share.count,
         drop_last=config.data.drop_last,
     )

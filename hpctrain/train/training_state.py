@@ -15,7 +15,6 @@ from hpctrain.checkpoint.state import CHANGED_BUFFERS, Stateful, buffer_kinds, c
 from hpctrain.config.identity import config_digest
 from hpctrain.config.named_optimizers import SHARED_KEYS
 from hpctrain.errors import TaskError
-from hpctrain.parallel.replica import inner
 from hpctrain.phrases import counted, listed
 from hpctrain.train.meters import MeterState
 from hpctrain.train.modes import Modes
@@ -48,7 +47,7 @@ def training_state(training: Training, best: Best | None, weights: Weights) -> t
         MeterState(training.meter, world),
         *(() if training.ema is None else (training.ema,)),
         *(() if best is None else (best,)),
-        Modes(inner(training.model)),
+        Modes(training.network.replica.model),
         training.task_state,
         training.ending,
         training.callbacks,
@@ -73,12 +72,7 @@ class Progress(Stateful):
 
     def state(self) -> dict[str, Any]:
         """Return the number of samples, and the degrees of the mesh that aren't 1."""
-        world = self._training.world
-        degrees = {"tensor_degree": world.tensor_size, "pipeline_degree": world.pipeline_size}
-        return {
-            "num_samples": self._training.data.num_samples,
-            **{name: degree for name, degree in degrees.items() if degree != 1},
-        }
+        return {"num_samples": self._training.data.num_samples, **self._training.world.share.degrees}
 
     def load_state(self, saved: Mapping[str, Any]) -> None:
         """Continue after the saved step; on rank zero, warn of what makes the run inexact."""
@@ -156,7 +150,7 @@ class Weights(Stateful):
         """
         training = self._training
         has_copy = training.model is not training.module
-        if (has_copy or training.sharded is not None) and (names := self._changed_buffers()):
+        if (has_copy or training.network.replica.is_shared) and (names := self._changed_buffers()):
             where = f"with precision={training.config.precision.kind}" if has_copy else "of a model on several ranks"
             remedy = "another precision" if has_copy else "parallel=ddp"
             raise TaskError(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,12 +17,14 @@ from hpctrain.data.micro_batch import MicroBatch, map_tensors
 from hpctrain.errors import TaskError
 from hpctrain.metrics.meter import Meter
 from hpctrain.parallel.local_part import whole
+from hpctrain.parallel.replica import Call
 from hpctrain.phrases import listed
 from hpctrain.tasks.loss_contract import Scalar, split_loss
 from hpctrain.tasks.task import Task
 from hpctrain.train.part_timer import PartTimer
 from hpctrain.train.precision import autocasting
 from hpctrain.train.task_log import TRAIN_PREFIX, AttachedLog
+from hpctrain.train.task_state import TaskState
 from hpctrain.train.trained_module import EmptyPass, TrainedModule, zero_of
 from hpctrain.train.unused_parameters import GradientCheck
 from hpctrain.train.update import JointUpdate
@@ -75,14 +78,15 @@ class Loss:
 class Turn:
     """Accumulates the gradients of one loss over a global batch, and updates the weights that this loss trains.
 
-    Gradients are those of the mean loss over the step's samples, at any world size and accumulation. They are reduced
-    over the ranks in the last micro-batch's backward pass only.
+    Gradients are those of the mean loss over the step's samples, at any world size and accumulation. The replica
+    decides when they are reduced over the ranks.
 
     Args:
         loss: whose gradients are accumulated.
         module: computes the loss, and has the parameters that the turn trains.
         update: of the optimizers that step for this loss.
         gradients: checks that the parameters get gradients.
+        task_state: of the task; None for a task without one.
         every_steps: steps from one turn to the next.
 
     Attributes:
@@ -91,11 +95,19 @@ class Turn:
         update: as given.
         gradients: as given.
         every_steps: as given.
+        task_state: as given.
         is_computing: whether the task's method is running.
     """
 
     def __init__(
-        self, loss: Loss, module: TrainedModule, update: JointUpdate, gradients: GradientCheck, *, every_steps: int = 1
+        self,
+        loss: Loss,
+        module: TrainedModule,
+        update: JointUpdate,
+        gradients: GradientCheck,
+        *,
+        task_state: TaskState | None = None,
+        every_steps: int = 1,
     ) -> None:
         self.loss = loss
         self.module = module
@@ -103,6 +115,7 @@ class Turn:
         self.gradients = gradients
         self.every_steps = every_steps
         self.is_computing = False
+        self.task_state = task_state
         compute: Callable[[nn.Module, Any], Any] = getattr(loss.task, loss.function)
         self._compute = autocasting(compute, loss.precision, loss.device)
         self._is_on_host = loss.device.type == "cpu"
@@ -131,39 +144,47 @@ class Turn:
             Whether weights were updated.
         """
         self.update.begin(step)
-        accumulating = self.module.accumulating
-        for micro_batch in micro_batches:
-            if timer is not None:
-                timer.mark("data")
-            # no_sync has to enclose forward and backward: DDP decides in the forward pass whether the backward sends
-            if micro_batch.is_last or accumulating is None:
-                self._accumulate(micro_batch, timer)
-            else:
-                with accumulating():
-                    self._accumulate(micro_batch, timer)
-            if micro_batch.is_last:
-                break
+        module = self.module
+        rescale = module.replica.accumulate(self, step, micro_batches, module.accumulating, timer)
         if self.gradients.is_due:
             self.gradients.check()
-        updated = self.update(micro_batch.rescale)
+        updated = self.update(rescale)
         if timer is not None:
             timer.mark("optimizer")
         return updated
 
-    def _accumulate(self, micro_batch: MicroBatch, timer: PartTimer | None) -> None:
+    def compute(self, micro_batch: MicroBatch, timer: PartTimer | None) -> None:
+        """Add the gradients of a micro-batch to those of the step, and its loss to the meter; collective.
+
+        Args:
+            micro_batch: of this rank.
+            timer: times the parts of this step; None for no timing.
+        """
         if micro_batch.weight == 0:
             self._add_nothing(micro_batch)
             if timer is not None:
                 timer.mark("backward")
             return
         module = self.module
-        loss = module.replica(partial(self.compute_loss, micro_batch))
+        loss = module.loss_module(partial(self.compute_loss, micro_batch))
         if timer is not None:
             timer.forward_done(module.unfrozen, synchronises=module.ddp is not None and micro_batch.is_last)
         self.add_gradients(loss, micro_batch)
         self.collect(loss, micro_batch)
         if timer is not None:
             timer.backward_done()
+
+    def begin_parts(self, micro_batches: Sequence[MicroBatch], timer: PartTimer | None) -> _PartPasses:
+        """Return the passes of a step for a rank that computes parts of them.
+
+        Args:
+            micro_batches: of the step.
+            timer: times the parts of this step; None for no timing.
+        """
+        if self.update.scaler is not None:
+            # GradScaler makes its scale when it first scales something, and only one rank scales a loss
+            self.update.scaler.scale(torch.zeros((), device=self.loss.device))
+        return _PartPasses(self, micro_batches, timer)
 
     def compute_loss(self, micro_batch: MicroBatch, model: nn.Module) -> Tensor:
         """Compute the loss; the replica calls this in its forward pass.
@@ -204,18 +225,18 @@ class Turn:
             loss = self.gradients.complete_constant(loss, model)
         return loss
 
-    def compute_unlogged(self, replica: Callable[..., Any], micro_batch: MicroBatch) -> Tensor:
+    def compute_unlogged(self, call: Callable[..., Any], micro_batch: MicroBatch) -> Tensor:
         """Compute the mean loss, 0-d, in a pass that belongs to no step: what the task logs is discarded.
 
         Args:
-            replica: a `LossModule`, or DDP around one.
+            call: a `LossModule`, or DDP around one.
             micro_batch: of this rank.
 
         Raises:
             TaskError: the task's loss isn't a scalar tensor, or a mapping with one.
         """
         with self._task_log.discarding():
-            loss: Tensor = replica(partial(self.compute_loss, micro_batch))
+            loss: Tensor = call(partial(self.compute_loss, micro_batch))
         self._returned_scalars = None
         return loss
 
@@ -264,7 +285,7 @@ class Turn:
         if micro_batch.weight == 0:
             self._add_nothing(micro_batch)
         else:
-            loss = self.compute_unlogged(self.module.replica, micro_batch)
+            loss = self.compute_unlogged(self.module.loss_module, micro_batch)
             self._require_dependence(loss)
             torch.autograd.backward(loss)
         if self.gradients.is_due:
@@ -286,11 +307,54 @@ class Turn:
         """
         module = self.module
         if module.exchanges_nothing:
-            self.update.backward(module.replica(zero_of))
+            self.update.backward(module.loss_module(zero_of))
             return
         empty = EmptyPass(shares_statistics=module.shares_statistics)
-        with empty.forward(module.replica):
-            loss = self.compute_unlogged(module.replica, micro_batch)
+        with empty.forward(module.loss_module):
+            loss = self.compute_unlogged(module.loss_module, micro_batch)
         with empty.backward():
             # infinite also in the pass before the first step, whose micro-batch has no computed divisor
             self.add_gradients(loss, micro_batch._replace(divisor=math.inf))
+
+
+class _PartPasses:
+    """The passes of a step through parts of a model; see `hpctrain.parallel.replica.PartPasses`."""
+
+    def __init__(self, turn: Turn, micro_batches: Sequence[MicroBatch], timer: PartTimer | None) -> None:
+        self._turn = turn
+        self._micro_batches = micro_batches
+        self._timer = timer
+        self._empty: dict[int, EmptyPass] = {}
+
+    def forward(self, call: Call, number: int, *, has_loss: bool, is_repeated: bool) -> Any:
+        turn, micro_batch = self._turn, self._micro_batches[number]
+        with ExitStack() as contexts:
+            if not has_loss or micro_batch.weight == 0:
+                contexts.enter_context(turn.loss.task_log.discarding())
+            if micro_batch.weight == 0:
+                if number not in self._empty:
+                    self._empty[number] = EmptyPass(shares_statistics=turn.module.shares_statistics)
+                contexts.enter_context(self._empty[number].forward(turn.module.loss_module))
+            if is_repeated and turn.task_state is not None:
+                contexts.enter_context(turn.task_state.restored())
+            output = call(partial(turn.compute_loss, micro_batch))
+        if self._timer is not None:
+            self._timer.mark("forward")
+        if has_loss and micro_batch.weight != 0:
+            turn.collect(output, micro_batch)
+        return output
+
+    def backward(self, output: Any, gradients: Sequence[Tensor] | None, number: int) -> None:
+        micro_batch = self._micro_batches[number]
+        accumulating = None if micro_batch.is_last else self._turn.module.accumulating
+        empty = self._empty.get(number)
+        with (
+            nullcontext() if accumulating is None else accumulating(),
+            nullcontext() if empty is None else empty.backward(),
+        ):
+            if gradients is None:
+                self._turn.add_gradients(output, micro_batch)
+            else:
+                torch.autograd.backward(output, gradients)
+        if self._timer is not None:
+            self._timer.mark("backward")

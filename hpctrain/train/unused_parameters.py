@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from hpctrain.config.parallel import Parallel
 from hpctrain.errors import TaskError
+from hpctrain.parallel.mesh import DataShare
 from hpctrain.phrases import either, listed
-from hpctrain.rank.world import World
 from hpctrain.train.trained_module import TrainedModule, zero_of
 from hpctrain.train.update import JointUpdate
 
@@ -37,7 +37,7 @@ class GradientCheck:
         module: has the parameters, and the replica.
         update: of the optimizers that train them.
         parallel: of the configuration.
-        world: the ranks.
+        share: of this rank.
 
     Attributes:
         is_due: whether `check` is to be called after the next backward pass.
@@ -45,7 +45,7 @@ class GradientCheck:
     """
 
     def __init__(
-        self, method: str, module: TrainedModule, update: JointUpdate, parallel: Parallel, world: World
+        self, method: str, module: TrainedModule, update: JointUpdate, parallel: Parallel, share: DataShare
     ) -> None:
         self.is_due = False
         self.is_shared = False
@@ -53,7 +53,7 @@ class GradientCheck:
         self._module = module
         self._update = update
         self._parallel = parallel
-        self._world = world
+        self._share = share
         self._check_finalized: Callable[[], object] | None = None
         self._witness: nn.Parameter | None = None
         self._was_constant = False
@@ -62,7 +62,7 @@ class GradientCheck:
         """Begin with a replica that was just built."""
         parameters = self._local_parameters()
         self.is_due = True
-        self.is_shared = self._world.data_size > 1 and bool(parameters)
+        self.is_shared = self._share.count > 1 and bool(parameters)
         self._was_constant = False
         if self.is_shared:
             self._check_finalized = _check_of_reducer(self._module.ddp)
@@ -89,8 +89,7 @@ class GradientCheck:
             raise TaskError(f"{problem}: {USE_MODEL_ARGUMENT}")
         if self._module.ddp is not None and not (self._parallel.find_unused_parameters or self._parallel.static_graph):
             raise TaskError(f"{problem}: {FREEZE_UNUSED}")
-        # one of the ranks that train the same parameters
-        if self._world.rank % self._world.ranks_per_stage == 0:
+        if self._share.leads:
             log.warning("%s: freeze them, unless a later step uses them", problem)
 
     def complete_constant(self, loss: Tensor, model: nn.Module) -> Tensor:
@@ -155,7 +154,7 @@ class GradientCheck:
         return [parameter for parameter in self._local_parameters() if parameter not in reached]
 
     def _local_parameters(self) -> list[nn.Parameter]:
-        # in a pipeline, other ranks train what is on `meta`
+        # other ranks train what is on `meta`
         return [parameter for parameter in self._module.unfrozen if not parameter.is_meta]
 
     def _problem(self, unused: Sequence[nn.Parameter]) -> str:

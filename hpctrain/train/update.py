@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from hpctrain.config.trainer import Trainer
 from hpctrain.metrics.meter import Meter
-from hpctrain.parallel.local_part import local_parts, whole
+from hpctrain.parallel.local_part import local_parts
+from hpctrain.parallel.replica import Replica
 from hpctrain.train.learning_rate import LearningRate
 from hpctrain.train.precision import MasterWeights
-
-if TYPE_CHECKING:
-    # importing it imports torch's DTensor, which takes half a second
-    from hpctrain.parallel.pipeline.pipeline import Pipeline
 
 
 @dataclass(frozen=True)
@@ -29,31 +25,22 @@ class Clipping:
         value: the bound of each element; None for no bound.
         measures: whether the norm is logged without a bound.
         parameters: whose gradients are clipped.
-        is_mixed: whether ranks may share these parameters in different ways.
-        pipeline: whose stages divide the parameters among ranks; None without one.
+        replica: which has the parameters.
     """
 
     norm: float | None
     value: float | None
     measures: bool
     parameters: Sequence[Tensor]
-    is_mixed: bool = False
-    pipeline: Pipeline | None = None
+    replica: Replica
 
     @classmethod
-    def configured(
-        cls,
-        trainer: Trainer,
-        optimizer: torch.optim.Optimizer,
-        *,
-        is_mixed: bool = False,
-        pipeline: Pipeline | None = None,
-    ) -> Clipping | None:
+    def configured(cls, trainer: Trainer, optimizer: torch.optim.Optimizer, replica: Replica) -> Clipping | None:
         """Make the clipping; None if gradients are neither clipped nor measured."""
         norm, value, measures = trainer.clip_grad_norm, trainer.clip_grad_value, trainer.log_grad_norm
         if norm is None and value is None and not measures:
             return None
-        return cls(norm, value, measures, parameters_of(optimizer), is_mixed, pipeline)
+        return cls(norm, value, measures, parameters_of(optimizer), replica)
 
     def __call__(self) -> Tensor | None:
         """Clip the gradients.
@@ -62,28 +49,10 @@ class Clipping:
             Their 2-norm before clipping, 0-d; None if it is neither bounded nor logged.
         """
         norm = None
-        if self.is_mixed:
-            norm = self._clip_mixed()
-        elif self.norm is not None:
-            norm = whole(nn.utils.clip_grad_norm_(self.parameters, self.norm))
-        elif self.measures:
-            norm = whole(nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]))
+        if self.norm is not None or self.measures:
+            norm = self.replica.clip(self.parameters, self.norm)
         if self.value is not None:
             nn.utils.clip_grad_value_(self.parameters, self.value)
-        return norm
-
-    def _clip_mixed(self) -> Tensor | None:
-        # here, and not at the top: it imports torch's DTensor, which takes half a second
-        from hpctrain.parallel.gradients import clip, total_norm
-
-        by_parameter = {parameter: parameter.grad for parameter in self.parameters if parameter.grad is not None}
-        gradients = list(by_parameter.values())
-        pipeline = self.pipeline
-        if not (self.measures or self.norm is not None) or (pipeline is None and not gradients):
-            return None
-        norm = total_norm(gradients) if pipeline is None else pipeline.total_norm(by_parameter)
-        if gradients and self.norm is not None:
-            clip(gradients, norm, self.norm)
         return norm
 
 

@@ -12,16 +12,17 @@ import torch
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.compose import Composer
 from hpctrain.config.mesh import mesh_shape
+from hpctrain.parallel.mesh import TrainingWorld, join_mesh
 from hpctrain.rank.compiler import spare_compiler
 from hpctrain.rank.rendezvous import meet
-from hpctrain.rank.world import World, join
+from hpctrain.rank.world import join
 from hpctrain.train.training import build
 
 Case = tuple[str, Callable[[], object]]
 """A name, and the function to time."""
 
 
-def join_ranks(count: int, parallel: str) -> World:
+def join_ranks(count: int, parallel: str) -> TrainingWorld:
     """Make this process one of the ranks, with its share of the cores.
 
     Args:
@@ -35,7 +36,7 @@ def join_ranks(count: int, parallel: str) -> World:
     config = Composer().compose([parallel], world_size=place.world_size)
     shape = mesh_shape(config.parallel, place.world_size, place.local_world_size)
     cpu = (torch.device("cpu"),)
-    return join(place, store, backend="gloo", devices=cpu, timeout_s=300, mesh_shape=shape)
+    return join_mesh(join(place, store, backend="gloo", devices=cpu, timeout_s=300), shape, 300)
 
 
 class OwnSteps:
@@ -46,7 +47,7 @@ class OwnSteps:
         world: the ranks.
     """
 
-    def __init__(self, words: Sequence[str], world: World) -> None:
+    def __init__(self, words: Sequence[str], world: TrainingWorld) -> None:
         config = Composer().compose([*words, "trainer.max_epochs=100000"], world_size=world.size)
         self.training = build(config, world, only_trains=True)
         self.training.step.prepare(0)
@@ -61,7 +62,9 @@ class OwnSteps:
         self.training.meter.means()
 
 
-def measure(world: World, rounds: int, cases: list[Case], *, after: Callable[[], object] = lambda: None) -> None:
+def measure(
+    world: TrainingWorld, rounds: int, cases: list[Case], *, after: Callable[[], object] = lambda: None
+) -> None:
     """Print each case's time on the slowest rank, and its ratio to the first case; collective."""
     times: dict[str, list[float]] = {name: [] for name, _ in cases}
     for number in range(rounds + 1):

@@ -37,9 +37,9 @@ from hpctrain.config.root import Config
 from hpctrain.data.dataset import TensorBatches
 from hpctrain.metrics.sink import JsonLinesSink
 from hpctrain.metrics.tensorboard import TensorBoardSink
+from hpctrain.parallel.mesh import TrainingWorld
 from hpctrain.rank.compiler import spare_compiler
 from hpctrain.rank.stop_request import StopRequest
-from hpctrain.rank.world import World
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.run.times import Times
@@ -107,7 +107,7 @@ class Side:
 
     def __init__(self, config: Config, folder: Path, faster: float = 1.0) -> None:
         self.faster = faster
-        self.config, self.world = config, World(rank=0, size=1, local_rank=0, devices=(torch.device("cpu"),))
+        self.config, self.world = config, TrainingWorld(rank=0, size=1, local_rank=0, devices=(torch.device("cpu"),))
         self.training = build(config, self.world, only_trains=True)
         self.times = Times(0.0)
         self.step = 0

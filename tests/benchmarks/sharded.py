@@ -134,9 +134,8 @@ class Saves:
         self.snapshot = self.live.capture()
 
     def new_saver(self) -> ShardedSaver:
-        stop, leads = StopRequest(), self.world.is_rank_zero
         return ShardedSaver(
-            self.directory, self.claim, Checkpoint(), stop, writer=self.writer, leads=leads, free_bytes=lambda: None
+            self.directory, self.claim, Checkpoint(), StopRequest(), world=self.world, free_bytes=lambda: None
         )
 
     @property

@@ -36,7 +36,7 @@ OBJECTS = (
     "hpctrain.data.StatefulStream",
     "hpctrain.data.ShardedStream",
     "hpctrain.data.ShuffledStream",
-    "hpctrain.rank.all_gather.all_gather_with_grad",
+    "hpctrain.parallel.all_gather.all_gather_with_grad",
     "hpctrain.parallel.tensor_parallel.FusedColumnwise",
     "hpctrain.models.keras_module.KerasModule",
     "hpctrain.models.keras_module.import_keras",

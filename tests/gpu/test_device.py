@@ -17,9 +17,10 @@ from hpctrain.config.trainer import Trainer
 from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.metrics.media import capture, png_of
 from hpctrain.metrics.meter import Meter
-from hpctrain.parallel.replica import replicate
+from hpctrain.parallel.ddp import replicate
+from hpctrain.parallel.mesh import TrainingWorld
+from hpctrain.parallel.replica import Replica
 from hpctrain.rank.devices import choose_devices
-from hpctrain.rank.world import World
 from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
 from hpctrain.train.evaluation_results import Gathering
@@ -47,15 +48,15 @@ class Classify(Task):
 def step_over(model, device):
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     task = Classify()
-    clipping = Clipping.configured(Trainer(clip_grad_norm=1.0, clip_grad_value=1.0), optimizer)
+    clipping = Clipping.configured(Trainer(clip_grad_norm=1.0, clip_grad_value=1.0), optimizer, Replica(model))
     update = Update(optimizer, LearningRate(optimizer, lambda _: 1.0), clipping=clipping)
     meter = Meter(device, names=("train/loss",))
     log = AttachedLog("Task", Position(), total_steps=1, every_steps=1)
     loss = Loss(task, meter, log, precision=FORMATS["bf16"], device=device)
     module = TrainedModule(model, [(parameter, 0) for parameter in model.parameters()])
     joint = JointUpdate([update], meter)
-    world = World(rank=0, size=1, local_rank=0, devices=(device,))
-    gradients = GradientCheck(loss.method, module, joint, Parallel(), world)
+    world = TrainingWorld(rank=0, size=1, local_rank=0, devices=(device,))
+    gradients = GradientCheck(loss.method, module, joint, Parallel(), world.share)
     step = TrainStep([Turn(loss, module, joint, gradients)], world, None)
     step.build_replicas(0)
     return task, step
@@ -143,7 +144,7 @@ def test_media_are_copied_without_waiting_and_as_they_were_at_the_call(device, n
 
 @pytest.mark.needs_cuda("on the CPU, nothing is copied later")
 def test_values_per_sample_come_to_the_host_while_the_next_batch_is_computed(device):
-    world = World(rank=0, size=1, local_rank=0, devices=(device,))
+    world = TrainingWorld(rank=0, size=1, local_rank=0, devices=(device,))
     gathering = Gathering("Mine.evaluate", world)
     for turn in range(3):
         values = torch.full((2, 4), float(turn), device=device, dtype=torch.bfloat16)

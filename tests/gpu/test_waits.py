@@ -11,7 +11,7 @@ from gpu_tasks import ON_CPU, is_page_locked
 
 from hpctrain.data.micro_batch import CopyInBackground, MoveOnDemand
 from hpctrain.metrics.meter import Meter
-from hpctrain.rank.world import World
+from hpctrain.parallel.mesh import TrainingWorld
 from hpctrain.train.profiling.device_syncs import MESSAGE
 from hpctrain.train.training import build
 
@@ -79,7 +79,7 @@ def training(composer, device):
     made = []
 
     def make(words, world=None):
-        world = world or World(rank=0, size=1, local_rank=0, devices=(device,))
+        world = world or TrainingWorld(rank=0, size=1, local_rank=0, devices=(device,))
         built = Steps(composer.compose([*WORDS, *words], world_size=1), world)
         made.append(built)
         built.steps(WARM_UP)

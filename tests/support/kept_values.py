@@ -12,7 +12,7 @@ from hpctrain.checkpoint.host_memory import HostCopy
 from hpctrain.data.micro_batch import iterate_tensors, map_tensors
 from hpctrain.metrics.media import HostArray
 from hpctrain.metrics.meter import Meter
-from hpctrain.rank.world import World
+from hpctrain.parallel.mesh import TrainingWorld
 from hpctrain.tasks import Metric, Task
 from hpctrain.tasks.position import Position
 from hpctrain.train.callbacks import Callbacks
@@ -68,7 +68,7 @@ class Keeping(Task):
 
 
 def _world(module):
-    return World(rank=0, size=1, local_rank=0, devices=(module.weight.device,))
+    return TrainingWorld(rank=0, size=1, local_rank=0, devices=(module.weight.device,))
 
 
 def _averaging(module, **options):

@@ -18,9 +18,9 @@ from hpctrain.checkpoint.sharded.chunk import Chunk
 from hpctrain.checkpoint.sharded.stored_marker import marker
 from hpctrain.checkpoint.state import NAMED, LiveState, PlainNames, Snapshot, names_by_id, parameter_names, tensors_in
 from hpctrain.errors import CheckpointError
-from hpctrain.parallel.local_part import is_sharded, local_part
+from hpctrain.parallel.local_part import is_dtensor, local_part
+from hpctrain.parallel.mesh import TrainingWorld
 from hpctrain.parallel.sharded_tensor import layout, local_pieces, replicas
-from hpctrain.rank.world import World
 from hpctrain.run.checkpoint_manifest import Region
 
 Path = tuple[str, ...]
@@ -101,7 +101,7 @@ class LiveShards(LiveState):
     """
 
     _: KW_ONLY
-    world: World
+    world: TrainingWorld
     copies: frozenset[str] = frozenset()
     known: KnownParts = field(default_factory=dict, repr=False, compare=False)
 
@@ -215,19 +215,24 @@ class LiveShards(LiveState):
 
     def _writer_of(self, path: Path, tensor: Tensor) -> int:
         """Return the rank that writes a part of this tensor, one of those that hold the same one."""
-        if not is_sharded(tensor):
+        if not is_dtensor(tensor):
             # buffers: what the ranks have differs, and that of the first one counts
-            return self._stage_group * self.world.ranks_per_stage
-        mesh = self.world.mesh
-        every = replicas(tensor, self.world.size, None if mesh is None else mesh.device_mesh)
-        same = [rank for rank in every if rank // self.world.ranks_per_stage == self._stage_group]
+            return self._stage_group * self._group_size
+        assert self.world.mesh is not None
+        every = replicas(tensor, self.world.size, self.world.mesh.device_mesh)
+        same = [rank for rank in every if rank // self._group_size == self._stage_group]
         # spread over the replicas, so that each of them writes about as much
         return same[zlib.crc32(".".join(path).encode()) % len(same)]
 
     @property
     def _stage_group(self) -> int:
         """Which of the groups of ranks with the same stages this rank belongs to."""
-        return self.world.rank // self.world.ranks_per_stage
+        return self.world.rank // self._group_size
+
+    @property
+    def _group_size(self) -> int:
+        assert self.world.mesh is not None
+        return self.world.mesh.shape.ranks_per_stage
 
     @cached_property
     def _states(self) -> list[tuple[Path, Mapping[str, Any]]]:
@@ -248,8 +253,7 @@ class LiveShards(LiveState):
         The first rank of each further position in a pipeline tells rank zero the states of its parameters.
         """
         if not self.world.is_rank_zero:
-            leads = self.world.rank % self.world.ranks_per_stage == 0
-            return self._marked_optimizers() if leads else {}, asdict(self.head), {}
+            return self._marked_optimizers() if self.world.share.leads else {}, asdict(self.head), {}
         others = {self._plain(name): value for name, value in self._weights.items() if not isinstance(value, Tensor)}
         return self._marked_optimizers(), _marked(self._other_state(), (), leave_out=("extra",)), others
 
@@ -269,7 +273,7 @@ class LiveShards(LiveState):
 def _sharded_in(value: object, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
     """Yield the DTensors in a tree, with their places."""
     if isinstance(value, Tensor):
-        if is_sharded(value):
+        if is_dtensor(value):
             yield path, value
     else:
         for key, item in _items(value):
@@ -285,7 +289,7 @@ def _marked(value: Any, path: Path, *, leave_out: Iterable[str] = ()) -> Any:
         leave_out: keys that the paths don't have.
     """
     if isinstance(value, Tensor):
-        return marker(".".join(path)) if is_sharded(value) or value.is_meta else value
+        return marker(".".join(path)) if is_dtensor(value) or value.is_meta else value
     if isinstance(value, Mapping):
         return {key: _marked(item, path if key in leave_out else (*path, str(key))) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -6,6 +6,13 @@ import logging
 from typing import Any
 
 from hpctrain.checkpoint.saver import CheckpointSaver
+from hpctrain.checkpoint.sharded.live_shards import KnownParts, LiveShards
+from hpctrain.checkpoint.sharded.write import ShardedWriter
+from hpctrain.config.checkpoint import Checkpoint
+from hpctrain.parallel.mesh import TrainingWorld
+from hpctrain.rank.stop_request import StopRequest
+from hpctrain.run.directory import RunDirectory
+from hpctrain.run.ledger import Claim
 
 log = logging.getLogger("hpctrain.checkpoint")
 
@@ -17,14 +24,49 @@ class ShardedSaver(CheckpointSaver):
     raised, so that all ranks reach the next exchange.
 
     Args:
-        arguments: of a `CheckpointSaver`, by position.
-        leads: whether this is rank zero.
-        options: of a `CheckpointSaver`, with a `ShardedWriter` as `writer`.
+        directory: of the run.
+        claim: of this attempt.
+        policy: conf/checkpoint.
+        stop: see `CheckpointSaver`.
+        world: the ranks, with a mesh.
+        copies: names of parameters of this rank that another one writes.
+        options: further ones of a `CheckpointSaver`.
     """
 
-    def __init__(self, *arguments: Any, leads: bool, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._leads = leads
+    def __init__(
+        self,
+        directory: RunDirectory,
+        claim: Claim,
+        policy: Checkpoint,
+        stop: StopRequest,
+        *,
+        world: TrainingWorld,
+        copies: frozenset[str] = frozenset(),
+        **options: Any,
+    ) -> None:
+        super().__init__(directory, claim, policy, stop, leads=world.is_rank_zero, **options)
+        self._writer = ShardedWriter(directory, claim, world, num_files=policy.writers)
+        self._world = world
+        self._copies = copies
+        self._known_parts: KnownParts = {}
+
+    def live_state(self, **fields: Any) -> LiveShards:
+        """See `CheckpointSaver`."""
+        return LiveShards(**fields, world=self._world, copies=self._copies, known=self._known_parts)
+
+    def begin(self) -> tuple[bool, Exception | None]:
+        """See `CheckpointSaver`: all ranks save, unless rank zero has an error of the save before."""
+        failure: Exception | None = None
+        if self._leads:
+            try:
+                self.finish()
+            except Exception as error:
+                failure = error
+        return bool(self._world.broadcast(failure is None)), failure
+
+    @property
+    def _takes_part(self) -> bool:
+        return True
 
     def _snapshot(self, state: Any) -> Any:
         try:

@@ -19,16 +19,8 @@ from hpctrain.checkpoint.state import NAMED
 from hpctrain.checkpoint.write import without_crc32, write_part
 from hpctrain.errors import CheckpointError
 from hpctrain.rank.message import packed, unpacked
-from hpctrain.rank.world import World
-from hpctrain.run.checkpoint_manifest import (
-    INDEX,
-    METADATA,
-    SHARDED_VERSION,
-    STATE,
-    ChunkPlace,
-    IndexedTensor,
-    encode_index,
-)
+from hpctrain.run.checkpoint_manifest import INDEX, METADATA, SHARDED_VERSION, STATE, ChunkPlace, IndexedTensor, encode_index
+from hpctrain.parallel.mesh import TrainingWorld
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Claim
 
@@ -46,7 +38,7 @@ class ShardedWriter:
         num_files: files that each rank writes, side by side.
     """
 
-    def __init__(self, directory: RunDirectory, claim: Claim, world: World, *, num_files: int = 1) -> None:
+    def __init__(self, directory: RunDirectory, claim: Claim, world: TrainingWorld, *, num_files: int = 1) -> None:
         assert world.mesh is not None
         self._directory = directory
         self._claim = claim

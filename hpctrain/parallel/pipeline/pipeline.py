@@ -3,56 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from hpctrain.errors import TaskError
+from hpctrain.parallel.fsdp import ShardedLossModule
 from hpctrain.parallel.gradients import total_norm
 from hpctrain.parallel.local_part import local_part
+from hpctrain.parallel.neighbours import Arrival, Form, Neighbours
 from hpctrain.parallel.pipeline.random_streams import RandomStreams
 from hpctrain.parallel.pipeline.schedule import Pass, passes_of
 from hpctrain.parallel.pipeline.stages import Activations, Stages, forward_replaced
-from hpctrain.rank.neighbours import Neighbours
-from hpctrain.rank.wire import Arrival, Form
-
-if TYPE_CHECKING:  # the mesh, which sharding builds on, imports this room's neighbours
-    from hpctrain.parallel.sharding import ShardedLossModule
+from hpctrain.parallel.replica import CountsOnce, PartPasses
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.bool)
 """Types of the tensors that callbacks can get from the model."""
 MOST_DIMENSIONS = 8
 """Of a tensor that callbacks can get from the model."""
-
-Replica: TypeAlias = Callable[[Callable[[nn.Module], Any]], Any]
-"""Calls a function with the model, as a `LossModule` does."""
-
-
-class StepWork(Protocol):
-    """What a step computes in the passes of a pipeline."""
-
-    def forward(self, replica: Replica, local_stage: int, micro_batch: int) -> Any:
-        """Compute the task's loss with the replica, and return the result of that: activations, or the loss.
-
-        Args:
-            replica: computes one stage.
-            local_stage: which of this rank's stages.
-            micro_batch: of the step.
-        """
-
-    def backward(self, output: Any, gradients: Sequence[Tensor] | None, micro_batch: int) -> None:
-        """Add the gradients of a stage.
-
-        Args:
-            output: activations that got gradients from the next stage, or the loss in the last one.
-            gradients: of the activations; None in the last stage.
-            micro_batch: of the step.
-        """
 
 
 class _OpenPass:
@@ -119,7 +92,7 @@ class Pipeline:
         self._arrivals: dict[Pass, Arrival] = {}
         self._open: dict[tuple[int, int], _OpenPass] = {}
 
-    def step(self, work: StepWork, keys: Sequence[Hashable], first_number: int) -> None:
+    def step(self, work: PartPasses, keys: Sequence[Hashable], first_number: int) -> None:
         """Compute the gradients of one step; collective.
 
         Args:
@@ -160,7 +133,7 @@ class Pipeline:
         self,
         compute: Callable[[nn.Module], Any],
         key: Hashable,
-        context_of: Callable[[int], AbstractContextManager[object]],
+        counts_once: CountsOnce,
     ) -> Any:
         """Compute one batch in all stages of this rank, without gradients; collective.
 
@@ -169,7 +142,7 @@ class Pipeline:
         Args:
             compute: calls the model exactly once.
             key: of the batch; equal for batches of equal shapes.
-            context_of: returns the context in which one of this rank's stages is computed.
+            counts_once: see `CountsOnce`.
 
         Returns:
             What `compute` returns, where the last stage is; None elsewhere.
@@ -177,7 +150,7 @@ class Pipeline:
         found, kind = None, ("evaluation", key)
         for local_stage in range(self.stages.num_own):
             receive = partial(self._receive, _OpenPass(), Pass(True, local_stage, 0), kind)
-            with context_of(local_stage):
+            with counts_once(self.stages.ends(local_stage), local_stage + 1 < self.stages.num_own):
                 found = self._in_stage(local_stage, receive, compute)
             if not self.stages.ends(local_stage):
                 self._pass_on(local_stage, kind, found)
@@ -225,17 +198,18 @@ class Pipeline:
         output: Tensor = found
         return output
 
-    def _forward(self, current: Pass, work: StepWork, kinds: Sequence[Hashable], number: int) -> _OpenPass:
+    def _forward(self, current: Pass, work: PartPasses, kinds: Sequence[Hashable], number: int) -> _OpenPass:
         local_stage, kind = current.local_stage, kinds[current.micro_batch]
-        each = _OpenPass()
-        receive = partial(self._receive, each, current, kind)
+        each, has_loss = _OpenPass(), self.stages.ends(local_stage)
+        call = partial(self._in_stage, local_stage, partial(self._receive, each, current, kind))
+        is_repeated = local_stage + 1 < self.stages.num_own
         with self.streams.of_task(number):
-            each.output = work.forward(partial(self._in_stage, local_stage, receive), local_stage, current.micro_batch)
-        if not self.stages.ends(local_stage):
+            each.output = work.forward(call, current.micro_batch, has_loss=has_loss, is_repeated=is_repeated)
+        if not has_loss:
             self._pass_on(local_stage, kind, each.output)
         return each
 
-    def _backward(self, current: Pass, work: StepWork, each: _OpenPass) -> None:
+    def _backward(self, current: Pass, work: PartPasses, each: _OpenPass) -> None:
         if self.stages.ends(current.local_stage):
             work.backward(each.output, None, current.micro_batch)
         else:

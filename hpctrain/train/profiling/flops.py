@@ -5,21 +5,18 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
 from hpctrain.data.micro_batch import MicroBatch, map_tensors
 from hpctrain.data.plan import BatchPlan
-from hpctrain.parallel.data_parallel import AutocastDataParallel
-from hpctrain.parallel.operator_mode import OperatorMode
-from hpctrain.parallel.replica import LossModule, inner, training_pass_undone
+from hpctrain.parallel.mesh import TrainingWorld
+from hpctrain.parallel.trial_pass import OperatorMode, training_pass_undone
 from hpctrain.phrases import scaled
 from hpctrain.rank.compiler import is_any_compiled, uncompiled
-from hpctrain.rank.world import World
 from hpctrain.train.step import TrainStep
-from hpctrain.train.turn import Turn
 
 Formula = Callable[..., int]
 
@@ -144,7 +141,7 @@ class FlopCounter:
 
     They are counted in a step of the training. A compiled model hides its operators, and so do nn.DataParallel's
     threads; and a turn may take part in a few steps only. In these cases, two samples go through the model itself,
-    uncompiled, before a step (`by_trial`). In a pipeline, nothing is counted.
+    uncompiled, before a step (`by_trial`). Where ranks compute different amounts, nothing is counted.
 
     Args:
         step: of the training.
@@ -158,26 +155,23 @@ class FlopCounter:
         by_trial: whether `before_step` counts, which is collective, and not `in_step`.
     """
 
-    def __init__(self, step: TrainStep, plan: BatchPlan, world: World, products: str, per_sample: float | None) -> None:
+    def __init__(
+        self, step: TrainStep, plan: BatchPlan, world: TrainingWorld, products: str, per_sample: float | None
+    ) -> None:
         self._step = step
         self._plan = plan
         self._world = world
         self.per_sample = per_sample
         hidden = hides_operators(step) or any(turn.every_steps > 1 for turn in step.turns)
-        self.by_trial = hidden and world.pipeline_size == 1
+        self._is_possible = step.turns[0].module.replica.counts_flops
+        self.by_trial = hidden and self._is_possible
         self._peak: float | None = None
         if world.device.type == "cuda":
             self._peak = peak_flops(torch.cuda.get_device_name(world.device), products)
 
     def in_step(self, step: int, micro_batches: Iterator[MicroBatch]) -> None:
         """Do a step, and count it on rank zero if its FLOPs aren't known yet; collective."""
-        # in a pipeline, ranks compute different amounts
-        if (
-            self.by_trial
-            or self.per_sample is not None
-            or not self._world.is_rank_zero
-            or self._world.pipeline_size > 1
-        ):
+        if self.by_trial or self.per_sample is not None or not (self._world.is_rank_zero and self._is_possible):
             self._step(step, micro_batches)
             return
         delivered: list[int | None] = []
@@ -187,7 +181,7 @@ class FlopCounter:
             self._record((count.total or 0) * self._world.size / self._plan.step_samples(step))
         else:
             own = sum(number or 0 for number in delivered)
-            self._record((count.total or 0) * self._world.tensor_size / own if own else None)
+            self._record((count.total or 0) * self._world.share.num_together / own if own else None)
 
     def before_step(self, micro_batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         """Count with the first samples of the next micro-batch; collective.
@@ -198,7 +192,7 @@ class FlopCounter:
         first = next(micro_batches)
         counted = flops_by_trial(self._step, first, self._world)
         # ranks that compute layers together have the same samples, and this one counts its part
-        self._record(None if counted is None else counted * self._world.tensor_size)
+        self._record(None if counted is None else counted * self._world.share.num_together)
         return itertools.chain([first], micro_batches)
 
     def mfu(self, samples_per_s_per_device: float) -> float | None:
@@ -216,7 +210,7 @@ class FlopCounter:
 def hides_operators(step: TrainStep) -> bool:
     """Whether `FlopCount` can't see the model's operators: it is compiled in part, or in nn.DataParallel's threads."""
     replica = step.turns[0].module.replica
-    return isinstance(getattr(replica, "module", None), AutocastDataParallel) or is_any_compiled(inner(replica))
+    return replica.in_threads or is_any_compiled(replica.model)
 
 
 def _noting(micro_batches: Iterator[MicroBatch], delivered: list[int | None]) -> Iterator[MicroBatch]:
@@ -226,7 +220,7 @@ def _noting(micro_batches: Iterator[MicroBatch], delivered: list[int | None]) ->
         yield micro_batch
 
 
-def flops_by_trial(step: TrainStep, micro_batch: MicroBatch, world: World) -> float | None:
+def flops_by_trial(step: TrainStep, micro_batch: MicroBatch, world: TrainingWorld) -> float | None:
     """Count the FLOPs per sample, forward and backward, of a few samples in the uncompiled model; collective.
 
     Weights, buffers, gradients and random state don't change. It is collective because a task's loss may be.
@@ -239,7 +233,7 @@ def flops_by_trial(step: TrainStep, micro_batch: MicroBatch, world: World) -> fl
     Returns:
         FLOPs; None if the model or the task fails on so few samples.
     """
-    model = inner(step.turns[0].module.replica)
+    model = step.turns[0].module.replica.model
     size = micro_batch.num_samples if micro_batch.weight is None else micro_batch.num_delivered
     few = min(TRIAL_SAMPLES, size)
     if not few:
@@ -254,24 +248,13 @@ def flops_by_trial(step: TrainStep, micro_batch: MicroBatch, world: World) -> fl
             for turn in step.turns:
                 with FlopCount() as count, turn.module.gradients_required():
                     samples = micro_batch._replace(batch=batch, num_samples=few)
-                    _compute_gradients(turn, model, samples)
+                    compute = partial(turn.compute_unlogged, micro_batch=samples)
+                    turn.module.replica.try_gradients(compute, turn.module.unfrozen)
                 total += (count.total or 0) / turn.every_steps
     except Exception as error:  # a user's code may fail on two samples alone; that must not end the run
         log.info("FLOPs are not counted: the model fails on %s samples alone (%s)", few, error)
         return None
     return total / few or None
-
-
-def _compute_gradients(turn: Turn, model: nn.Module, samples: MicroBatch) -> None:
-    replica, trained = turn.module.replica, turn.module.unfrozen
-    if not getattr(replica, "is_sharded", False):
-        loss = turn.compute_unlogged(LossModule(model), samples)
-        torch.autograd.grad(loss, trained, allow_unused=True)
-        return
-    # the gradients belong to the gathered weights, and reach the shards through FSDP2's hooks alone
-    torch.autograd.backward(turn.compute_unlogged(replica, samples))
-    for parameter in trained:
-        parameter.grad = None
 
 
 def flops_text(flops_per_sample: float, global_batch_size: int) -> str:

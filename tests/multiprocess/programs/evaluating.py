@@ -17,12 +17,11 @@ from hpctrain.config.precision import FORMATS
 from hpctrain.data.loader import EvalLoader
 from hpctrain.data.workers import Workers
 from hpctrain.errors import TaskError
-from hpctrain.parallel.replica import replicate
+from hpctrain.parallel.ddp import build_replica, replicate
 from hpctrain.rank.agreement import Agreement
 from hpctrain.rank.stop_request import StopRequest
 from hpctrain.tasks import Task
 from hpctrain.tasks.position import Position
-from hpctrain.train.build import Network
 from hpctrain.train.evaluation import Evaluation, EvaluationPass
 from hpctrain.train.task_log import AttachedLog
 from hpctrain.train.task_metrics import build_metrics
@@ -101,8 +100,8 @@ class Count(Task):
 def pass_of(task, model, world):
     """Return the pass of a task that no training has built."""
     log = AttachedLog(type(task).__name__, Position(), total_steps=1, every_steps=1)
-    network = Network(model, model, None)
-    return EvaluationPass(task, TaskState(task, world), log, build_metrics(task, world), network, world)
+    replica = build_replica(model, world, Parallel())
+    return EvaluationPass(task, TaskState(task, world), log, build_metrics(task, world), replica, world)
 
 
 def loader_of(dataset, micro_batch_size, world, workers):

@@ -5,7 +5,7 @@ from gloo_world import joined
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hpctrain.rank.all_gather import all_gather_with_grad
+from hpctrain.parallel.all_gather import all_gather_with_grad
 
 
 def gradients():

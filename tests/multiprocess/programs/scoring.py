@@ -12,7 +12,7 @@ from torch import nn
 from hpctrain.config.parallel import Parallel
 from hpctrain.config.precision import FORMATS
 from hpctrain.data.workers import Workers
-from hpctrain.parallel.replica import replicate
+from hpctrain.parallel.ddp import replicate
 from hpctrain.rank.agreement import Agreement
 from hpctrain.rank.stop_request import StopRequest
 from hpctrain.tasks import Metric, PerSample, Task

@@ -20,8 +20,9 @@ from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.config.mesh import mesh_shape
 from hpctrain.config.parallel import Parallel
+from hpctrain.parallel.fsdp import shard_model
 from hpctrain.parallel.local_part import whole
-from hpctrain.parallel.sharding import shard_model
+from hpctrain.parallel.mesh import join_mesh
 from hpctrain.rank.rendezvous import meet
 from hpctrain.rank.stop_request import StopRequest
 from hpctrain.rank.world import join
@@ -69,7 +70,7 @@ def meet_others(**degrees):
     parallel = Parallel(kind="mesh", **degrees)
     shape = mesh_shape(parallel, environment.world_size, environment.local_world_size)
     cpu = (torch.device("cpu"),)
-    world = join(environment, store, backend="gloo", devices=cpu, timeout_s=30, mesh_shape=shape)
+    world = join_mesh(join(environment, store, backend="gloo", devices=cpu, timeout_s=30), shape, 30)
     torch.set_num_threads(1)
     return world, parallel
 
@@ -148,10 +149,9 @@ def save_with_mistake(folder, rank, kind, background, options):
     else:
         claim = Claim(Ledger(directory), 1)
     model, optimizer = trained(world, parallel)
-    writer = ShardedWriter(directory, claim, world)
     stop = StopRequest()
     policy = Checkpoint(asynchronous=background)
-    saver = ShardedSaver(directory, claim, policy, stop, writer=writer, leads=world.is_rank_zero)
+    saver = ShardedSaver(directory, claim, policy, stop, world=world)
     raised = []
     write_chunks = write.write_chunks
     for step in (1, 2, 3):

@@ -10,7 +10,7 @@ import torch
 
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.models.keras_module import KerasModule, import_keras, stable_names
-from hpctrain.parallel.replica import synchronise_batchnorm
+from hpctrain.parallel.ddp import synchronise_batchnorm
 
 if importlib.util.find_spec("keras") is None:
     pytest.skip('pip install "hpctrain[keras]"', allow_module_level=True)

@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from hpctrain.parallel.local_part import is_sharded, local_part, local_parts, whole
+from hpctrain.parallel.local_part import is_dtensor, local_part, local_parts, whole
 from hpctrain.parallel.sharded_tensor import local_pieces, pieces_like, placed_like, replicas
 from hpctrain.run.checkpoint_manifest import Region
 
 
 def test_a_tensor_of_this_rank_alone_is_its_own_part():
     tensor = torch.arange(6.0).reshape(2, 3)
-    assert not is_sharded(tensor)
+    assert not is_dtensor(tensor)
     assert local_part(tensor) is whole(tensor) is tensor
     assert local_parts([tensor]) == [tensor]
     (piece,) = local_pieces(tensor)
@@ -35,7 +35,7 @@ def mesh():
 def test_a_shard_shares_its_memory_and_what_belongs_to_it_is_placed_alike(mesh):
     whole_one = torch.arange(12.0).reshape(4, 3)
     tensor = distribute_tensor(whole_one, mesh, [Shard(0)])
-    assert is_sharded(tensor)
+    assert is_dtensor(tensor)
     local_part(tensor)[0, 0] = 5.0
     assert whole(tensor)[0, 0] == 5.0
     factor = placed_like(torch.ones(4, 1), tensor, (4, 1))

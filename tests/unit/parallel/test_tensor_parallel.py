@@ -12,9 +12,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from hpctrain.config.mesh import MeshShape
 from hpctrain.errors import ConfigError, TaskError
-from hpctrain.parallel.sharding import where_cut
+from hpctrain.parallel.fsdp import where_cut
+from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.tensor_parallel import FusedColumnwise, divide, find_plan, second_dimension_is_cut
-from hpctrain.rank.mesh import Mesh
 
 
 @pytest.fixture

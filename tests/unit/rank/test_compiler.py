@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from hpctrain.config.parallel import Parallel
 from hpctrain.rank.compiler import spare_compiler
-from hpctrain.parallel.replica import replicate
+from hpctrain.parallel.ddp import replicate
 from hpctrain.rank.world import World
 
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)

@@ -6,8 +6,6 @@ import pytest
 import torch
 
 from hpctrain.cluster.environment import ClusterEnvironment, cpu_threads
-from hpctrain.config.mesh import MeshShape
-from hpctrain.rank.mesh import Mesh
 from hpctrain.rank.world import World, bound_device, join
 
 CPU = torch.device("cpu")
@@ -80,16 +78,3 @@ def test_nccl_binds_to_a_device_that_is_the_only_one():
 )
 def test_threads_of_a_rank(environment, variables, configured, expected):
     assert cpu_threads(environment(variables), configured, variables) == expected
-
-
-def test_ranks_that_compute_layers_together_have_one_place_among_the_samples():
-    mesh = Mesh(MeshShape(1, 2, 2), None, None)
-    worlds = [World(rank=rank, size=4, local_rank=rank, devices=(CPU,), mesh=mesh) for rank in range(4)]
-    assert [(world.data_rank, world.data_size, world.counts_samples) for world in worlds] == [
-        (0, 2, True),
-        (0, 2, False),
-        (1, 2, True),
-        (1, 2, False),
-    ]
-    alone = World(rank=3, size=4, local_rank=3, devices=(CPU,))
-    assert (alone.data_rank, alone.data_size, alone.counts_samples) == (3, 4, True)

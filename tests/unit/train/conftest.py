@@ -17,9 +17,9 @@ from hpctrain.config.precision import FORMATS
 from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.metrics.meter import Meter
 from hpctrain.metrics.progress import open_bar
+from hpctrain.parallel.mesh import TrainingWorld
 from hpctrain.rank.agreement import Agreement
 from hpctrain.rank.stop_request import STOP_SIGNALS, StopRequest
-from hpctrain.rank.world import World
 from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.run.times import Times
 from hpctrain.tasks.position import Position
@@ -68,7 +68,7 @@ class Sorting(Task):
 
 @pytest.fixture
 def lone_world():
-    return World(rank=0, size=1, local_rank=0, devices=(CPU,))
+    return TrainingWorld(rank=0, size=1, local_rank=0, devices=(CPU,))
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def step_over(lone_world):
         loss = Loss(task or Sorting(), meter, log, precision=FORMATS["fp32"], device=CPU)
         module = TrainedModule(model, [(parameter, 0) for parameter in trained])
         joint = JointUpdate([update], meter)
-        gradients = GradientCheck(loss.method, module, joint, Parallel(), lone_world)
+        gradients = GradientCheck(loss.method, module, joint, Parallel(), lone_world.share)
         step = TrainStep([Turn(loss, module, joint, gradients)], lone_world, None)
         step.build_replicas(0)
         return step

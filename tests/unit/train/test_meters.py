@@ -5,7 +5,7 @@ import dataclasses
 import torch
 
 from hpctrain.config.mesh import MeshShape
-from hpctrain.rank.mesh import Mesh
+from hpctrain.parallel.mesh import Mesh
 from hpctrain.train.meters import meter_of
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -8,9 +10,11 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from hpctrain.config.mesh import MeshShape
 from hpctrain.config.named_optimizers import NamedOptimizer
+from hpctrain.config.parallel import Parallel
+from hpctrain.parallel.fsdp import FsdpReplica, ShardedLossModule
 from hpctrain.parallel.local_part import local_part
+from hpctrain.parallel.mesh import world_without_others
 from hpctrain.parallel.tensor_parallel import divide
-from hpctrain.rank.mesh import mesh_without_others
 from hpctrain.train.ema import Ema
 from hpctrain.train.model_memory import model_memory
 from hpctrain.train.optimizers import BuiltOptimizer
@@ -71,18 +75,19 @@ def test_shares_of_a_rank(model):
 
 
 @pytest.fixture
-def mesh():
+def world():
     """Of four ranks, two of which compute each layer together; the others don't exist."""
-    yield mesh_without_others(MeshShape(1, 2, 2), torch.device("cpu"))
+    yield world_without_others(MeshShape(1, 2, 2), (torch.device("cpu"),))
     torch.distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_gradients_that_ranks_keep_whole(mesh, dtype):
+def test_gradients_that_ranks_keep_whole(world, dtype):
     """Whole are those of a rank's share of a divided layer."""
     model = nn.Sequential(nn.Linear(6, 10), nn.Linear(10, 6), nn.LayerNorm(6)).to(dtype)
-    divide(model, {"0": ColwiseParallel(), "1": RowwiseParallel()}, mesh.tensor_mesh)
-    fully_shard(model, mesh=mesh.data_mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))
+    divide(model, {"0": ColwiseParallel(), "1": RowwiseParallel()}, world.mesh.tensor_mesh)
+    fully_shard(model, mesh=world.mesh.data_mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))
+    replica = FsdpReplica(ShardedLossModule(model), world, Parallel(kind="mesh", keep_gradients_whole=True))
     model.set_requires_gradient_sync(False)
     for _ in range(2):
         model(torch.ones(2, 6, dtype=dtype)).sum().backward()
@@ -94,7 +99,7 @@ def test_gradients_that_ranks_keep_whole(mesh, dtype):
     held = sum(local_part(gradient).nbytes for gradient in gradients)
     elements = (6 * 5 + 5) + (5 * 6 + 6) + 2 * 6
     assert held == 4 * elements
-    assert model_memory([model], [], None, whole_gradients=True).gradients == held
+    assert model_memory([model], [], None, partial(replica.gradient_bytes, accumulates=True)).gradients == held
     in_shards = (3 * 6 + 3) + (3 * 5 + 3) + 2 * 3
     assert model_memory([model], [], None).gradients == dtype.itemsize * in_shards
 

@@ -5,11 +5,13 @@ import logging
 
 import pytest
 import torch
+from torch import nn
 
 from hpctrain.config.mesh import MeshShape
-from hpctrain.rank.mesh import Mesh
+from hpctrain.config.parallel import Parallel
+from hpctrain.parallel.fsdp import FsdpReplica, ShardedLossModule
+from hpctrain.parallel.mesh import Mesh
 from hpctrain.run.ledger import Claim, Ledger
-from hpctrain.train import start_table
 from hpctrain.train.start_table import log_start
 from hpctrain.train.training import build
 
@@ -45,7 +47,8 @@ def test_it_has_what_runs_where_and_how_it_is_divided(table, directory):
 
 def test_it_draws_the_mesh(lone_world):
     shared = dataclasses.replace(lone_world, size=4, mesh=Mesh(MeshShape(1, 2, 2), None, None))
-    assert start_table._mesh(shared, ["n1"] * 4, 1)["mesh"] == (
+    replica = FsdpReplica(ShardedLossModule(nn.Identity()), shared, Parallel())
+    assert replica.describe(["n1"] * 4) == (
         "1 replica of the model, each shared by 4 ranks, 2 of which compute each layer together: "
         "replica 0: ranks 0-3 on n1"
     )

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
 
 from hpctrain.config.parallel import Parallel
 from hpctrain.config.precision import FORMATS, Precision
@@ -14,8 +14,10 @@ from hpctrain.config.trainer import Trainer
 from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.errors import TaskError
 from hpctrain.metrics.meter import Meter
-from hpctrain.parallel.replica import LossModule
-from hpctrain.rank.world import World
+from hpctrain.parallel.ddp import DdpReplica
+from hpctrain.parallel.mesh import TrainingWorld
+from hpctrain.parallel.replica import Replica
+from hpctrain.parallel.wrappers import LossModule
 from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
 from hpctrain.train.ema import Ema
@@ -29,7 +31,7 @@ from hpctrain.train.unused_parameters import GradientCheck
 from hpctrain.train.update import Clipping, JointUpdate, Update
 
 CPU = torch.device("cpu")
-LONE = World(rank=0, size=1, local_rank=0, devices=(CPU,))
+LONE = TrainingWorld(rank=0, size=1, local_rank=0, devices=(CPU,))
 
 
 class Classify(Task):
@@ -49,8 +51,8 @@ class Classify(Task):
 
 def checks(loss, module, joint, parallel=None):
     """Of gradients that DDP averages if `parallel` is given."""
-    world = LONE if parallel is None else World(rank=0, size=2, local_rank=0, devices=(CPU,))
-    return GradientCheck(loss.method, module, joint, parallel or Parallel(), world)
+    world = LONE if parallel is None else TrainingWorld(rank=0, size=2, local_rank=0, devices=(CPU,))
+    return GradientCheck(loss.method, module, joint, parallel or Parallel(), world.share)
 
 
 class Bench:
@@ -67,7 +69,7 @@ class Bench:
         dtype=torch.float64,
         ema=None,
         scaler=None,
-        replicate=LossModule,
+        replica_of=Replica,
         parallel=None,
     ):
         torch.manual_seed(0)
@@ -77,10 +79,11 @@ class Bench:
         self.meter = Meter(CPU, names=("train/loss",))
         self.asked = []
         self.ema = None if ema is None else Ema(self.model, ema)
+        bounds, replica = Trainer(clip_grad_norm=clip, clip_grad_value=value), replica_of(self.model)
         self.update = Update(
             self.optimizer,
             LearningRate(self.optimizer, lambda update: self.asked.append(update) or 1 / (1 + update)),
-            clipping=Clipping.configured(Trainer(clip_grad_norm=clip, clip_grad_value=value), self.optimizer),
+            clipping=Clipping.configured(bounds, self.optimizer, replica),
             scaler=scaler,
         )
         self.position = Position()
@@ -88,7 +91,7 @@ class Bench:
         attach(self.task, self.log, self.position)
         loss = Loss(self.task, self.meter, self.log, precision=FORMATS[kind], device=CPU)
         trained_from = [(parameter, 0) for parameter in self.model.parameters()]
-        module = TrainedModule(self.model, trained_from, replicate=replicate)
+        module = TrainedModule(self.model, trained_from, replica)
         joint = JointUpdate([self.update], self.meter, scaler=scaler)
         gradients = checks(loss, module, joint, parallel)
         self.turn = Turn(loss, module, joint, gradients)
@@ -354,7 +357,7 @@ def test_whether_a_record_is_due():
 def test_passes_that_leave_no_trace_log_nothing():
     bench = Bench(task=Logging())
     with bench.log.training():
-        bench.turn.compute_unlogged(bench.turn.module.replica, next(bench.micro_batches(12)))
+        bench.turn.compute_unlogged(bench.turn.module.loss_module, next(bench.micro_batches(12)))
     assert bench.meter.names == ("train/loss",)
     assert bench.log.scalars == []
 
@@ -392,8 +395,13 @@ class Surrounding(LossModule):
     __call__ = forward
 
 
+class Surrounded(Replica):
+    def for_loss(self, model, before=None):
+        return Surrounding(model)
+
+
 def test_the_whole_loss_is_one_forward_pass_of_the_replica_and_gets_the_model_itself():
-    bench = Bench(task=Kept(), replicate=Surrounding)
+    bench = Bench(task=Kept(), replica_of=Surrounded)
     bench.moved(12)
     assert bench.task.model is bench.model
     assert bench.task.inside
@@ -624,10 +632,8 @@ def shared():
         task = Untargeted()
         task.found = found
 
-        def replicate(model):
-            return DistributedDataParallel(LossModule(model), **parallel)
-
-        bench = Bench(task=task, replicate=replicate, parallel=Parallel(**parallel))
+        options = Parallel(**parallel)
+        bench = Bench(task=task, replica_of=partial(DdpReplica, world=LONE, parallel=options), parallel=options)
         bench.step.prepare(0)
         return bench
 

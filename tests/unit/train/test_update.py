@@ -2,20 +2,24 @@ import math
 
 import pytest
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpctrain.config.trainer import Trainer
 from hpctrain.metrics.meter import Meter
+from hpctrain.parallel.replica import Replica
 from hpctrain.rank.compiler import spare_compiler
 from hpctrain.train.learning_rate import LearningRate
 from hpctrain.train.update import Clipping, JointUpdate, Update
+
+ALONE = Replica(nn.Identity())
 
 
 def clipped(**options):
     weight = torch.zeros(2, requires_grad=True)
     weight.grad = torch.tensor([3.0, -4.0])
     unused = torch.zeros(1, requires_grad=True)
-    clipping = Clipping.configured(Trainer(**options), torch.optim.SGD([weight, unused], lr=1.0))
+    clipping = Clipping.configured(Trainer(**options), torch.optim.SGD([weight, unused], lr=1.0), ALONE)
     norm = clipping()
     return weight.grad.tolist(), None if norm is None else norm.item()
 
@@ -38,7 +42,7 @@ def test_by_norm_first_and_then_by_value(options, gradients, norm):
 
 
 def test_nothing_where_nothing_is_configured():
-    assert Clipping.configured(Trainer(), torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)) is None
+    assert Clipping.configured(Trainer(), torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0), ALONE) is None
 
 
 class Scaled:
@@ -53,7 +57,7 @@ class Scaled:
                 optimizer,
                 LearningRate(optimizer, lambda _: 1.0),
                 name=str(number),
-                clipping=Clipping.configured(Trainer(clip_grad_norm=clip), optimizer),
+                clipping=Clipping.configured(Trainer(clip_grad_norm=clip), optimizer, ALONE),
                 scaler=self.scaler,
             )
             for number, optimizer in enumerate(optimizers)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hpctrain.config.compose import Composer
-from hpctrain.rank.world import World
+from hpctrain.parallel.mesh import TrainingWorld
 from hpctrain.train.profiling.bottleneck import find_bottleneck
 from hpctrain.train.profiling.measurements import Measurements, RankReport
 
@@ -38,7 +38,7 @@ def measured(config, *reports, device="cpu", cores=1, **known):
     step_s = max(report.step_s for report in reports)
     usual = {"step": 1000, "steps": 999, "total_steps": 2000, "steps_per_epoch": 100, "train_s": 999 * step_s}
     usual["faster_precision"] = config.precision.formats.faster
-    world = World(rank=0, size=len(reports), local_rank=0, devices=(torch.device(device),), cores=cores)
+    world = TrainingWorld(rank=0, size=len(reports), local_rank=0, devices=(torch.device(device),), cores=cores)
     return Measurements(config=config, world=world, reports=reports, **(usual | known))
 
 
@@ -73,7 +73,7 @@ def test_what_comes_once_says_nothing_about_a_longer_run(config):
 def test_too_short_to_tell(config):
     short = Measurements(
         config=config,
-        world=World(rank=0, size=1, local_rank=0, devices=(torch.device("cpu"),)),
+        world=TrainingWorld(rank=0, size=1, local_rank=0, devices=(torch.device("cpu"),)),
         reports=[RankReport(rank=0, host="n1")],
         step=1,
         steps=0,

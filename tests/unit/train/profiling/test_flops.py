@@ -12,8 +12,7 @@ from torch import nn
 from torch.utils.flop_counter import flop_registry
 
 from hpctrain.data.plan import BatchPlan
-from hpctrain.parallel.data_parallel import AutocastDataParallel
-from hpctrain.parallel.replica import LossModule
+from hpctrain.parallel.ddp import DataParallelReplica
 from hpctrain.tasks.task import Task
 from hpctrain.train.profiling.flops import FlopCount, FlopCounter, flops_by_trial, hides_operators, peak_flops
 
@@ -286,7 +285,7 @@ def test_the_threads_of_data_parallel_hide_operators_and_a_trial_sees_them(step_
     model = network()
     step, micro_batch = step_over(model), next(supply())
     expected = flops_by_trial(step, micro_batch, lone_world)
-    step.turns[0].module.replica = LossModule(AutocastDataParallel(model))
+    step.turns[0].module.replica = DataParallelReplica(model, lone_world)
     counter = FlopCounter(step, PLAN, lone_world, "fp32", None)
     assert counter.by_trial
     assert list(counter.before_step(iter([micro_batch]))) == [micro_batch]

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from hpctrain.config.compose import Composer
-from hpctrain.rank.world import World
+from hpctrain.parallel.mesh import TrainingWorld
 from hpctrain.run.bottleneck import PARTS
 from hpctrain.train.profiling.measurements import Measurements, RankReport, median
 
-ALONE = World(rank=0, size=1, local_rank=0, devices=(torch.device("cpu"),))
+ALONE = TrainingWorld(rank=0, size=1, local_rank=0, devices=(torch.device("cpu"),))
 
 
 @pytest.fixture

@@ -1,8 +1,19 @@
+import random
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from hpctrain.parallel.frozen_parameters import _CopyOnWrite, frozen_parameters_restored
+from hpctrain.parallel.trial_pass import (
+    _CopyOnWrite,
+    buffers_and_rng_restored,
+    frozen_parameters_restored,
+    training_pass_undone,
+)
+from hpctrain.rank.world import World
+
+ALONE = World(rank=0, size=1, local_rank=0, devices=(torch.device("cpu"),))
 
 
 @pytest.fixture
@@ -97,3 +108,61 @@ def test_a_parameter_that_a_collective_writes_to_is_restored(tmp_path):
 def test_all_are_copied_where_compiled_code_may_write_to_them(copied):
     with frozen_parameters_restored(frozen(1, 2), compiled=True):
         assert copied == [0, 1]
+
+
+def test_a_pass_buffers_and_rng_restored_leaves_buffers_and_random_state_as_they_were():
+    model, before = nn.BatchNorm1d(3), torch.random.get_rng_state()
+    draw = random.Random(7)
+    random.seed(7)
+    np.random.seed(7)
+    drawn = np.random.RandomState(7).random()
+    with buffers_and_rng_restored(model, ALONE):
+        model(torch.randn(4, 3))
+        random.random()
+        np.random.random()
+    assert np.random.random() == drawn
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert random.random() == draw.random()
+    assert (model.num_batches_tracked, model.running_mean.tolist()) == (0, [0.0] * 3)
+
+
+def test_a_buffer_that_the_pass_replaces_is_restored():
+    class Counter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+            self.register_buffer("seen", torch.zeros(0))
+
+        def forward(self):
+            self.calls = self.calls + 1
+            self.seen = torch.cat([self.seen, torch.ones(1)])
+            self.register_buffer("cache", torch.ones(2))
+
+    model = Counter()
+    with buffers_and_rng_restored(model, ALONE):
+        model()
+        assert model.calls == 1
+    assert (model.calls, model.seen.numel()) == (0, 0)
+
+
+def test_the_modes_that_a_pass_changes_are_restored():
+    model = nn.Sequential(nn.Dropout(), nn.Linear(1, 1))
+    model[0].eval()
+    with buffers_and_rng_restored(model, ALONE):
+        model.train()
+        model[1].eval()
+    assert [module.training for module in model.modules()] == [True, False, True]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_frozen_parameter_that_a_training_pass_changes_is_restored(compiled):
+    model = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1), nn.Linear(1, 1))
+    teacher = model[2].requires_grad_(False)
+    before = [parameter.clone() for parameter in teacher.parameters()]
+    with training_pass_undone(model, ALONE, compiled=compiled):
+        model(torch.randn(4, 1))
+        with torch.no_grad():
+            teacher.weight.mul_(2)
+        teacher.bias.data = torch.ones(1)
+    assert all(map(torch.equal, before, teacher.parameters()))
+    assert model[1].num_batches_tracked == 0

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
@@ -17,9 +19,12 @@ from hpctrain.config.mesh import keeps_gradients_whole
 from hpctrain.config.parallel import Parallel
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.parallel.blocks import find_blocks
-from hpctrain.parallel.replica import LossModule
+from hpctrain.parallel.gradients import clip, total_norm
+from hpctrain.parallel.mesh import Mesh, TrainingWorld
+from hpctrain.parallel.replica import Accumulating, CountsOnce, Replica
+from hpctrain.parallel.sharded_tensor import sizes_along
+from hpctrain.parallel.wrappers import LossModule
 from hpctrain.phrases import counted, listed
-from hpctrain.rank.mesh import Mesh
 
 BROADCAST_BYTES = 250 << 20
 """The size in bytes of the pieces in which buffers are sent; DDP's own."""
@@ -27,6 +32,9 @@ MIXED = "mixed torch.Tensor and DTensor"
 """What torch says of an operation on a shard and a whole tensor."""
 LARGE_BYTES = 100 << 20
 """Weights of one rank that are worth a warning if they are gathered at once."""
+SHOWN_REPLICAS = 4
+_M_MMAP_THRESHOLD = -3
+_MAPPED_FROM_BYTES = 4 << 20
 
 log = logging.getLogger("hpctrain.train")
 
@@ -48,15 +56,13 @@ class ShardedLossModule(LossModule):
         copies_from_host: whether a GPU copies weights from host memory while the host continues.
     """
 
-    is_sharded = True
-
     def __init__(
         self, module: nn.Module, gathered_once: Sequence[nn.Module] = (), group: dist.ProcessGroup | None = None
     ) -> None:
         super().__init__(module)
         self._group = group
         self.sends_buffers = True
-        self.accumulating: Callable[[], Any] | None = None
+        self.accumulating: Accumulating | None = None
         self.copies_from_host = False
         self._places = [
             (f"{_name_of(part, module)}{name}", part._parameters, name)
@@ -129,6 +135,97 @@ class ShardedLossModule(LossModule):
             if self.copies_from_host:
                 # the caller may change the weights next, and without a backward pass nothing has waited for the copies
                 torch.accelerator.synchronize()
+
+
+class FsdpReplica(Replica):
+    """A replica whose parameters ranks share: each holds shards of them, and gathers a block of weights at a time.
+
+    Ranks may also compute each layer together (`tensor_parallel.divide`).
+
+    Args:
+        root: around the model, with values.
+        world: the ranks, with a mesh.
+        parallel: of the configuration.
+    """
+
+    is_shared = True
+
+    def __init__(self, root: ShardedLossModule, world: TrainingWorld, parallel: Parallel) -> None:
+        assert world.mesh is not None
+        super().__init__(root)
+        self._root = root
+        self._mesh = world.mesh
+        self._parallel = parallel
+        shape = world.mesh.shape
+        self.divides_results = shape.tensor > 1
+        self.is_mixed = self.divides_results or shape.pipeline > 1
+        self.num_ranks = shape.replica_size
+
+    def for_loss(self, model: nn.Module, before: nn.Module | None = None) -> nn.Module:
+        """See `Replica`; the same for all losses."""
+        del model, before
+        return self._root
+
+    def accumulating(self, loss_module: nn.Module) -> Accumulating | None:
+        """See `Replica`."""
+        del loss_module
+        return self._root.accumulating
+
+    def clip(self, parameters: Sequence[Tensor], max_norm: float | None) -> Tensor | None:
+        """See `Replica`."""
+        if not self.is_mixed:
+            return super().clip(parameters, max_norm)
+        gradients = {parameter: parameter.grad for parameter in parameters if parameter.grad is not None}
+        norm = self._total_norm(gradients)
+        if gradients and norm is not None and max_norm is not None:
+            clip([*gradients.values()], norm, max_norm)
+        return norm
+
+    def _total_norm(self, gradients: Mapping[Tensor, Tensor]) -> Tensor | None:
+        return total_norm([*gradients.values()]) if gradients else None
+
+    def try_gradients(self, compute: Callable[[nn.Module], Tensor], parameters: Sequence[nn.Parameter]) -> None:
+        """See `Replica`."""
+        # the gradients belong to the gathered weights, and reach the shards through FSDP2's hooks alone
+        torch.autograd.backward(compute(self._root))
+        for parameter in parameters:
+            parameter.grad = None
+
+    def evaluate(
+        self, prepare: Callable[[], Callable[[nn.Module], Any]], batch: Any, number: int, counts_once: CountsOnce
+    ) -> Any:
+        """See `Replica`."""
+        del batch, number, counts_once
+        return self._root(prepare())
+
+    def send_buffers(self) -> None:
+        """See `Replica`."""
+        self._root.send_buffers()
+
+    def calls(self) -> AbstractContextManager[None]:
+        """See `Replica`."""
+        return self._root.gathered()
+
+    def gradient_bytes(self, parameter: Tensor, *, accumulates: bool) -> int:
+        """See `Replica`."""
+        # with cpu_offload, only shards of gradients are on the host: the whole ones are on the GPU
+        whole = (
+            accumulates and not self._parallel.cpu_offload and keeps_gradients_whole(self._parallel, self._mesh.shape)
+        )
+        if not whole:
+            return super().gradient_bytes(parameter, accumulates=accumulates)
+        # FSDP2 adds up gradients in half precision in the format in which it reduces them, fp32
+        return math.prod(sizes_along(parameter, "tensor")) * max(parameter.element_size(), torch.float32.itemsize)
+
+    def describe(self, hosts: Sequence[str]) -> str:
+        """See `Replica`."""
+        shape = self._mesh.shape
+        together = "" if shape.tensor == 1 else f", {shape.tensor} of which compute each layer together"
+        picture = shape.picture([*hosts], self._parallel.stages_per_rank)
+        return (
+            f"{counted(shape.replicate, 'replica')} of the model, each shared by {counted(shape.replica_size, 'rank')}"
+            f"{together}: {listed(picture, shown=SHOWN_REPLICAS, separator='; ')}"
+        )
 
 
 def shard_model(
@@ -286,3 +383,15 @@ def _log_blocks(model: nn.Module, names: Sequence[str]) -> None:
             "%s repeats no module, so all its weights are gathered at once; name its largest parts in parallel.blocks",
             type(model).__name__,
         )
+
+
+def return_freed_memory() -> None:
+    """Have glibc's malloc map each large tensor by itself, so that its memory is returned as soon as it is freed.
+
+    By default, malloc raises its bound (mallopt(3), M_MMAP_THRESHOLD) up to 32 MiB as such memory is freed, and takes
+    what is below it from heaps, where small tensors between gathered blocks keep most of the freed memory. A rank then
+    holds several times the memory of its shards. A fixed bound costs the page faults of the largest tensors.
+    """
+    allocator = ctypes.CDLL(None)
+    if hasattr(allocator, "mallopt"):  # of glibc alone
+        allocator.mallopt(_M_MMAP_THRESHOLD, _MAPPED_FROM_BYTES)

@@ -1,4 +1,4 @@
-"""Restore the frozen parameters that a pass changes, as that of a momentum teacher does."""
+"""Passes of a model that leave no trace: buffers, modes, random states and frozen parameters are restored."""
 
 from __future__ import annotations
 
@@ -9,10 +9,57 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-from hpctrain.parallel.operator_mode import OperatorMode
+from hpctrain.rank.determinism import random_states_restored
+from hpctrain.rank.world import World
+
+
+@contextmanager
+def modes_restored(model: nn.Module) -> Iterator[None]:
+    """Restore each module's mode, training or evaluation, after the context."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextmanager
+def buffers_and_rng_restored(model: nn.Module, world: World) -> Iterator[None]:
+    """Restore the model's buffers and modes, and the global random states, after the passes in the context.
+
+    These are the random states of torch on the CPU and on the rank's GPUs, of NumPy and of Python.
+    """
+    buffers = [(module, dict(module._buffers)) for module in model.modules()]
+    saved = [(buffer, buffer.detach().clone()) for _, own in buffers for buffer in own.values() if buffer is not None]
+    try:
+        with modes_restored(model), random_states_restored(world.gpus):
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, values in saved:
+                buffer.copy_(values)
+            for module, own in buffers:
+                # the forward pass may have put other tensors in their places, even of another shape, or added some
+                for name in module._buffers.keys() - own.keys():
+                    delattr(module, name)
+                module._buffers.update(own)
+
+
+@contextmanager
+def training_pass_undone(model: nn.Module, world: World, *, compiled: bool) -> Iterator[None]:
+    """As `buffers_and_rng_restored`; also restore the parameters that require no gradient when the context begins.
+
+    Args:
+        model: that the passes go through.
+        world: the ranks.
+        compiled: as `frozen_parameters_restored` takes it.
+    """
+    with frozen_parameters_restored(model, compiled=compiled), buffers_and_rng_restored(model, world):
+        yield
 
 
 @contextmanager
@@ -34,6 +81,25 @@ def frozen_parameters_restored(model: nn.Module, *, compiled: bool) -> Iterator[
             yield
     finally:
         mode.restore()
+
+
+class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Base of modes that see each operator as it runs; they don't see those inside of compiled code."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # with True, torch wraps the handler for its compiler, and imports the compiler for it: more than a second
+        return False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let torch.compile compile as it would without this mode."""
+        return True
 
 
 class _CopyOnWrite(OperatorMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
