@@ -29,7 +29,7 @@ from hpctrain.checkpoint.host_memory import sharing_key
 from hpctrain.checkpoint.read import LoadedCheckpoint, load
 from hpctrain.checkpoint.safetensors_file import write_safetensors
 from hpctrain.checkpoint.safetensors_folder import publish_folder, write_folder
-from hpctrain.checkpoint.sharded.stored_tensor import StoredTensor
+from hpctrain.checkpoint.stored_tensor import StoredTensor
 from hpctrain.checkpoint.torch_file import write_torch_file
 from hpctrain.checkpoint.weight_stream import WeightStream
 from hpctrain.errors import CheckpointError, HpctrainError

@@ -14,13 +14,12 @@ from zipfile import BadZipFile
 import torch
 
 from hpctrain.checkpoint.retention import set_aside
-from hpctrain.checkpoint.sharded.read import read_parts
-from hpctrain.checkpoint.sharded.verification import SharedVerification
 from hpctrain.checkpoint.state import Snapshot
+from hpctrain.checkpoint.stored_tensor import read_parts
 from hpctrain.errors import CheckpointDamagedError, CheckpointError, CheckpointUnlikeError
 from hpctrain.rank.world import World
 from hpctrain.run.checkpoint_manifest import INDEX, STATE
-from hpctrain.run.checkpoints import CheckpointInfo, ShowRead, Verify, find_damage, newest_intact
+from hpctrain.run.checkpoints import CheckpointInfo, ShowRead, Verify, find_damage, newest_intact, Problem, wrong_files
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.gone_checkpoints import describe_gone, gone_step, may_start_over, move_records_aside
 from hpctrain.run.ledger import Claim
@@ -239,3 +238,56 @@ def describe_unreadable(error: Exception) -> str:
         f"it contains more than tensors and plain values{what}, or is damaged; other objects could execute code, and "
         "are never loaded: save the state_dict alone"
     )
+
+
+_WRITER = re.compile(r"__(?P<rank>\d+)_\d+\.distcp")
+
+
+class SharedVerification:
+    """Verifies checkpoints by all ranks, while rank zero chooses one.
+
+    Rank zero calls it for each checkpoint that it considers, and then `end`. The other ranks call `join` meanwhile.
+
+    Args:
+        world: the ranks.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def __call__(self, path: Path, files: Mapping[str, Any], show: ShowRead | None) -> list[Problem]:
+        """Verify a checkpoint, on rank zero.
+
+        Args:
+            path: its directory.
+            files: the entries of its manifest, by name.
+            show: called while this rank reads its share.
+        """
+        self._world.broadcast([str(path), dict(files)])
+        found = self._world.gather(self._verified(path, files, show))
+        assert found is not None
+        return [Problem(text, unreadable) for own in found for text, unreadable in own]
+
+    def end(self) -> None:
+        """Let the other ranks go; rank zero calls it once it has chosen."""
+        self._world.broadcast(None)
+
+    def join(self) -> None:
+        """Verify what rank zero asks for until it has chosen, on every other rank."""
+        while (asked := self._world.broadcast(None)) is not None:
+            path, files = asked
+            self._world.gather(self._verified(Path(path), files, None))
+
+    def _verified(self, path: Path, files: Mapping[str, Any], show: ShowRead | None) -> list[tuple[str, bool]]:
+        own = {name: entry for name, entry in files.items() if self._reader(name) == self._world.rank}
+        try:
+            problems = wrong_files(path, own, show=show)
+        except OSError as error:
+            # every rank must take part in the exchange that follows
+            problems = [Problem(f"rank {self._world.rank} can't read it: {error.strerror}", unreadable=True)]
+        return [(problem.text, problem.unreadable) for problem in problems]
+
+    def _reader(self, name: str) -> int:
+        """The rank that verifies a file: the one that wrote it, in a world as large as that of the save."""
+        writer = _WRITER.fullmatch(name)
+        return 0 if writer is None else int(writer["rank"]) % self._world.size

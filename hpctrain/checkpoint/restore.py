@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from hpctrain.checkpoint.host_memory import HostMemory
-from hpctrain.checkpoint.sharded.stored_tensor import StoredTensor
 from hpctrain.checkpoint.state import CHANGED_BUFFERS, NAMED, PlainNames, parameter_names
+from hpctrain.checkpoint.stored_tensor import StoredTensor
 from hpctrain.data.micro_batch import map_tensors
 from hpctrain.errors import CheckpointError
 from hpctrain.parallel.local_part import is_dtensor, local_part

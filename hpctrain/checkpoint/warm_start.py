@@ -15,8 +15,8 @@ from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
 from hpctrain.checkpoint.read import choose_newest, describe_unreadable, load
 from hpctrain.checkpoint.restore import copy_saved, differing
-from hpctrain.checkpoint.sharded.stored_tensor import StoredTensor
 from hpctrain.checkpoint.state import PlainNames
+from hpctrain.checkpoint.stored_tensor import StoredTensor
 from hpctrain.errors import CheckpointDamagedError, CheckpointError
 from hpctrain.phrases import listed
 from hpctrain.run.directory import RunDirectory

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from hpctrain.checkpoint.sharded.stored_tensor import StoredTensor
 from hpctrain.run.checkpoint_manifest import Region
+from hpctrain.checkpoint.stored_tensor import StoredTensor
 
 PIECE_BYTES = 16 << 20
 """Bytes that are read at a time; more, if one row of the tensor is larger."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from hpctrain.config.main_module import find_own
 from hpctrain.config.named_optimizers import losses_of, named_optimizers
 from hpctrain.config.precision import NumberFormats
 from hpctrain.config.root import Config
+from hpctrain.config.task_methods import called_methods, cant_be_called, lacks, warnings_about
 from hpctrain.data.micro_batch import shapes_of
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.parallel.ddp import broadcast_tensors, build_replica, synchronise_batchnorm
@@ -46,7 +49,6 @@ from hpctrain.train.precision import (
     set_fp32_precision,
 )
 from hpctrain.train.rank_comparison import SAME_MODEL, require_same_model
-from hpctrain.train.task_class import check_class
 
 SAME_ON_META = f"{SAME_MODEL}, ranks above 0 on torch's meta device"
 
@@ -219,7 +221,7 @@ def _build_shared(
     config: Config, task: Task, world: TrainingWorld, mesh: Mesh, *, fresh: bool, resumes: bool
 ) -> Network:
     # they import torch's DTensor, which takes half a second
-    from hpctrain.checkpoint.sharded.saver import ShardedSaver
+    from hpctrain.checkpoint.sharded.write import ShardedSaver
     from hpctrain.parallel.blocks import find_blocks
     from hpctrain.parallel.fsdp import FsdpReplica, return_freed_memory, shard_model
     from hpctrain.train.initial_values import build_on_rank_zero, give_memory, send_values
@@ -318,3 +320,59 @@ def _in_precision(
     master = MasterWeights(module, half)
     compute_in(half, master.copy, given=torch.float32)
     return master.copy, master
+
+
+def check_class(kind: type[Task], target: str, losses: Sequence[str]) -> None:
+    """Check the methods of a task, and log a warning about those that look like mistakes.
+
+    Args:
+        kind: its class.
+        target: as the configuration names it.
+        losses: its methods that compute losses, as the configuration names them.
+
+    Raises:
+        ConfigError: it lacks a method, or has one that can't be called.
+    """
+    for method in sorted(kind.__abstractmethods__):
+        raise lacks(target, method)
+    known = called_methods(losses)
+    own = [one for one in kind.__mro__ if issubclass(one, Task) and one is not Task]
+    methods = {name: value for one in own for name, value in vars(one).items() if isinstance(value, FunctionType)}
+    for name, arguments in known.items():
+        if name in methods and isinstance(method := inspect.getattr_static(kind, name), FunctionType):
+            try:
+                # the decorator's own signature: it may pass the method more arguments than it gets
+                inspect.signature(method, follow_wrapped=False).bind("self", *arguments)
+            except TypeError as error:
+                raise cant_be_called(target, name, arguments, str(error)) from None
+    for line in warnings_about(target, methods, known.keys() | set(_mentioned_in_class(kind))):
+        log.warning("%s", line)
+
+
+def _mentioned_in_class(kind: type[Task]) -> Iterator[str]:
+    for one in kind.__mro__:
+        for value in () if one is Task else vars(one).values():
+            for function in _functions(value):
+                yield from _mentioned(function.__code__)
+
+
+def _functions(value: object) -> Iterator[FunctionType]:
+    """Yield the plain functions in what a class defines, below their decorators."""
+    if isinstance(value, property):
+        parts: Sequence[object] = (value.fget, value.fset, value.fdel)
+    elif isinstance(value, cached_property):
+        parts = (value.func,)
+    elif isinstance(value, staticmethod | classmethod):
+        parts = (value.__func__,)
+    else:
+        parts = (value,)
+    for part in parts:
+        if isinstance(part, FunctionType) and isinstance(inner := inspect.unwrap(part), FunctionType):
+            yield inner
+
+
+def _mentioned(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for inside in code.co_consts:
+        if isinstance(inside, CodeType):
+            yield from _mentioned(inside)

@@ -21,16 +21,14 @@ from hpctrain.tasks.task import Task
 from hpctrain.train.build import Network
 from hpctrain.train.build_learning_rate import Span, build_learning_rate
 from hpctrain.train.ema import Ema
-from hpctrain.train.optimizers import BuiltOptimizer
+from hpctrain.train.optimizers import BuiltOptimizer, StateCheck
 from hpctrain.train.parameter_groups import ModelNames, ParameterGroup
 from hpctrain.train.precision import gradient_scaler
-from hpctrain.train.state_check import StateCheck
 from hpctrain.train.step import FirstMicroBatch, TrainStep
 from hpctrain.train.task_log import AttachedLog
 from hpctrain.train.task_state import TaskState
-from hpctrain.train.trained_module import TrainedModule
+from hpctrain.train.trained_module import GradientCheck, TrainedModule
 from hpctrain.train.turn import Loss, Turn
-from hpctrain.train.unused_parameters import GradientCheck
 from hpctrain.train.update import Clipping, JointUpdate, Update, parameters_of
 
 

@@ -12,8 +12,8 @@ from hpctrain.callbacks.callback import Callback
 from hpctrain.callbacks.early_stopping import EarlyStopping
 from hpctrain.callbacks.training import Training
 from hpctrain.checkpoint.host_memory import require_storable
-from hpctrain.checkpoint.sharded.read import whole_tensors
 from hpctrain.checkpoint.state import Stateful
+from hpctrain.checkpoint.stored_tensor import whole_tensors
 from hpctrain.config.checkpoint import EVAL_PREFIX
 from hpctrain.config.task_checks import (
     HOOKS,

@@ -12,10 +12,9 @@ from typing import Any
 from torch import nn
 
 from hpctrain.checkpoint.best import Best
-from hpctrain.checkpoint.interval import auto_interval_s
 from hpctrain.checkpoint.read import LoadedCheckpoint, load_newest
 from hpctrain.checkpoint.retention import remove_leftovers, set_aside
-from hpctrain.checkpoint.saver import CheckpointSaver
+from hpctrain.checkpoint.saver import CheckpointSaver, auto_interval_s
 from hpctrain.checkpoint.state import Head, LiveState, states_of
 from hpctrain.config.identity import config_digest
 from hpctrain.errors import CheckpointError, SupersededError

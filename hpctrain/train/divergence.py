@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hpctrain.checkpoint.read import load
 from hpctrain.checkpoint.saver import CheckpointSaver
-from hpctrain.checkpoint.sharded.read import whole_tensors
+from hpctrain.checkpoint.stored_tensor import whole_tensors
 from hpctrain.errors import CheckpointError, DivergedError
 from hpctrain.parallel.local_part import local_part
 from hpctrain.phrases import SHOWN, listed

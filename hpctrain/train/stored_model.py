@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from hpctrain.checkpoint.read import choose_newest, load
 from hpctrain.checkpoint.restore import copy_saved, restore_weights
-from hpctrain.checkpoint.sharded.stored_tensor import StoredTensor
 from hpctrain.checkpoint.state import PlainNames
+from hpctrain.checkpoint.stored_tensor import StoredTensor
 from hpctrain.config.root import Config
 from hpctrain.errors import CheckpointError
 from hpctrain.phrases import listed

@@ -3,36 +3,41 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch.utils.data import Dataset
 
 from hpctrain.attempt.lost_gpu import closing_unless_lost
+from hpctrain.checkpoint.host_memory import HostCopy
+from hpctrain.checkpoint.state import Stateful
 from hpctrain.config.batch import micro_batch_size_of
 from hpctrain.config.named_optimizers import losses_of, named_optimizers
 from hpctrain.config.root import Config
-from hpctrain.data.bookmark import Bookmarks
+from hpctrain.data.bookmark import Bookmark, Bookmarks
 from hpctrain.data.fetch import dataset_length
 from hpctrain.data.loader import TrainLoader
-from hpctrain.data.micro_batch import BatchTransfer, CopyInBackground, MicroBatch, MoveOnDemand
+from hpctrain.data.micro_batch import BatchTransfer, CopyInBackground, MicroBatch, MoveOnDemand, map_tensors
 from hpctrain.data.order import Order, ShuffledOrder, sequential
 from hpctrain.data.plan import BatchPlan
-from hpctrain.data.stream import is_stream
+from hpctrain.data.stream import is_stream, check_stream, has_bookmarks, remark_on
+from hpctrain.data.sharded_stream import streams_of
 from hpctrain.data.workers import Workers, default_num_workers
-from hpctrain.errors import TaskError
+from hpctrain.errors import CheckpointError, TaskError
 from hpctrain.parallel.mesh import TrainingWorld
-from hpctrain.phrases import listed
+from hpctrain.phrases import counted, listed
 from hpctrain.rank.determinism import random_states_restored
+from hpctrain.rank.packed_state import packed, unpacked
 from hpctrain.rank.stop_request import StopRequest
+from hpctrain.rank.world import World
 from hpctrain.tasks.task import Task
 from hpctrain.train.loss_weights import LossWeights, build_loss_weights
 from hpctrain.train.rank_comparison import SAME_CONFIGURATION, SAME_ORDER, RankComparison, SampleCheck
-from hpctrain.train.stream_state import StreamState, build_stream_state
 from hpctrain.train.task_state import TaskState
 
 NUM_ORDERED = 16
@@ -246,3 +251,91 @@ def _batch_plan(config: Config, dataset: Dataset[Any], num_samples: int | None, 
         world_size=share.count,
         drop_last=config.data.drop_last,
     )
+
+
+class StreamState(Stateful):
+    """Saves and restores the bookmarks of all ranks; each rank resumes with all of them, at any world size.
+
+    Args:
+        streams: of the training data; may be empty.
+        world: the ranks.
+
+    Attributes:
+        bookmarks: of this rank; the training loader keeps them up to date.
+    """
+
+    is_collective: ClassVar[bool] = True
+
+    def __init__(self, streams: Sequence[Any], world: World) -> None:
+        self.bookmarks = Bookmarks()
+        self._world = world
+        self._num_streams = len(streams)
+        self._exists = any(map(has_bookmarks, streams))
+
+    def state(self) -> dict[str, Any]:
+        """Return the newest bookmark of each stream at rank zero; None elsewhere, and without such streams; collective.
+
+        Returns:
+            ``streams``: ``num_streams``, and ``bookmarks``, each with the fields of a `Bookmark`.
+
+        Raises:
+            TaskError: a stream's state can't be stored in a checkpoint; the message names the value's place.
+        """
+        if not self._exists:
+            return {"streams": None}
+        bookmarks = _plain(self.bookmarks)
+        if self._world.size > 1:
+            sent = self._world.gather_bytes(packed({"bookmarks": bookmarks}))
+            if sent is None:
+                return {"streams": None}
+            entries = (entry for data in sent for entry in unpacked(data)["bookmarks"])
+            bookmarks = _plain(Bookmarks(Bookmark(**entry) for entry in entries))
+        return {"streams": {"num_streams": self._num_streams, "bookmarks": bookmarks}}
+
+    def load_state(self, saved: Mapping[str, Any]) -> None:
+        """Begin with the bookmarks of a checkpoint; without any, or with those of other streams, at the start."""
+        streams = saved.get("streams")
+        if streams is None:
+            return
+        if streams["num_streams"] != self._num_streams:
+            if self._world.is_rank_zero:
+                log.warning(
+                    "the checkpoint has the states of %s, and the data have %s now: they are read from their start, "
+                    "and the run is not exact",
+                    counted(streams["num_streams"], "stream"),
+                    counted(self._num_streams, "stream"),
+                )
+            return
+        # copies: the tensors of a loaded checkpoint are mapped from its files, which retention removes
+        self.bookmarks = Bookmarks(Bookmark(**map_tensors(torch.clone, entry)) for entry in streams["bookmarks"])
+
+
+def build_stream_state(dataset: Any, world: World) -> StreamState:
+    """Build the state of the streams of a dataset, and log warnings about them; not collective.
+
+    Args:
+        dataset: the training data, with or without streams.
+        world: the ranks.
+
+    Raises:
+        TaskError: a stream can be read only once, or is one rank's part.
+    """
+    streams = streams_of(dataset)
+    for stream in streams:
+        check_stream(stream)  # first: there is no point in warning about a stream that is refused
+    if world.is_rank_zero:
+        for remark in dict.fromkeys(map(remark_on, streams)):
+            if remark is not None:
+                log.warning(remark)
+    return StreamState(streams, world)
+
+
+def _plain(marks: Iterable[Bookmark]) -> list[dict[str, Any]]:
+    """Copy the bookmarks into values that a checkpoint can store."""
+    host = HostCopy()
+    try:
+        entries = [host.of(mark._asdict(), name=f"state_dict() of stream {mark.stream}: bookmark") for mark in marks]
+    except CheckpointError as error:
+        raise TaskError(str(error)) from None
+    host.finish()
+    return entries

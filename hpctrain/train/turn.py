@@ -25,8 +25,7 @@ from hpctrain.train.part_timer import PartTimer
 from hpctrain.train.precision import autocasting
 from hpctrain.train.task_log import TRAIN_PREFIX, AttachedLog
 from hpctrain.train.task_state import TaskState
-from hpctrain.train.trained_module import EmptyPass, TrainedModule, zero_of
-from hpctrain.train.unused_parameters import GradientCheck
+from hpctrain.train.trained_module import EmptyPass, GradientCheck, TrainedModule, zero_of
 from hpctrain.train.update import JointUpdate
 
 

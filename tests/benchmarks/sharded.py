@@ -40,8 +40,7 @@ from torch.nn.functional import cross_entropy
 from hpctrain.checkpoint.read import load_newest
 from hpctrain.checkpoint.restore import restore_weights
 from hpctrain.checkpoint.sharded.live_shards import LiveShards
-from hpctrain.checkpoint.sharded.saver import ShardedSaver
-from hpctrain.checkpoint.sharded.write import ShardedWriter
+from hpctrain.checkpoint.sharded.write import ShardedSaver, ShardedWriter
 from hpctrain.checkpoint.state import Head
 from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.data.dataset import TensorBatches

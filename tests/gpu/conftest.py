@@ -33,7 +33,7 @@ from hpctrain.rank.world import join
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import read_exit_records
 from hpctrain.run.ledger import Ledger
-from hpctrain.train.profiling.device_syncs import MESSAGE, NOTICE
+from hpctrain.train.profiling.sampler import MESSAGE, NOTICE
 
 TESTS = Path(__file__).parents[1]
 PROGRAMS = (TESTS / "gpu" / "programs", TESTS / "multiprocess" / "programs")

@@ -27,9 +27,8 @@ from hpctrain.train.evaluation_results import Gathering
 from hpctrain.train.learning_rate import LearningRate
 from hpctrain.train.step import TrainStep
 from hpctrain.train.task_log import AttachedLog
-from hpctrain.train.trained_module import TrainedModule
+from hpctrain.train.trained_module import GradientCheck, TrainedModule
 from hpctrain.train.turn import Loss, Turn
-from hpctrain.train.unused_parameters import GradientCheck
 from hpctrain.train.update import Clipping, JointUpdate, Update
 
 pytestmark = pytest.mark.gpu

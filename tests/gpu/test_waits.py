@@ -12,7 +12,7 @@ from gpu_tasks import ON_CPU, is_page_locked
 from hpctrain.data.micro_batch import CopyInBackground, MoveOnDemand
 from hpctrain.metrics.meter import Meter
 from hpctrain.parallel.mesh import TrainingWorld
-from hpctrain.train.profiling.device_syncs import MESSAGE
+from hpctrain.train.profiling.sampler import MESSAGE
 from hpctrain.train.training import build
 
 pytestmark = pytest.mark.gpu

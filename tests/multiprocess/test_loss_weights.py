@@ -9,7 +9,7 @@ import torch
 from weighed import SAMPLES, expected, is_readable
 
 from hpctrain.checkpoint.read import load
-from hpctrain.checkpoint.sharded.read import whole_tensors
+from hpctrain.checkpoint.stored_tensor import whole_tensors
 
 STEPS, BATCH = 9, 12
 TRAINING = (

@@ -1,21 +1,54 @@
-"""The file of a rank in a sharded checkpoint: tensors as torch.distributed.checkpoint (DCP) stores them."""
+"""The files of a rank in a sharded checkpoint, and their description for torch.distributed.checkpoint (DCP).
+
+hpctrain never reads the description, a pickle of DCP's `Metadata` as `FileSystemWriter.finish` of torch 2.13 writes it.
+"""
 
 from __future__ import annotations
 
 import mmap
+import pickle
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, cast
 
 import torch
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    STORAGE_TYPES,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
 from hpctrain.checkpoint.checksummed_file import UNCOPIED_FROM_BYTES, ChecksummedFile
-from hpctrain.checkpoint.sharded.chunk import Chunk
+from hpctrain.checkpoint.stored_tensor import DTYPES
 from hpctrain.checkpoint.write import without_crc32
-from hpctrain.run.checkpoint_manifest import ChunkPlace
+from hpctrain.run.region import Region
+from hpctrain.run.tensor_index import ChunkPlace, IndexedTensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """The part of a tensor that one rank writes.
+
+    Attributes:
+        name: of the tensor in the checkpoint.
+        shape: of the whole tensor.
+        region: of the part.
+        tensor: the part, on the CPU, of any strides.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    region: Region
+    tensor: Tensor
+
 
 ALIGNMENT = 64
 """Each tensor begins at a multiple of so many bytes, as inside torch's own files."""
@@ -132,3 +165,29 @@ def _write(file: ChecksummedFile, name: str, chunk: Chunk) -> ChunkPlace:
     file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
     file.write(envelope.after)
     return ChunkPlace(chunk.region, name, offset, file.bytes - offset, data_offset)
+
+
+def encode_metadata(tensors: Mapping[str, IndexedTensor], paths: Mapping[str, tuple[str, ...]]) -> bytes:
+    """Return the bytes of the description.
+
+    Args:
+        tensors: by name.
+        paths: where each tensor is in nested dicts: names have dots in them, so that DCP couldn't tell.
+    """
+    described: dict[str, STORAGE_TYPES] = {}
+    stored: dict[MetadataIndex, _StorageInfo] = {}
+    for name, tensor in tensors.items():
+        chunks = [_chunk(place.region) for place in tensor.chunks]
+        properties = TensorProperties(dtype=DTYPES[tensor.dtype])
+        described[name] = TensorStorageMetadata(properties, torch.Size(tensor.shape), chunks)
+        for number, place in enumerate(tensor.chunks):
+            index = MetadataIndex(name, place.region.offsets, number)
+            stored[index] = _StorageInfo(place.file, place.offset, place.bytes)
+    metadata = Metadata(
+        state_dict_metadata=described, planner_data=dict(paths), storage_data=stored, version=CURRENT_DCP_VERSION
+    )
+    return pickle.dumps(metadata)
+
+
+def _chunk(region: Region) -> ChunkStorageMetadata:
+    return ChunkStorageMetadata(offsets=torch.Size(region.offsets), sizes=torch.Size(region.sizes))

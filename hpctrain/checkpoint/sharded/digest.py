@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpctrain.checkpoint.sharded.chunk import Chunk
+from hpctrain.checkpoint.sharded.chunk_file import Chunk
 
 PREFIX = "sum128:"
 """Begins such a digest, so that nobody takes it for the SHA-256 of a whole checkpoint's weights."""

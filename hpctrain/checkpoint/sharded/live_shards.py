@@ -14,9 +14,9 @@ from torch import Tensor
 
 from hpctrain.checkpoint.host_memory import HostCopy
 from hpctrain.checkpoint.page_locked import PageLockedMemory
-from hpctrain.checkpoint.sharded.chunk import Chunk
-from hpctrain.checkpoint.sharded.stored_marker import marker
+from hpctrain.checkpoint.sharded.chunk_file import Chunk
 from hpctrain.checkpoint.state import NAMED, LiveState, PlainNames, Snapshot, names_by_id, parameter_names, tensors_in
+from hpctrain.checkpoint.stored_tensor import marker
 from hpctrain.errors import CheckpointError
 from hpctrain.parallel.local_part import is_dtensor, local_part
 from hpctrain.parallel.mesh import TrainingWorld

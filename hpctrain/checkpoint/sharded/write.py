@@ -1,7 +1,8 @@
-"""Write a checkpoint by all ranks, each its part, so that it is complete or absent on all nodes."""
+"""Save by all ranks, each its part, so that a checkpoint is complete or absent on all nodes."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -9,18 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.checkpoint.checksummed_file import ChecksummedFile
-from hpctrain.checkpoint.publish import publish, unpublished, write_manifest
-from hpctrain.checkpoint.sharded.chunk_file import WrittenFile, write_chunks
+from hpctrain.checkpoint.saver import CheckpointSaver
+from hpctrain.checkpoint.sharded.chunk_file import WrittenFile, encode_metadata, write_chunks
 from hpctrain.checkpoint.sharded.digest import MODULUS, combined, partial_sums
-from hpctrain.checkpoint.sharded.live_shards import ShardedSnapshot
-from hpctrain.checkpoint.sharded.metadata import encode_metadata
-from hpctrain.checkpoint.sharded.read import MODEL_PREFIX
+from hpctrain.checkpoint.sharded.live_shards import KnownParts, LiveShards, ShardedSnapshot
 from hpctrain.checkpoint.state import NAMED
-from hpctrain.checkpoint.write import without_crc32, write_part
+from hpctrain.checkpoint.stored_tensor import MODEL_PREFIX
+from hpctrain.checkpoint.write import publish, unpublished, without_crc32, write_manifest, write_part
+from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.errors import CheckpointError
 from hpctrain.rank.message import packed, unpacked
 from hpctrain.run.checkpoint_manifest import INDEX, METADATA, SHARDED_VERSION, STATE, ChunkPlace, IndexedTensor, encode_index
 from hpctrain.parallel.mesh import TrainingWorld
+from hpctrain.rank.stop_request import StopRequest
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Claim
 
@@ -218,3 +220,76 @@ def _write_bytes(path: Path, data: bytes) -> dict[str, Any]:
     finally:
         file.close()
     return {"bytes": file.bytes, "checksum": file.checksum}
+
+
+log = logging.getLogger("hpctrain.checkpoint")
+
+
+class ShardedSaver(CheckpointSaver):
+    """Saves on every rank; `save` is collective, and must not be called where rank zero can't save.
+
+    The errors of all ranks are raised on rank zero, as those of a whole checkpoint are. On the other ranks nothing is
+    raised, so that all ranks reach the next exchange.
+
+    Args:
+        directory: of the run.
+        claim: of this attempt.
+        policy: conf/checkpoint.
+        stop: see `CheckpointSaver`.
+        world: the ranks, with a mesh.
+        copies: names of parameters of this rank that another one writes.
+        options: further ones of a `CheckpointSaver`.
+    """
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        claim: Claim,
+        policy: Checkpoint,
+        stop: StopRequest,
+        *,
+        world: TrainingWorld,
+        copies: frozenset[str] = frozenset(),
+        **options: Any,
+    ) -> None:
+        super().__init__(directory, claim, policy, stop, leads=world.is_rank_zero, **options)
+        self._writer = ShardedWriter(directory, claim, world, num_files=policy.writers)
+        self._world = world
+        self._copies = copies
+        self._known_parts: KnownParts = {}
+
+    def live_state(self, **fields: Any) -> LiveShards:
+        """See `CheckpointSaver`."""
+        return LiveShards(**fields, world=self._world, copies=self._copies, known=self._known_parts)
+
+    def begin(self) -> tuple[bool, Exception | None]:
+        """See `CheckpointSaver`: all ranks save, unless rank zero has an error of the save before."""
+        failure: Exception | None = None
+        if self._leads:
+            try:
+                self.finish()
+            except Exception as error:
+                failure = error
+        return bool(self._world.broadcast(failure is None)), failure
+
+    @property
+    def _takes_part(self) -> bool:
+        return True
+
+    def _snapshot(self, state: Any) -> Any:
+        try:
+            return super()._snapshot(state)
+        except Exception as error:
+            # every rank must take part in the exchange, in which rank zero learns of the error
+            return error
+
+    def _write(self, snapshot: Any, retain: bool) -> None:
+        if self._leads:
+            super()._write(snapshot, retain)
+            return
+        try:
+            self._writer.write(snapshot)
+        except Exception as error:
+            log.debug("rank zero reports why the save failed: %s", error)
+        finally:
+            self._longest_s = max(self._longest_s, self._clock() - self._began_at)

@@ -13,8 +13,7 @@ from hpctrain.checkpoint.read import load_newest
 from hpctrain.checkpoint.restore import restore_weights
 from hpctrain.checkpoint.sharded import write
 from hpctrain.checkpoint.sharded.live_shards import LiveShards
-from hpctrain.checkpoint.sharded.saver import ShardedSaver
-from hpctrain.checkpoint.sharded.write import ShardedWriter
+from hpctrain.checkpoint.sharded.write import ShardedSaver, ShardedWriter
 from hpctrain.checkpoint.state import Head
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.checkpoint import Checkpoint

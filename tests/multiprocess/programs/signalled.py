@@ -58,7 +58,7 @@ PHASES = {
         ("hpctrain.train.checkpointing:Checkpointing.save", 3),
         ("hpctrain.checkpoint.saver:CheckpointSaver._write_in_background", 3),
         ("hpctrain.files:fsync_directory", 12),
-        ("hpctrain.checkpoint.publish:publish", 3),
+        ("hpctrain.checkpoint.write:publish", 3),
     ],
     "last step": [("hpctrain.train.step:TrainStep.__call__", 0), ("hpctrain.train.update:Update.__call__", 0)],
     "after it": [

@@ -16,10 +16,9 @@ from torch import nn
 from hpctrain.checkpoint import weight_stream
 from hpctrain.checkpoint.export import FORMS, weights_of, write_weights
 from hpctrain.checkpoint.read import LoadedCheckpoint, load
-from hpctrain.checkpoint.sharded.chunk import Chunk
-from hpctrain.checkpoint.sharded.chunk_file import write_chunks
-from hpctrain.checkpoint.sharded.stored_tensor import open_index
+from hpctrain.checkpoint.sharded.chunk_file import Chunk, write_chunks
 from hpctrain.checkpoint.state import Head, LiveState
+from hpctrain.checkpoint.stored_tensor import open_index
 from hpctrain.checkpoint.warm_start import read_weights
 from hpctrain.errors import CheckpointError
 from hpctrain.run.checkpoint_manifest import IndexedTensor, Region

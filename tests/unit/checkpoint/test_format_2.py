@@ -11,12 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpctrain.checkpoint.publish import write_manifest
-from hpctrain.checkpoint.sharded.chunk import Chunk
-from hpctrain.checkpoint.sharded.chunk_file import write_chunks
+from hpctrain.checkpoint.sharded.chunk_file import Chunk, encode_metadata, write_chunks
 from hpctrain.checkpoint.sharded.digest import MODULUS, combined, partial_sums
-from hpctrain.checkpoint.sharded.metadata import encode_metadata
 from hpctrain.run.checkpoint_manifest import INDEX, MANIFEST, SHARDED_VERSION, IndexedTensor, Region, encode_index
+from hpctrain.checkpoint.write import write_manifest
 
 PAGE = (Path(__file__).parents[3] / "docs/reference/checkpoint_format.md").read_text()
 VERSION_2 = PAGE.partition("## Version 2")[2].partition("## How it is written")[0]

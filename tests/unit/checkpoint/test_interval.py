@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.checkpoint.interval import PRIOR_S, best_interval_s, mean_time_between_failures_s
+from hpctrain.checkpoint.saver import PRIOR_S, best_interval_s, mean_time_between_failures_s
 from hpctrain.run.ledger import Attempt
 from hpctrain.run.reason import Reason
 

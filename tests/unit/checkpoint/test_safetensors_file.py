@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save
 
 from hpctrain.checkpoint import weight_stream
 from hpctrain.checkpoint.safetensors_file import write_safetensors
-from hpctrain.checkpoint.sharded.stored_tensor import StoredTensor
+from hpctrain.checkpoint.stored_tensor import StoredTensor
 from hpctrain.checkpoint.weight_stream import WeightStream
 from hpctrain.errors import CheckpointError
 

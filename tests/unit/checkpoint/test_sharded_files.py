@@ -11,12 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from hpctrain.checkpoint.distributed_folder import DistributedFolder
-from hpctrain.checkpoint.sharded.chunk import Chunk
-from hpctrain.checkpoint.sharded.chunk_file import WrittenFile, write_chunks
+from hpctrain.checkpoint.saved_tensors import DistributedFolder
+from hpctrain.checkpoint.sharded.chunk_file import Chunk, WrittenFile, encode_metadata, write_chunks
 from hpctrain.checkpoint.sharded.digest import MODULUS, combined, partial_sums
-from hpctrain.checkpoint.sharded.metadata import encode_metadata
-from hpctrain.checkpoint.sharded.stored_tensor import StoredTensor, open_index
+from hpctrain.checkpoint.stored_tensor import StoredTensor, open_index
 from hpctrain.errors import CheckpointDamagedError, CheckpointError
 from hpctrain.run.checkpoint_manifest import IndexedTensor, Region, decode_index, encode_index
 from hpctrain.run.checkpoints import file_checksum

@@ -7,9 +7,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hpctrain.config.schedule import Plateau, Schedule, schedule_of
 from hpctrain.errors import ConfigError
-from hpctrain.train.build_learning_rate import Span, build_learning_rate
+from hpctrain.train.build_learning_rate import Span, TorchLearningRate, build_learning_rate
 from hpctrain.train.learning_rate import LearningRate, PlateauLearningRate
-from hpctrain.train.torch_learning_rate import TorchLearningRate
 
 SCHEDULERS = "torch.optim.lr_scheduler"
 

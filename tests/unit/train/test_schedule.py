@@ -6,7 +6,7 @@ import torch
 
 from hpctrain.config.schedule import Schedule
 from hpctrain.errors import ConfigError
-from hpctrain.train.schedule import learning_rate_factor
+from hpctrain.train.learning_rate import learning_rate_factor
 
 
 def values(schedule, total, epoch=10):

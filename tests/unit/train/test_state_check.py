@@ -5,7 +5,7 @@ import torch
 
 from hpctrain.errors import TaskError
 from hpctrain.train.learning_rate import LearningRate
-from hpctrain.train.state_check import StateCheck
+from hpctrain.train.optimizers import StateCheck
 from hpctrain.train.update import Update
 
 

@@ -25,9 +25,8 @@ from hpctrain.train.learning_rate import LearningRate
 from hpctrain.train.precision import gradient_scaler
 from hpctrain.train.step import TrainStep, unknown_optimizers_refused
 from hpctrain.train.task_log import AttachedLog, attach
-from hpctrain.train.trained_module import TrainedModule
+from hpctrain.train.trained_module import GradientCheck, TrainedModule
 from hpctrain.train.turn import Loss, Turn
-from hpctrain.train.unused_parameters import GradientCheck
 from hpctrain.train.update import Clipping, JointUpdate, Update
 
 CPU = torch.device("cpu")

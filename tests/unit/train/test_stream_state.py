@@ -9,7 +9,7 @@ from torch.utils.data import IterableDataset
 from hpctrain.data.bookmark import Bookmark
 from hpctrain.data.stream import ShardedStream
 from hpctrain.errors import TaskError
-from hpctrain.train.stream_state import build_stream_state
+from hpctrain.train.training_data import build_stream_state
 
 
 class Plain(IterableDataset):

@@ -8,7 +8,7 @@ from torch import nn
 
 from hpctrain.errors import ConfigError
 from hpctrain.tasks import Task
-from hpctrain.train.task_class import check_class
+from hpctrain.train.build import check_class
 
 
 class Plain(Task):

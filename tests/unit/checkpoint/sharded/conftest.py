@@ -5,8 +5,7 @@ import itertools
 import pytest
 import torch
 
-from hpctrain.checkpoint.sharded.chunk import Chunk
-from hpctrain.checkpoint.sharded.chunk_file import write_chunks
+from hpctrain.checkpoint.sharded.chunk_file import write_chunks, Chunk
 from hpctrain.run.checkpoint_manifest import IndexedTensor, Region
 
 

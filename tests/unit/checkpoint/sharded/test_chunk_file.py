@@ -8,8 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.checkpoint.sharded.chunk import Chunk
-from hpctrain.checkpoint.sharded.chunk_file import ALIGNMENT, WrittenFile, write_chunks
+from hpctrain.checkpoint.sharded.chunk_file import ALIGNMENT, Chunk, WrittenFile, write_chunks
 from hpctrain.rank.message import decode, encode
 from hpctrain.run.checkpoint_manifest import Region
 from hpctrain.run.checkpoints import file_checksum

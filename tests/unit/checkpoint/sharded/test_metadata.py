@@ -5,8 +5,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from hpctrain.checkpoint.distributed_folder import DistributedFolder
-from hpctrain.checkpoint.sharded.metadata import encode_metadata
+from hpctrain.checkpoint.saved_tensors import DistributedFolder
+from hpctrain.checkpoint.sharded.chunk_file import encode_metadata
 
 EDGES = {
     "rows": ((7, 5), [2, 2, 6], []),

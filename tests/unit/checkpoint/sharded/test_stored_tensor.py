@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.checkpoint.sharded.stored_tensor import open_index
+from hpctrain.checkpoint.stored_tensor import open_index
 from hpctrain.errors import CheckpointError
 from hpctrain.run.checkpoint_manifest import Region
 

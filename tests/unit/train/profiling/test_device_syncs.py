@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from hpctrain.train.profiling.device_syncs import MESSAGE, NOTICE, counted_syncs, user_line
+from hpctrain.train.profiling.sampler import MESSAGE, NOTICE, counted_syncs, user_line
 
 
 class Mode:

@@ -1,4 +1,4 @@
-"""A tensor in a checkpoint, of which several ranks may have written parts: read as a whole, or any part of it."""
+"""Tensors in a checkpoint, of which several ranks may have written parts: read as a whole, or any part of them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import mmap
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hpctrain.errors import CheckpointError
+from hpctrain.files import read_bytes
 from hpctrain.phrases import listed
 from hpctrain.run.checkpoint_manifest import ChunkPlace, IndexedTensor, Region
+from hpctrain.run.tensor_index import INDEX, decode_index
 
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 """Of mmap(2); Python has the name from 3.13 on."""
@@ -154,3 +157,73 @@ def open_index(path: Path, index: Mapping[str, IndexedTensor]) -> dict[str, Stor
     # tied weights have one place, and are one object here
     stored = {one: StoredTensor(name, one, files) for name, one in reversed([*index.items()])}
     return {name: stored[one] for name, one in index.items()}
+
+
+LARGEST_INDEX_BYTES = 2**30
+"""Of the index: it has a line per part that a rank wrote of a tensor."""
+MODEL_PREFIX = "model."
+"""Begins the names of the model's tensors."""
+
+
+def read_parts(path: Path, content: Any) -> dict[str, Any]:
+    """Return the fields of a `Snapshot`, with a `StoredTensor` for each tensor of which ranks wrote parts.
+
+    Args:
+        path: directory of the checkpoint.
+        content: of its `state.pt`.
+
+    Raises:
+        CheckpointError: its files don't fit together, or can't be read.
+    """
+    try:
+        tensors = open_index(path, decode_index(read_bytes(path / INDEX, at_most=LARGEST_INDEX_BYTES)))
+    except OSError as error:
+        raise CheckpointError(f"{path / INDEX} can't be read: {error.strerror}") from error
+    find = partial(_find, tensors, path)
+    model: dict[str, Any] = {
+        name.removeprefix(MODEL_PREFIX): tensor for name, tensor in tensors.items() if name.startswith(MODEL_PREFIX)
+    }
+    return {
+        "model": model | content["model"],
+        "optimizer": without_markers(content["optimizer"], find),
+        "state": without_markers(content["state"], find),
+    }
+
+
+def whole_tensors(value: Any) -> Any:
+    """Return a tree of saved values in which each `StoredTensor` is read as a whole."""
+    if isinstance(value, StoredTensor):
+        return value.read()
+    if isinstance(value, Mapping):
+        return {key: whole_tensors(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        found = [whole_tensors(item) for item in value]
+        return tuple(found) if isinstance(value, tuple) else found
+    return value
+
+
+def _find(tensors: dict[str, StoredTensor], path: Path, name: str) -> StoredTensor:
+    if name not in tensors:
+        raise CheckpointError(f"{path / INDEX} lacks the tensor {name}, to which state.pt refers")
+    return tensors[name]
+
+
+KEY = "stored tensor"
+"""The only key of a marker, which is a dict so that plain torch can load it; its value is the tensor's name."""
+
+
+def marker(name: str) -> dict[str, str]:
+    """Return what stands for the tensor of this name in the checkpoint's index."""
+    return {KEY: name}
+
+
+def without_markers(value: Any, find: Callable[[str], Any]) -> Any:
+    """Return a tree in which each marker is replaced by what ``find`` returns for its name."""
+    if isinstance(value, Mapping):
+        if value.keys() == {KEY}:
+            return find(value[KEY])
+        return {key: without_markers(item, find) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        found = [without_markers(item, find) for item in value]
+        return tuple(found) if isinstance(value, tuple) else found
+    return value
