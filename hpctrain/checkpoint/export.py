@@ -27,11 +27,14 @@ from torch import Tensor
 
 from hpctrain.checkpoint.host_memory import sharing_key
 from hpctrain.checkpoint.read import LoadedCheckpoint, load
-from hpctrain.checkpoint.safetensors_file import write_safetensors
-from hpctrain.checkpoint.safetensors_folder import publish_folder, write_folder
 from hpctrain.checkpoint.stored_tensor import StoredTensor
-from hpctrain.checkpoint.torch_file import write_torch_file
-from hpctrain.checkpoint.weight_stream import WeightStream
+from hpctrain.checkpoint.weight_stream import (
+    WeightStream,
+    publish_folder,
+    write_folder,
+    write_safetensors,
+    write_torch_file,
+)
 from hpctrain.errors import CheckpointError, HpctrainError
 from hpctrain.files import fsync_directory, temporary_name
 from hpctrain.phrases import listed

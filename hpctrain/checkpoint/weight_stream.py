@@ -1,18 +1,27 @@
-"""One tensor of an export, read piece by piece, so that it needn't fit into memory."""
+"""Weights that don't fit into memory together, read one after the other and written into files of other formats."""
 
 from __future__ import annotations
 
 import ctypes
+import json
 import math
 import mmap
+import os
+import re
 import sys
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, TensorSpec, serialize
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hpctrain.run.checkpoint_manifest import Region
 from hpctrain.checkpoint.stored_tensor import StoredTensor
+from hpctrain.errors import CheckpointError
+from hpctrain.files import errors_naming, fsync_directory, write_atomic
 
 PIECE_BYTES = 16 << 20
 """Bytes that are read at a time; more, if one row of the tensor is larger."""
@@ -94,3 +103,179 @@ def _let_go(tensor: Tensor) -> None:
     if tensor.is_contiguous() and begin < end:
         # an older kernel refuses: the pages then stay until others need the memory
         _madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _MADV_PAGEOUT)
+
+
+LINE = "\n"
+
+
+def write_torch_file(
+    path: Path, weights: Mapping[str, WeightStream], versions: object, on_write: Callable[[int], None]
+) -> None:
+    """Write a new file, and make it durable; `torch.load(path, weights_only=True)` returns the tensors by name.
+
+    Names with the same `WeightStream` share their tensor. As in hpctrain's own files, the CRC-32 fields of the zip
+    format don't match, which torch doesn't read.
+
+    Args:
+        path: must not exist.
+        weights: by name.
+        versions: the modules' versions, as `Module.state_dict` returns them in `_metadata`; None without.
+        on_write: called with the number of bytes after each write.
+
+    Raises:
+        OSError: the file can't be written; a part of it may be left.
+    """
+    state: OrderedDict[str, Tensor] = OrderedDict()
+    made: dict[WeightStream, Tensor] = {}
+    with FakeTensorMode():
+        for name, weight in weights.items():
+            if weight not in made:
+                made[weight] = torch.empty(weight.shape, dtype=weight.dtype)
+            state[name] = made[weight]
+    if versions is not None:
+        state._metadata = versions  # type: ignore[attr-defined]
+    # a file with holes in the place of the elements
+    try:
+        with torch.serialization.skip_data(materialize_fake_tensors=True):
+            torch.save(state, path)
+    except RuntimeError as error:
+        raise OSError(f"torch: {str(error).partition(LINE)[0]}") from error
+    with FakeTensorMode():
+        places = torch.load(path, weights_only=True)
+    with errors_naming(path), path.open("r+b") as file:
+        for weight, name in {weight: name for name, weight in weights.items()}.items():
+            file.seek(places[name].untyped_storage()._checkpoint_offset)
+            for piece in weight.pieces():
+                file.write(piece)
+                on_write(len(piece))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+_LENGTH_BYTES = 8
+"""Size of the header's length, which precedes the header. The header is padded to a multiple of it."""
+
+
+def write_safetensors(path: Path, weights: Mapping[str, WeightStream], on_write: Callable[[int], None]) -> None:
+    """Write a new file, and make it durable. For the same tensors it has the same bytes as the package's `save_file`.
+
+    Args:
+        path: must not exist.
+        weights: by name.
+        on_write: called with the number of bytes after each write.
+
+    Raises:
+        CheckpointError: the format lacks the type of a tensor.
+        OSError: the file can't be written; a part of it may be left.
+    """
+    header, names = _header(weights)
+    with errors_naming(path), path.open("xb") as file:
+        file.write(header)
+        for name in names:
+            for piece in weights[name].pieces():
+                file.write(piece)
+                on_write(len(piece))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _header(weights: Mapping[str, WeightStream]) -> tuple[bytes, list[str]]:
+    """Return the bytes before the elements, and the names in the order of their elements."""
+    empty = {}
+    for name, weight in weights.items():
+        kind = str(weight.dtype).removeprefix("torch.")
+        try:
+            empty[name] = TensorSpec(dtype=kind, shape=(0, *weight.shape), data_ptr=0, data_len=0)
+        except SafetensorError as error:
+            problem = f"{name} is {kind}, which safetensors files can't hold; export to a .pt file instead"
+            raise CheckpointError(problem) from error
+    entries = json.loads(serialize(empty, metadata={"format": "pt"})[_LENGTH_BYTES:])
+    names = [name for name in entries if name in weights]
+    end = 0
+    for name in names:
+        begin, end = end, end + weights[name].nbytes
+        entries[name]["shape"].pop(0)
+        entries[name]["data_offsets"] = [begin, end]
+    text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _LENGTH_BYTES)
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text, names
+
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
+"""Names of the files; others in such a folder, such as config.json, are the user's."""
+
+
+def write_folder(
+    path: Path, weights: Mapping[str, WeightStream], max_bytes: int, on_write: Callable[[int], None]
+) -> None:
+    """Fill an empty folder, and make its files durable.
+
+    Weights that fit into one file are `model.safetensors`. Others are files that are numbered from 1, with an index
+    that has the sum of the tensors' bytes (`metadata.total_size`) and the file of each tensor (`weight_map`).
+
+    Args:
+        path: of the folder.
+        weights: by name; the files have them in this order.
+        max_bytes: bytes of a file's tensors; a larger tensor has a file of its own.
+        on_write: called with the number of bytes after each write.
+
+    Raises:
+        CheckpointError: the format lacks the type of a tensor.
+        OSError: a file can't be written; a part of it may be left.
+    """
+    groups = list(_groups(weights, max_bytes))
+    if len(groups) == 1:
+        write_safetensors(path / SINGLE, weights, on_write)
+    else:
+        names = [f"model-{number:05d}-of-{len(groups):05d}.safetensors" for number in range(1, len(groups) + 1)]
+        for name, group in zip(names, groups, strict=True):
+            write_safetensors(path / name, group, on_write)
+        index = {
+            "metadata": {"total_size": sum(weight.nbytes for weight in weights.values())},
+            "weight_map": {each: name for name, group in zip(names, groups, strict=True) for each in group},
+        }
+        write_atomic(path / INDEX, json.dumps(index, indent=2, ensure_ascii=False) + "\n")
+    fsync_directory(path)
+
+
+def publish_folder(written: Path, path: Path) -> None:
+    """Give a folder its name, or replace the weights in an existing one, and leave its other files as they are.
+
+    Args:
+        written: next to ``path``, filled by `write_folder`.
+        path: a folder, or nothing.
+    """
+    if path.is_dir() and any(path.iterdir()):
+        # the index first and last: without it, no reader takes files of two models for one
+        for file in sorted(weight_files(path), key=_is_no_index):
+            file.unlink()
+        for file in sorted(written.iterdir(), key=_is_no_index, reverse=True):
+            file.replace(path / file.name)
+        written.rmdir()
+        fsync_directory(path)
+    else:
+        written.replace(path)
+    fsync_directory(path.parent)
+
+
+def weight_files(path: Path) -> list[Path]:
+    """Return the files in a folder that hold weights, and their index."""
+    return [file for file in path.iterdir() if WEIGHTS.fullmatch(file.name)]
+
+
+def _is_no_index(file: Path) -> bool:
+    return file.name != INDEX
+
+
+def _groups(weights: Mapping[str, WeightStream], max_bytes: int) -> Iterator[dict[str, WeightStream]]:
+    group: dict[str, WeightStream] = {}
+    size = 0
+    for name, weight in weights.items():
+        if group and size + weight.nbytes > max_bytes:
+            yield group
+            group, size = {}, 0
+        group[name] = weight
+        size += weight.nbytes
+    yield group

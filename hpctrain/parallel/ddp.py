@@ -14,9 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from hpctrain.config.parallel import Parallel
 from hpctrain.errors import ConfigError
 from hpctrain.parallel.mesh import TrainingWorld
-from hpctrain.parallel.replica import Accumulating, Replica
+from hpctrain.parallel.replica import Accumulating, AutocastDataParallel, LossModule, Replica
 from hpctrain.parallel.trial_pass import training_pass_undone
-from hpctrain.parallel.wrappers import AutocastDataParallel, LossModule
 from hpctrain.rank.compiler import compiler_spared, is_any_compiled
 from hpctrain.rank.world import World
 

@@ -21,9 +21,8 @@ from hpctrain.errors import ConfigError, TaskError
 from hpctrain.parallel.blocks import find_blocks
 from hpctrain.parallel.gradients import clip, total_norm
 from hpctrain.parallel.mesh import Mesh, TrainingWorld
-from hpctrain.parallel.replica import Accumulating, CountsOnce, Replica
+from hpctrain.parallel.replica import Accumulating, CountsOnce, LossModule, Replica
 from hpctrain.parallel.sharded_tensor import sizes_along
-from hpctrain.parallel.wrappers import LossModule
 from hpctrain.phrases import counted, listed
 
 BROADCAST_BYTES = 250 << 20

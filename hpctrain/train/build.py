@@ -29,8 +29,7 @@ from hpctrain.data.micro_batch import shapes_of
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.parallel.ddp import broadcast_tensors, build_replica, synchronise_batchnorm
 from hpctrain.parallel.mesh import Mesh, TrainingWorld
-from hpctrain.parallel.replica import Replica
-from hpctrain.parallel.wrappers import inner
+from hpctrain.parallel.replica import Replica, inner
 from hpctrain.phrases import listed
 from hpctrain.rank.compiler import compile_in_place, compile_parts_in_place
 from hpctrain.rank.stop_request import StopRequest

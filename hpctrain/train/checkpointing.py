@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -66,6 +67,8 @@ class Checkpointing:
 
     Attributes:
         best_step: the step of the last evaluation that was among the best; a save follows it.
+        clock: as given.
+        due_at_s: when the next save is due by rank zero's clock; infinite if none is, and on the other ranks.
     """
 
     def __init__(
@@ -85,7 +88,7 @@ class Checkpointing:
         self._world = training.world
         self._directory = directory
         self._claim = claim
-        self._clock = clock
+        self.clock = clock
         self._saver = saver
         self._agreement = agreement
         self._keeps_best = bool(training.checkpoint_policy.keep_best)
@@ -94,8 +97,7 @@ class Checkpointing:
         )
         self._weights = Weights(training)
         self._state = training_state(training, self._best, self._weights)
-        self._saved_at_s = clock()
-        self._interval_s: float | None = None
+        self.due_at_s = math.inf
 
     def resume(self, show: ShowRead | None = None) -> Start:
         """Restore the newest intact checkpoint, if there is one; collective.
@@ -172,11 +174,6 @@ class Checkpointing:
         best, best_step = (None, None) if top is None else (top.score, top.step)
         record = EvaluationRecord(step=step, means=means, best=best, best_step=best_step)
         record.write(self._directory.attempt(self._claim.attempt))
-
-    def is_due(self) -> bool:
-        """Return whether a save is due by rank zero's clock; False on the other ranks."""
-        interval_s = self._interval_s
-        return interval_s is not None and self._clock() - self._saved_at_s >= interval_s
 
     def save(self, step: int, *, evaluation_due: bool, wait: bool) -> Stop | None:
         """Save the state after ``step`` steps; collective.
@@ -255,16 +252,15 @@ class Checkpointing:
         return step == self._training.total_steps or self._training.ending.concluded
 
     def _restart_interval(self) -> None:
-        self._saved_at_s = self._clock()
-        self._interval_s = self._next_interval_s()
+        self.due_at_s = self.clock() + self._next_interval_s()
 
-    def _next_interval_s(self) -> float | None:
-        """Return the seconds until the next save; None if no save is due by time, and on ranks other than zero."""
+    def _next_interval_s(self) -> float:
+        """Return the seconds until the next save; infinite if none is due by time, and on ranks other than zero."""
         policy = self._config.checkpoint
         if not self._world.is_rank_zero:
-            return None
+            return math.inf
         if not policy.auto:
-            return None if policy.every_min is None else policy.every_min * 60
+            return math.inf if policy.every_min is None else policy.every_min * 60
         if not self._saver.stall_s:
             return FIRST_AUTO_SAVE_S
         attempts = Ledger(self._directory).attempts()

@@ -174,7 +174,7 @@ class Loop:
         eval_every = config.trainer.eval_every_steps or self._training.data.plan.steps_per_epoch
         train_step, profiler, checkpointing = self._training.step, self._profiler, self._checkpointing
         position, show_step = self._training.position, self._log.show_step
-        decide, is_due = self._stopping.agreement.decide, checkpointing.is_due
+        decide, clock = self._stopping.agreement.decide, checkpointing.clock
         callbacks, ending, meter = self._callbacks, self._ending, self._training.meter
         before_step, after_step, is_timed = callbacks.before_step, callbacks.after_step, ending.is_timed
         pause_at = total if self._stopping.pause_at is None else self._stopping.pause_at
@@ -204,7 +204,7 @@ class Loop:
                 return self._leave(stop)
             if is_timed:
                 ending.look_at_clock()
-            decision = decide(step, save=is_due(), end=ending.requested)
+            decision = decide(step, save=clock() >= checkpointing.due_at_s, end=ending.requested)
             # after the last step there is nothing to stop: the run is complete once it is saved
             pauses = step >= pause_at and self._pauses()
             if not is_last and (decision.stop or decision.end or self._ends or pauses):

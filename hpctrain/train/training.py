@@ -18,7 +18,7 @@ from hpctrain.data.loader import EvalLoader
 from hpctrain.metrics.meter import Meter
 from hpctrain.metrics.progress import Bar
 from hpctrain.parallel.mesh import TrainingWorld
-from hpctrain.parallel.wrappers import inner
+from hpctrain.parallel.replica import inner
 from hpctrain.rank.determinism import random_states_restored, seed_everything
 from hpctrain.rank.stop_request import StopRequest
 from hpctrain.tasks.position import Position

@@ -10,9 +10,8 @@ from safetensors import SafetensorError, TensorSpec
 from safetensors.torch import load_file, save
 
 from hpctrain.checkpoint import weight_stream
-from hpctrain.checkpoint.safetensors_file import write_safetensors
 from hpctrain.checkpoint.stored_tensor import StoredTensor
-from hpctrain.checkpoint.weight_stream import WeightStream
+from hpctrain.checkpoint.weight_stream import WeightStream, write_safetensors
 from hpctrain.errors import CheckpointError
 
 

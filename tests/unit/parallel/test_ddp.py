@@ -7,8 +7,7 @@ from hpctrain.config.parallel import Parallel
 from hpctrain.errors import ConfigError
 from hpctrain.parallel.ddp import build_replica, synchronise_batchnorm
 from hpctrain.parallel.mesh import TrainingWorld
-from hpctrain.parallel.replica import Replica
-from hpctrain.parallel.wrappers import LossModule, inner
+from hpctrain.parallel.replica import LossModule, Replica, inner
 
 ALONE = TrainingWorld(rank=0, size=1, local_rank=0, devices=(torch.device("cpu"),))
 

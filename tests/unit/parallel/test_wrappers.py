@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from hpctrain.parallel.wrappers import with_callers_autocast
+from hpctrain.parallel.replica import with_callers_autocast
 
 
 def in_a_thread(compute, features):

@@ -145,11 +145,11 @@ def test_a_save_is_due_by_the_clock(checkpointing_of, clock, words, due_after_s)
     checkpointing, _ = checkpointing_of(*words)
     checkpointing.resume()
     clock.advance(1e6 if due_after_s is None else due_after_s - 1)
-    assert not checkpointing.is_due()
+    assert clock() < checkpointing.due_at_s
     clock.advance(1)
-    assert checkpointing.is_due() is (due_after_s is not None)
+    assert (clock() >= checkpointing.due_at_s) is (due_after_s is not None)
     checkpointing.save(1, evaluation_due=False, wait=True)
-    assert not checkpointing.is_due()
+    assert clock() < checkpointing.due_at_s
 
 
 def test_a_save_is_left_out_while_another_is_written_unless_it_is_one_of_the_best(

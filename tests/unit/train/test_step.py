@@ -16,8 +16,7 @@ from hpctrain.errors import TaskError
 from hpctrain.metrics.meter import Meter
 from hpctrain.parallel.ddp import DdpReplica
 from hpctrain.parallel.mesh import TrainingWorld
-from hpctrain.parallel.replica import Replica
-from hpctrain.parallel.wrappers import LossModule
+from hpctrain.parallel.replica import LossModule, Replica
 from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
 from hpctrain.train.ema import Ema
