@@ -17,7 +17,7 @@ from hpctrain.config.precision import FORMATS
 from hpctrain.data.loader import EvalLoader
 from hpctrain.data.workers import Workers
 from hpctrain.errors import TaskError
-from hpctrain.parallel.ddp import build_replica, replicate
+from hpctrain.parallel.ddp import build_replica
 from hpctrain.rank.agreement import Agreement
 from hpctrain.rank.stop_request import StopRequest
 from hpctrain.tasks import Task
@@ -111,9 +111,8 @@ def loader_of(dataset, micro_batch_size, world, workers):
 def be_rank(num_samples, micro_batch_size, num_workers, signal_at, kind, tried):
     world = joined()
     rank = world.rank
-    model = replicate(nn.BatchNorm1d(1), world, Parallel())
-    norm = getattr(model, "module", model)
-    norm.running_mean.fill_(float(rank))  # as if every rank had trained on samples of its own
+    model = nn.BatchNorm1d(1)
+    model.running_mean.fill_(float(rank))  # as if every rank had trained on samples of its own
     stop = StopRequest()
     stop.install()
     task = Count(signal_at[rank])
@@ -132,7 +131,7 @@ def be_rank(num_samples, micro_batch_size, num_workers, signal_at, kind, tried):
         "seen": task.seen,
         "modes": sorted(task.modes),
         "training": model.training,
-        "mean": norm.running_mean.item(),
+        "mean": model.running_mean.item(),
         "same_random_state": torch.equal(before, torch.get_rng_state()),
         "num_batches": evaluation.num_batches,
     }

@@ -9,10 +9,8 @@ from evaluating import Numbers, Stream, loader_of, pass_of
 from gloo_world import joined
 from torch import nn
 
-from hpctrain.config.parallel import Parallel
 from hpctrain.config.precision import FORMATS
 from hpctrain.data.workers import Workers
-from hpctrain.parallel.ddp import replicate
 from hpctrain.rank.agreement import Agreement
 from hpctrain.rank.stop_request import StopRequest
 from hpctrain.tasks import Metric, PerSample, Task
@@ -116,7 +114,7 @@ def be_rank(num_samples, micro_batch_size, fails, with_torchmetrics, tried=0):
     results = {}
     for kind, dataset in KINDS.items():
         task = Scoring(fails, with_torchmetrics)
-        model = replicate(nn.Linear(1, 1), world, Parallel())
+        model = nn.Linear(1, 1)
         loader = loader_of(dataset(num_samples), micro_batch_size, world, Workers(0))
         evaluation = Evaluation(pass_of(task, model, world), loader, precision=FORMATS["fp32"], max_gathered_mb=1)
         try:
