@@ -190,7 +190,7 @@ def _copy_parts(model: nn.Module, saved: Mapping[str, Any], here: Mapping[str, A
             copy_saved(value, saved[name])
     others = {name: value for name, value in saved.items() if not isinstance(here[name], Tensor)}
     with warnings.catch_warnings():
-        # of a batch norm that only other ranks of a pipeline have, and for which torch adds a count of batches
+        # of a batch norm that only other ranks have, and for which torch adds a count of batches
         warnings.filterwarnings("ignore", "for .* copying from a non-meta parameter")
         # with hooks that the model's modules, or hpctrain, have for the end of loading
         model.load_state_dict(others, strict=False)

@@ -38,7 +38,7 @@ def micro_batch_size_of(config: Config, world_size: int, pipeline_degree: int = 
         return size
     resources = resources_of(config)
     mesh = mesh_shape(config.parallel, resources.world_size, resources.processes_per_node)
-    num_shares, degree = (resources.world_size, 1) if mesh is None else (mesh.data_parallel_size, mesh.pipeline)
+    num_shares, degree = (resources.world_size, 1) if mesh is None else (mesh.data_parallel_size, mesh.num_positions)
     return _piece(share, pipeline_degree, largest=_piece(max(1, trainer.global_batch_size // num_shares), degree))
 
 

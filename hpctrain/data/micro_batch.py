@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from hpctrain.data.keyed_random import IntArray
-from hpctrain.errors import TaskError
 
 MOST_MICRO_BATCHES = 2**20
 """Of a step; keeps the numbers of micro-batches of different steps apart."""
@@ -126,21 +125,6 @@ def _is_of_samples(batch: Sequence[Any]) -> bool:
     """Whether a list has an element for each sample, whose own lengths say nothing, and not a tensor for each field."""
     lengths = {len(element) for element in batch if isinstance(element, Tensor) and element.dim()}
     return len(lengths) > 1 or all(isinstance(element, Mapping) for element in batch)
-
-
-def shapes_of(batch: Any) -> tuple[tuple[int, ...], ...]:
-    """The shapes of a batch's tensors, in the order of `iterate_tensors`.
-
-    Raises:
-        TaskError: it has no tensors.
-    """
-    shapes = tuple(tuple(tensor.shape) for tensor in iterate_tensors(batch))
-    if not shapes:
-        raise TaskError(
-            f"in a pipeline, batches must hold tensors, and this one is a {type(batch).__name__} without any: make "
-            "them in the dataset, or in collate_fn"
-        )
-    return shapes
 
 
 def _rebuilt(original: Mapping[Any, Any], values: dict[Any, Any]) -> Any:

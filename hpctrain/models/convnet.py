@@ -30,7 +30,7 @@ class ConvNet(nn.Module):
         """Logits [n, num_classes] of images [n, in_channels, height, width], 2 x 2 pixels or more."""
         features: Tensor = self.features(images)
         if not self.classifier:
-            # in a pipeline, a later stage has it
+            # a later stage of the model has it
             return features
         logits: Tensor = self.classifier(self.dropout(features.mean(dim=(2, 3))))
         return logits

@@ -80,7 +80,7 @@ class GPT(nn.Module):
                 f"the model got {length} tokens, but model.context_length={self.context_length}: "
                 f"set model.context_length={length} or more"
             )
-        # in a pipeline, other stages than the first one get what the one before has computed
+        # stages of the model after the first one get what the one before has computed
         stream, added = tokens, 0
         if self.places:
             stream, documents, added = self._embed(tokens, documents)

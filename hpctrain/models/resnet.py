@@ -58,7 +58,7 @@ class ResNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits [n, num_classes] of images [n, in_channels, height, width]."""
-        # in a pipeline, other stages than the first one get what the one before has computed
+        # stages of the model after the first one get what the one before has computed
         stream = self.maxpool(self.relu(self.bn1(self.conv1(images)))) if self.conv1 else images
         for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
             stream = stage(stream)

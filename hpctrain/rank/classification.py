@@ -189,5 +189,5 @@ def _smaller(config: Config, world_size: int, local_world_size: int) -> list[str
 def _micro_batch_size(config: Config, world_size: int, local_world_size: int) -> tuple[int, int]:
     """Return the samples of a full micro-batch, and the number of groups of ranks in the pipeline."""
     mesh = mesh_shape(config.parallel, world_size, local_world_size)
-    num_shares, pipeline_degree = (world_size, 1) if mesh is None else (mesh.data_parallel_size, mesh.pipeline)
+    num_shares, pipeline_degree = (world_size, 1) if mesh is None else (mesh.data_parallel_size, mesh.num_positions)
     return micro_batch_size_of(config, num_shares, pipeline_degree), pipeline_degree

@@ -25,7 +25,7 @@ from hpctrain.config.named_optimizers import losses_of, named_optimizers
 from hpctrain.config.precision import NumberFormats
 from hpctrain.config.root import Config
 from hpctrain.config.task_methods import called_methods, cant_be_called, lacks, warnings_about
-from hpctrain.data.micro_batch import shapes_of
+from hpctrain.data.micro_batch import iterate_tensors
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.parallel.ddp import broadcast_tensors, build_replica, synchronise_batchnorm
 from hpctrain.parallel.mesh import Mesh, TrainingWorld
@@ -277,8 +277,23 @@ def _build_shared(
     replica = FsdpReplica(root, world, config.parallel)
     if stages is not None:
         pipeline = join_pipeline(root, stages, config, world)
-        replica = PipelineReplica(root, world, config.parallel, pipeline, shapes_of)
+        replica = PipelineReplica(root, world, config.parallel, pipeline, _shapes_of)
     return Network(model, model, None, replica, partial(ShardedSaver, world=world, copies=replica.copies))
+
+
+def _shapes_of(batch: Any) -> tuple[tuple[int, ...], ...]:
+    """The shapes of a batch's tensors, in the order of `iterate_tensors`.
+
+    Raises:
+        TaskError: it has no tensors.
+    """
+    shapes = tuple(tuple(tensor.shape) for tensor in iterate_tensors(batch))
+    if not shapes:
+        raise TaskError(
+            f"in a pipeline, batches must hold tensors, and this one is a {type(batch).__name__} without any: make "
+            "them in the dataset, or in collate_fn"
+        )
+    return shapes
 
 
 def _restored_later(config: Config, model: nn.Module) -> set[int]:
