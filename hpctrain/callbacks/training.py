@@ -31,8 +31,8 @@ class Training(ABC):
             otherwise since the previous record. In `on_start`, `after_save`, `on_stop` and `on_end` a call is an error:
             these hooks belong to no step, so the records would depend on the run's interruptions.
         config: of the run.
-        is_collective: whether the ranks share the model (`parallel=mesh`). Then every rank has to call the model,
-            inside `evaluation_mode`, and weights and gradients are DTensors, each rank's with its own part.
+        is_sharded: whether the ranks share the model (`parallel=mesh`). Then every rank has to call the model, inside
+            `evaluation_mode`, and weights and gradients are DTensors, each rank's with its own part.
         rank: of this process.
         world_size: number of ranks.
         device: of this rank, the first one if it has several.
@@ -47,7 +47,7 @@ class Training(ABC):
     position: Position
     log: TaskLog
     config: Config
-    is_collective: bool
+    is_sharded: bool
     rank: int
     world_size: int
     device: torch.device
@@ -57,14 +57,9 @@ class Training(ABC):
     metric_mode: str | None
 
     @property
-    def is_sharded(self) -> bool:
-        """Another name of `is_collective`."""
-        return self.is_collective
-
-    @property
     def takes_part(self) -> bool:
         """Whether this rank has to call the model or read weights: rank zero, or each rank if they share the model."""
-        return self.rank == 0 or self.is_collective
+        return self.rank == 0 or self.is_sharded
 
     @property
     @abstractmethod
@@ -89,7 +84,7 @@ class Training(ABC):
 
     @abstractmethod
     def evaluation_mode(self) -> AbstractContextManager[None]:
-        """Make passes in this context as an evaluation does; it leaves no trace. Collective if `is_collective`.
+        """Make passes in this context as an evaluation does; it leaves no trace. Collective if the model is sharded.
 
         The model is in evaluation mode, with the averaged weights if they are evaluated, without gradients, and in the
         run's precision. Buffers, modes and random states are restored.

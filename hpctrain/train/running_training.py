@@ -38,7 +38,7 @@ class RunningTraining(CallbackContext):
         self.position = training.position
         self.log = self.own_log = training.task_log
         self.config = training.config
-        self.is_collective = training.network.replica.is_shared
+        self.is_sharded = training.network.replica.is_shared
         self.rank = training.world.rank
         self.world_size = training.world.size
         self.device = training.world.device

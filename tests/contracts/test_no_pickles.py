@@ -30,7 +30,7 @@ RESTRICTED = {
         "torch.load without weights_only=True",
     },
     # writes the description of a sharded checkpoint for torch.distributed.checkpoint, which has no other form of it
-    "checkpoint/sharded/metadata.py": {"pickle.dumps"},
+    "checkpoint/sharded/chunk_file.py": {"pickle.dumps"},
 }
 """What some modules use. The unpickler for saves replaces each of these instructions: see test_restricted_pickle.py."""
 

@@ -76,7 +76,7 @@ HOOKS = """
 """
 OF_A_TRAINING = """
     task model position log config is_sharded rank world_size device run_dir callback_name metric metric_mode
-    loss_scale parameters eval_samples evaluation_mode weights end
+    takes_part loss_scale parameters eval_samples evaluation_mode weights end
 """
 FILES_OF_A_CHECKPOINT = "manifest.json optimizer.pt model.pt state.pt model.safetensors index.json .metadata"
 ERRORS = """
