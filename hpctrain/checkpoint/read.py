@@ -19,7 +19,7 @@ from hpctrain.checkpoint.stored_tensor import read_parts
 from hpctrain.errors import CheckpointDamagedError, CheckpointError, CheckpointUnlikeError
 from hpctrain.rank.world import World
 from hpctrain.run.checkpoint_manifest import INDEX, STATE
-from hpctrain.run.checkpoints import CheckpointInfo, ShowRead, Verify, find_damage, newest_intact, Problem, wrong_files
+from hpctrain.run.checkpoints import CheckpointInfo, Problem, ShowRead, Verify, find_damage, newest_intact, wrong_files
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.gone_checkpoints import describe_gone, gone_step, may_start_over, move_records_aside
 from hpctrain.run.ledger import Claim

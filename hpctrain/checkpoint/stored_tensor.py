@@ -14,8 +14,7 @@ from torch import Tensor
 from hpctrain.errors import CheckpointError
 from hpctrain.files import read_bytes
 from hpctrain.phrases import listed
-from hpctrain.run.checkpoint_manifest import ChunkPlace, IndexedTensor, Region
-from hpctrain.run.tensor_index import INDEX, decode_index
+from hpctrain.run.checkpoint_manifest import INDEX, ChunkPlace, IndexedTensor, Region, decode_index
 
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 """Of mmap(2); Python has the name from 3.13 on."""

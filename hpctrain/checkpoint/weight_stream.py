@@ -18,10 +18,10 @@ from safetensors import SafetensorError, TensorSpec, serialize
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from hpctrain.run.checkpoint_manifest import Region
 from hpctrain.checkpoint.stored_tensor import StoredTensor
 from hpctrain.errors import CheckpointError
 from hpctrain.files import errors_naming, fsync_directory, write_atomic
+from hpctrain.run.checkpoint_manifest import Region
 
 PIECE_BYTES = 16 << 20
 """Bytes that are read at a time; more, if one row of the tensor is larger."""

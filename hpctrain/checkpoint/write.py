@@ -158,7 +158,7 @@ def unpublished(directory: RunDirectory, claim: Claim, step: int) -> Iterator[Pa
         _make_folder(directory)
         temporary.mkdir()
         yield temporary
-        record_saved(directory.claim(claim.attempt), step)
+        record_saved(directory.attempt(claim.attempt), step)
     except (OSError, CheckpointError) as error:
         # a later attempt removes this attempt's temporary directory: check for that before blaming the disk
         with suppress(OSError):

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from hpctrain.config.mesh import MeshShape
 from hpctrain.parallel.all_gather import gather_over
-from hpctrain.rank.gloo_group import SAVING, gloo_group
+from hpctrain.rank.group import SAVING, gloo_group
 from hpctrain.rank.world import World
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from hpctrain.config.main_module import find_own
 from hpctrain.config.named_optimizers import losses_of, named_optimizers
 from hpctrain.config.precision import NumberFormats
 from hpctrain.config.root import Config
-from hpctrain.config.task_methods import called_methods, cant_be_called, lacks, warnings_about
+from hpctrain.config.task_checks import called_methods, cant_be_called, lacks, warnings_about
 from hpctrain.data.micro_batch import iterate_tensors
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.parallel.ddp import broadcast_tensors, build_replica, synchronise_batchnorm
@@ -358,7 +358,7 @@ def check_class(kind: type[Task], target: str, losses: Sequence[str]) -> None:
                 # the decorator's own signature: it may pass the method more arguments than it gets
                 inspect.signature(method, follow_wrapped=False).bind("self", *arguments)
             except TypeError as error:
-                raise cant_be_called(target, name, arguments, str(error)) from None
+                raise cant_be_called("task", target, name, arguments, str(error)) from None
     for line in warnings_about(target, methods, known.keys() | set(_mentioned_in_class(kind))):
         log.warning("%s", line)
 

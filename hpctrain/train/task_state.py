@@ -16,8 +16,8 @@ from hpctrain.checkpoint.host_memory import HostCopy
 from hpctrain.checkpoint.state import Stateful
 from hpctrain.data.micro_batch import iterate_tensors, map_tensors
 from hpctrain.errors import CheckpointError, TaskError
-from hpctrain.rank.message import packed, unpacked
 from hpctrain.parallel.mesh import TrainingWorld
+from hpctrain.rank.message import packed, unpacked
 from hpctrain.tasks.log import TaskLog
 from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task

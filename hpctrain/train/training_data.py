@@ -25,14 +25,13 @@ from hpctrain.data.loader import TrainLoader
 from hpctrain.data.micro_batch import BatchTransfer, CopyInBackground, MicroBatch, MoveOnDemand, map_tensors
 from hpctrain.data.order import Order, ShuffledOrder, sequential
 from hpctrain.data.plan import BatchPlan
-from hpctrain.data.stream import is_stream, check_stream, has_bookmarks, remark_on
-from hpctrain.data.sharded_stream import streams_of
+from hpctrain.data.stream import check_stream, has_bookmarks, is_stream, remark_on, streams_of
 from hpctrain.data.workers import Workers, default_num_workers
 from hpctrain.errors import CheckpointError, TaskError
 from hpctrain.parallel.mesh import TrainingWorld
 from hpctrain.phrases import counted, listed
 from hpctrain.rank.determinism import random_states_restored
-from hpctrain.rank.packed_state import packed, unpacked
+from hpctrain.rank.message import packed, unpacked
 from hpctrain.rank.stop_request import StopRequest
 from hpctrain.rank.world import World
 from hpctrain.tasks.task import Task

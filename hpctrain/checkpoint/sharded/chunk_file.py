@@ -29,8 +29,7 @@ from torch.distributed.checkpoint.metadata import (
 from hpctrain.checkpoint.checksummed_file import UNCOPIED_FROM_BYTES, ChecksummedFile
 from hpctrain.checkpoint.stored_tensor import DTYPES
 from hpctrain.checkpoint.write import without_crc32
-from hpctrain.run.region import Region
-from hpctrain.run.tensor_index import ChunkPlace, IndexedTensor
+from hpctrain.run.checkpoint_manifest import ChunkPlace, IndexedTensor, Region
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,10 +19,18 @@ from hpctrain.checkpoint.stored_tensor import MODEL_PREFIX
 from hpctrain.checkpoint.write import publish, unpublished, without_crc32, write_manifest, write_part
 from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.errors import CheckpointError
-from hpctrain.rank.message import packed, unpacked
-from hpctrain.run.checkpoint_manifest import INDEX, METADATA, SHARDED_VERSION, STATE, ChunkPlace, IndexedTensor, encode_index
 from hpctrain.parallel.mesh import TrainingWorld
+from hpctrain.rank.message import packed, unpacked
 from hpctrain.rank.stop_request import StopRequest
+from hpctrain.run.checkpoint_manifest import (
+    INDEX,
+    METADATA,
+    SHARDED_VERSION,
+    STATE,
+    ChunkPlace,
+    IndexedTensor,
+    encode_index,
+)
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Claim
 

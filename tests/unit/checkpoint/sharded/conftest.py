@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from hpctrain.checkpoint.sharded.chunk_file import write_chunks, Chunk
+from hpctrain.checkpoint.sharded.chunk_file import Chunk, write_chunks
 from hpctrain.run.checkpoint_manifest import IndexedTensor, Region
 
 
