@@ -28,9 +28,9 @@ from written_records import ODD, WHOLE_FILES, write_records
 from hpctrain.cli import main
 from hpctrain.config.compose import Composer
 from hpctrain.data.tar_index import index_of
+from hpctrain.doctor.examination import wait_for_records
 from hpctrain.doctor.finding import evaluate
 from hpctrain.doctor.folder import DoctorFolder, read_job, read_options
-from hpctrain.doctor.job import wait_for_records
 from hpctrain.doctor.measurements import RankAnswers, compare_with_baseline, figures, measured_lines, read_measured
 from hpctrain.doctor.nodes import NODE_CHECKS, NodeAnswers
 from hpctrain.doctor.rank_findings import RANK_CHECKS

@@ -10,7 +10,7 @@ import pytest
 from fakes import FakeSlurm
 
 from hpctrain.doctor.folder import DoctorFolder, DoctorJob, write_record
-from hpctrain.doctor.job import JobNeverStartsError, wait_for_job, wait_for_records
+from hpctrain.doctor.examination import JobNeverStartsError, wait_for_job, wait_for_records
 from hpctrain.scheduler.slurm import Slurm
 
 
