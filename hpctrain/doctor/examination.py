@@ -41,7 +41,7 @@ from hpctrain.launch.run_dir import claim_default_path
 from hpctrain.launch.submission import submit_doctor
 from hpctrain.phrases import counted, listed
 from hpctrain.run.job_records import JobRecords
-from hpctrain.scheduler.job import JobRecord as SlurmJob
+from hpctrain.scheduler.job import SlurmJob
 from hpctrain.scheduler.job import JobState, explain_held, explain_pending
 from hpctrain.scheduler.settings import Partition
 from hpctrain.scheduler.slurm import Slurm
@@ -306,7 +306,7 @@ class JobNeverStartsError(SchedulerError):
 
 def wait_for_job(
     folder: DoctorFolder, job_id: str, slurm: Slurm, report: Callable[[str], None]
-) -> tuple[JobRecord | None, str]:
+) -> tuple[DoctorJob | None, str]:
     """Wait until the job is over; report why it waits, and what it does.
 
     Args:
