@@ -12,8 +12,10 @@ from hpctrain.phrases import listed
 
 Measured = TypeVar("Measured")
 Case = Mapping[str, Any]
+"""The values of one case of a check, by the names that its templates use; see `Check`."""
 EXCLUDE = "set cluster.exclude={exclude}, and tell the cluster's administrators"
 OR_EXCLUDE = "; or leave {nodes} out: cluster.exclude={exclude}"
+"""Remedies, or parts of them, that leave out the nodes at fault."""
 
 
 class Severity(StrEnum):

@@ -10,7 +10,7 @@ import pytest
 from fakes import FakeSlurm
 
 from hpctrain.doctor.folder import DoctorFolder, DoctorJob, write_record
-from hpctrain.doctor.examination import JobNeverStartsError, wait_for_job, wait_for_records
+from hpctrain.doctor.examination import JobNeverStartsError, wait_for_job, wait_for_records, TORCH_MISSING
 from hpctrain.scheduler.slurm import Slurm
 
 
@@ -65,3 +65,9 @@ def test_a_job_that_only_waits_for_its_turn_is_waited_for(folder: DoctorFolder, 
 
     record, state = wait_for_job(folder, "8", Slurm(slurm.environ, run=slurm.run), report)
     assert (record is not None and record.stage, state, len(said)) == ("done", "", 1)
+
+
+def test_a_python_without_torch() -> None:
+    (found,) = TORCH_MISSING.findings({"torch": ""})
+    assert found.problem.startswith("torch isn't installed in /")
+    assert list(TORCH_MISSING.findings({"torch": "2.13.0"})) == []

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from hpctrain.config.cluster import Slurm
 from hpctrain.doctor.finding import Finding, Severity, evaluate
-from hpctrain.doctor.slurm_findings import SLURM_CHECKS, SlurmView
+from hpctrain.doctor.slurm_findings import SILENCE_CHECKS, SLURM_CHECKS, SilentSlurm, SlurmView
+from hpctrain.errors import SchedulerError
 from hpctrain.scheduler.settings import Association, Partition, Settings
 
 VALUES = {
@@ -124,6 +126,17 @@ def test_what_accounts_allow_where_that_is_enforced(enforced: str, cluster: dict
 def test_frequent_saves_make_up_for_a_missing_grace_time() -> None:
     assert findings(partition={"GraceTime": "0"}, often=True) == []
     assert findings(partition={"GraceTime": "0", "PreemptMode": "OFF"}, often=False) == []
+
+
+def test_a_slurm_that_does_not_answer_matters_less_where_nobody_asks_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    silent = SilentSlurm(SchedulerError("no answer"), is_typed=False)
+    assert evaluate(SILENCE_CHECKS, silent) == []
+    (tmp_path / "scontrol").touch(0o755)
+    (found,) = evaluate(SILENCE_CHECKS, silent)
+    assert (found.severity, found.problem.rpartition(": ")[2]) == (Severity.WARNING, "no answer")
 
 
 def test_facts_for_the_reader() -> None:
