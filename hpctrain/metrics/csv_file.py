@@ -13,16 +13,12 @@ from itertools import chain
 from pathlib import Path
 
 from hpctrain.files import open_file, write_atomic
-from hpctrain.metrics.sink import WRITE_EVERY_S, RecordFile
+from hpctrain.metrics.sink import Record, RecordFile, RowSink
 from hpctrain.phrases import spreadsheet_text
-from hpctrain.run.evaluation import is_evaluation
 from hpctrain.run.file_system import explain
 from hpctrain.status.metrics import LoggedMetrics
 
 logger = logging.getLogger(__name__)
-
-MAX_WAITING = 100_000
-"""Records to keep while the file can't be replaced; later ones are left out until the next attempt."""
 
 BLOCK_BYTES = 2**20
 
@@ -30,7 +26,7 @@ TIME_SHARE = 0.01
 """Largest share of the time that may be spent on adding columns, but for those that a `flush` adds."""
 
 
-class CsvSink:
+class CsvSink(RowSink):
     """Writes a row for each record of metrics.jsonl: step, time in epoch seconds, and the values by name.
 
     A record without a value leaves its cell empty. A new name adds a column, for which the whole file is replaced, in
@@ -50,43 +46,20 @@ class CsvSink:
         self, path: Path, records: Callable[[], Iterable[LoggedMetrics]], clock: Callable[[], float] = time.time
     ) -> None:
         self._path = path
-        self._clock = clock
-        self._waiting: list[tuple[int, float | None, Mapping[str, float]]] = []
-        self._written_at = float("-inf")
         self._next_columns_s = 0.0
         self._failing = False
         # twice: a long run has more of them than fit into memory
         self._columns = list(dict.fromkeys(name for record in records() for name in record.values))
         rows = (_text([_row(self._columns, one.step, one.time, one.values)]) for one in records())
-        self._file = self._replaced(chain([_header(self._columns)], rows))
+        super().__init__(self._replaced(chain([_header(self._columns)], rows)), clock)
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Append one row."""
-        now = self._clock()
-        if len(self._waiting) < MAX_WAITING:
-            self._waiting.append((step, now, dict(values)))
-        if not 0 <= now - self._written_at < WRITE_EVERY_S or is_evaluation(values):
-            self._write()
+    def _encoded(self, records: list[Record]) -> bytes:
+        return _text([_row(self._columns, *record) for record in records])
 
-    def flush(self) -> None:
-        """Make the rows durable; a failure is a warning."""
-        self._write(at_once=True)
-        self._file.sync()
-
-    def close(self) -> None:
-        """Flush and close the file."""
-        self._write(at_once=True)
-        self._file.close()
-
-    def _write(self, *, at_once: bool = False) -> None:
-        self._written_at = self._clock()
-        names = dict.fromkeys(name for _, _, values in self._waiting for name in values)
+    def _takes(self, records: list[Record], *, at_once: bool) -> bool:
+        names = dict.fromkeys(name for _, _, values in records for name in values)
         new = [name for name in names if name not in self._columns]
-        if new and not ((at_once or time.perf_counter() >= self._next_columns_s) and self._add_columns(new)):
-            return
-        if self._waiting:
-            self._file.append(_text([_row(self._columns, *record) for record in self._waiting]))
-            self._waiting.clear()
+        return not new or ((at_once or time.perf_counter() >= self._next_columns_s) and self._add_columns(new))
 
     def _add_columns(self, names: list[str]) -> bool:
         """Replace the file by one with more columns; return whether that succeeded."""

@@ -7,10 +7,11 @@ import logging
 import math
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from hpctrain.files import parse_json, read_lines, write_atomic
 from hpctrain.phrases import byte_size
@@ -120,18 +121,71 @@ class RecordFile:
 
 OWN_FIELDS = ("step", "time", "nonfinite")
 """Fields of a record that aren't metrics."""
+MAX_WAITING = 100_000
+"""Records to keep while the file can't be replaced; later ones are left out until the next attempt."""
+Record: TypeAlias = tuple[int, float, Mapping[str, float]]
+"""Step, time in epoch seconds, and values."""
 WRITE_EVERY_S = 0.1
 """Seconds between writes: one costs as much as a step of a small model, and more on a shared file system."""
 
 
-class JsonLinesSink:
+class RowSink(ABC):
+    """A sink that appends a row for each record to a file.
+
+    Records that come faster than ten a second are written together, with the first record a tenth of a second later or
+    the next `write` or `flush`. While the file system fails, training continues (see `RecordFile`).
+
+    Args:
+        file: appended to.
+        clock: epoch seconds.
+    """
+
+    def __init__(self, file: RecordFile, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._file = file
+        self._waiting: list[Record] = []
+        self._written_at = float("-inf")
+
+    @abstractmethod
+    def _encoded(self, records: list[Record]) -> bytes:
+        """The rows of records."""
+
+    def _takes(self, records: list[Record], *, at_once: bool) -> bool:  # noqa: ARG002 - for a subclass
+        """Make the file ready for records, if it isn't; return whether they can be written now."""
+        return True
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Append one record."""
+        now = self._clock()
+        if len(self._waiting) < MAX_WAITING:
+            self._waiting.append((step, now, dict(values)))
+        # a clock that was set back must not delay records; after an evaluation the next record may come much later
+        if not 0 <= now - self._written_at < WRITE_EVERY_S or is_evaluation(values):
+            self.write()
+
+    def write(self, *, at_once: bool = False) -> None:
+        """Write the records that wait, without making them durable; ``at_once`` if that must not be put off."""
+        self._written_at = self._clock()
+        if self._waiting and self._takes(self._waiting, at_once=at_once):
+            self._file.append(self._encoded(self._waiting))
+            self._waiting.clear()
+
+    def flush(self) -> None:
+        """Make the records durable; a failure is a warning."""
+        self.write(at_once=True)
+        self._file.sync()
+
+    def close(self) -> None:
+        """Flush and close the file."""
+        self.write(at_once=True)
+        self._file.close()
+
+
+class JsonLinesSink(RowSink):
     """Appends ``{"step": 20, "time": 1763.2, "train/loss": 0.5}`` to a file; time is in epoch seconds.
 
     JSON has no NaN and no infinity: such a value is null, and the record's ``nonfinite`` spells it, as in
     ``{"step": 20, "time": 1763.2, "train/loss": null, "nonfinite": {"train/loss": "nan"}}``.
-
-    Records that come faster than ten a second are written together, with the first record a tenth of a second later or
-    the next `write` or `flush`. While the file system fails, training continues (see `RecordFile`).
 
     Args:
         path: the file; made if it is missing.
@@ -151,37 +205,12 @@ class JsonLinesSink:
         *,
         evaluation_due: bool = False,
     ) -> None:
-        self._clock = clock
         # replaced, never truncated: a superseded attempt that still appends then writes to the old, unlinked file
         write_atomic(path, kept_lines(path, resume_step, lambda record: evaluation_due and is_evaluation(record)))
-        self._file = RecordFile(path)
-        self._waiting: list[tuple[int, float, Mapping[str, float]]] = []
-        self._written_at = float("-inf")
+        super().__init__(RecordFile(path), clock)
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Append one record."""
-        now = self._clock()
-        self._waiting.append((step, now, dict(values)))
-        # a clock that was set back must not delay records; after an evaluation the next record may come much later
-        if not 0 <= now - self._written_at < WRITE_EVERY_S or is_evaluation(values):
-            self.write()
-
-    def flush(self) -> None:
-        """Make the records durable; a failure is a warning."""
-        self.write()
-        self._file.sync()
-
-    def close(self) -> None:
-        """Flush and close the file."""
-        self.write()
-        self._file.close()
-
-    def write(self) -> None:
-        """Write the records that wait, without making them durable."""
-        self._written_at = self._clock()
-        if self._waiting:
-            self._file.append(b"".join(_line(*one) for one in self._waiting))
-            self._waiting.clear()
+    def _encoded(self, records: list[Record]) -> bytes:
+        return b"".join(_line(*record) for record in records)
 
 
 def _line(step: int, logged_at: float, values: Mapping[str, float]) -> bytes:
