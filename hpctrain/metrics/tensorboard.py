@@ -259,7 +259,7 @@ def _add_text(value: Any, text: bytes) -> None:
 
 
 def _markdown(table: dict[str, Any]) -> str:
-    """Return a table, encoded by `media.captured`, as Markdown."""
+    """Return a table, encoded by `media.capture`, as Markdown."""
     rows = [table["columns"], ["---"] * len(table["columns"]), *table["data"]]
     return "\n".join("|" + "|".join(_in_cell(value) for value in row) + "|" for row in rows)
 
