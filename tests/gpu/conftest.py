@@ -29,6 +29,7 @@ from fork_server import clean_environment
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.compose import Composer
 from hpctrain.files import read_json_lines
+from hpctrain.parallel.mesh import join_mesh
 from hpctrain.rank.world import join
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import read_exit_records
@@ -280,7 +281,7 @@ def joined():
 
     def join_with(*devices):
         environment = ClusterEnvironment.from_environment({})
-        return join(environment, store, backend="auto", devices=devices, timeout_s=60)
+        return join_mesh(join(environment, store, backend="auto", devices=devices, timeout_s=60), None, 60)
 
     yield join_with
     if dist.is_initialized():
