@@ -36,13 +36,11 @@ from hpctrain.doctor.site_file import FOLDER, site_changes, site_keys, site_name
 from hpctrain.doctor.slurm_findings import view_slurm
 from hpctrain.errors import ConfigError, RunDirectoryError, SchedulerError, SchedulerMissingError
 from hpctrain.files import read_bytes, write_atomic, write_json
-from hpctrain.launch.prepare import RunPlan
-from hpctrain.launch.run_dir import claim_default_path
+from hpctrain.launch.prepare import RunPlan, claim_default_path
 from hpctrain.launch.submission import submit_doctor
 from hpctrain.phrases import counted, listed
 from hpctrain.run.job_records import JobRecords
-from hpctrain.scheduler.job import SlurmJob
-from hpctrain.scheduler.job import JobState, explain_held, explain_pending
+from hpctrain.scheduler.job import JobState, SlurmJob, explain_held, explain_pending
 from hpctrain.scheduler.settings import Partition
 from hpctrain.scheduler.slurm import Slurm
 

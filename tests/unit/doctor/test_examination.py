@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from fakes import FakeSlurm
 
+from hpctrain.doctor.examination import TORCH_MISSING, JobNeverStartsError, wait_for_job, wait_for_records
 from hpctrain.doctor.folder import DoctorFolder, DoctorJob, write_record
-from hpctrain.doctor.examination import JobNeverStartsError, wait_for_job, wait_for_records, TORCH_MISSING
 from hpctrain.scheduler.slurm import Slurm
 
 
