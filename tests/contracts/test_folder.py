@@ -127,7 +127,7 @@ def test_a_trial_of_fit_batch_imports_torch_before_the_folder_counts(planted: Pa
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("module", ["supervise", pytest.param("sweep", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("module", ["supervise", pytest.param("search", marks=pytest.mark.nightly)])
 def test_nor_does_the_program_of_a_batch_script(planted: Path, module: str) -> None:
     done = run(planted, [sys.executable, "-m", f"hpctrain.{module}", "nowhere"])
     require_nothing_imported(planted)
