@@ -28,13 +28,13 @@ from hpctrain.train.build_learning_rate import Span
 from hpctrain.train.build_step import StepBuilder, loss_names
 from hpctrain.train.callbacks import Callbacks, build_callbacks
 from hpctrain.train.ema import Ema
-from hpctrain.train.ending import Ending
 from hpctrain.train.evaluation import Evaluation, EvaluationPass
 from hpctrain.train.meters import meter_of
 from hpctrain.train.model_memory import ModelMemory, model_memory
 from hpctrain.train.optimizers import BuiltOptimizer, build_optimizers
 from hpctrain.train.rank_comparison import RankComparison
 from hpctrain.train.step import TrainStep
+from hpctrain.train.stopping import Ending
 from hpctrain.train.task_log import AttachedLog, attach
 from hpctrain.train.task_metrics import build_metrics
 from hpctrain.train.task_state import TaskState

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
 
 from hpctrain.config.precision import FORMATS
 from hpctrain.data.loader import TrainLoader
@@ -21,7 +25,6 @@ from hpctrain.train.profiling.bottleneck import find_bottleneck
 from hpctrain.train.profiling.flops import FlopCounter
 from hpctrain.train.profiling.measurements import Measurements, RankReport, Slowest, slowest_of
 from hpctrain.train.profiling.sampler import StepSampler
-from hpctrain.train.profiling.torch_profile import TorchProfile
 from hpctrain.train.training import Training
 
 LOG_EVERY_S = 1.0
@@ -260,3 +263,59 @@ class Profiler:
             gradient_bytes=self._gradient_bytes,
             faster_precision="" if faster is None or poor_fit(faster, self._world.device) else faster.kind,
         )
+
+
+class TorchProfile:
+    """Traces the steps from ``first`` to ``last``, counted as metrics.jsonl counts them.
+
+    Args:
+        first: first step of the trace.
+        last: last step of the trace.
+        file: of the trace; TensorBoard's plugin looks for names that end in ``.pt.trace.json``.
+        device: on which the steps run.
+    """
+
+    def __init__(self, first: int, last: int, file: Path, device: torch.device) -> None:
+        self._first = first
+        self._last = last
+        self._file = file
+        self._device = device
+        self._profiler: profile | None = None
+
+    def next_after(self, step: int) -> int | None:
+        """Return the number of completed steps before the next traced step; None if none follows."""
+        return None if step >= self._last else max(step, self._first - 1)
+
+    def trace(self, step: int, do: Callable[[], None]) -> None:
+        """Run a step that belongs to the trace, and write the trace after the last one."""
+        if self._profiler is None:
+            self._profiler = self._started()
+        do()
+        if step + 1 == self._last:
+            self.close()
+
+    def close(self) -> None:
+        """Write the trace so far; an error is logged as a warning."""
+        profiler, self._profiler = self._profiler, None
+        if profiler is None:
+            return
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        profiler.stop()
+        try:
+            self._file.parent.mkdir(exist_ok=True)
+            profiler.export_chrome_trace(str(self._file))
+        except (OSError, RuntimeError) as error:
+            log.warning("can't write the trace to %s: %s", self._file, error)
+            return
+        log.info("a trace of steps %d to %d: %s (ui.perfetto.dev, TensorBoard)", self._first, self._last, self._file)
+
+    def _started(self) -> profile:
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._device.type == "cuda" else [])]
+        profiler = profile(activities=activities, record_shapes=True)
+        with warnings.catch_warnings():
+            # torch 2.11 warns that events are cleared between cycles; this profiler has one cycle. acc_events=True,
+            # which the warning suggests, would make stop() parse every event
+            warnings.filterwarnings("ignore", "Warning: Profiler clears events")
+            profiler.start()
+        return profiler

@@ -278,7 +278,7 @@ def test_time_ends_a_run_over_its_attempts(attempt, directory):
 
 
 def test_training_time_is_that_of_the_checkpoints(lone_world, compose_small):
-    from hpctrain.train.ending import Ending
+    from hpctrain.train.stopping import Ending
 
     now = [0.0]
     config = compose_small("trainer.max_time_min=1")

@@ -6,7 +6,7 @@ import logging
 import pytest
 import torch
 
-from hpctrain.train.profiling.torch_profile import TorchProfile
+from hpctrain.train.profiling.profiler import TorchProfile
 
 
 @pytest.fixture
