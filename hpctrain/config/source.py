@@ -127,7 +127,7 @@ def find_module(dotted: str) -> tuple[ModuleSource, list[str]]:
         UnknownError: its first part was imported from no file.
     """
     first, *rest = dotted.split(".")
-    spec = _spec(first)
+    spec = _spec(first) if first else None
     if spec is None:
         raise AbsentError("", first, ())
     source = ModuleSource.of(first, spec)

@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hpctrain.attempt.outcome import TIME_BOUND
