@@ -146,7 +146,7 @@ class FollowedRun:
         """The ranks that run now, by process."""
         found = {}
         for pid, line in self.processes().items():
-            if re.search(r"hpctrain\.(worker|program)", line) and "srun" not in line:
+            if re.search(r"hpctrain\.(train|program)", line) and "srun" not in line:
                 try:
                     environ = Path(f"/proc/{pid}/environ").read_bytes()
                 except OSError:
