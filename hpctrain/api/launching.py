@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpctrain.cluster.environment import ClusterEnvironment, is_rank
 from hpctrain.config.checks import check
@@ -24,7 +24,6 @@ from hpctrain.errors import ClusterEnvironmentError, ConfigError, HpctrainError,
 from hpctrain.launch.launch_code import importing_code_of
 from hpctrain.launch.launcher import begin
 from hpctrain.launch.prepare import RunPlan
-from hpctrain.rank.rank import HostProgram
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.growing_file import GrowingFile
 from hpctrain.run.launcher import Owner
@@ -33,6 +32,9 @@ from hpctrain.run.process import environ_replaced, may_handle_signals
 from hpctrain.run.reason import Reason
 from hpctrain.status.run_status import RunStatus
 from hpctrain.streams import missing_output_discarded
+
+if TYPE_CHECKING:
+    from hpctrain.rank.rank import HostProgram
 
 BEGIN_S = 120.0
 """Seconds that the launcher may take until it claims an attempt, on a busy machine."""
@@ -221,6 +223,7 @@ def _require_one_rank(config: Config) -> None:
 def _train(run: RunPlan) -> HostProgram:
     # torch, which nothing here needs before a run really trains
     from hpctrain.launch.local import launch_local
+    from hpctrain.rank.rank import HostProgram
     from hpctrain.train.process_state import process_state_restored
 
     program, directory = HostProgram(), run.directory

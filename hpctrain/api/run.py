@@ -293,10 +293,6 @@ class Run:
         return f"{self.path} is {status.described}{status.at_step}{trace}"
 
 
-if TYPE_CHECKING:
-    from hpctrain.tasks.task import Task
-
-
 def submit(config: Config) -> Run:
     """Launch a run, and return while it waits or trains.
 

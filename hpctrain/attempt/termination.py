@@ -45,7 +45,7 @@ BY_STATE = {
 
 @dataclass(frozen=True, slots=True)
 class Termination:
-    """How SLURM is ending the job.
+    """How SLURM is ending a job, or has ended it; without SLURM, the signal that stopped the ranks.
 
     Attributes:
         reason: why SLURM ends the job; None if its record doesn't explain the signal, which then came from a person, or
@@ -100,8 +100,10 @@ class Termination:
         return cls(**{**record, "reason": None if reason is None else Reason(reason)})
 
     def as_json(self) -> dict[str, Any]:
-        """All fields as JSON types."""
-        return asdict(self)
+        """All fields but `certain` as JSON types: SLURM is certain of how it is ending a job that still runs."""
+        fields = asdict(self)
+        del fields["certain"]
+        return fields
 
     def write(self, claim: Path) -> None:
         """Write it into the attempt's claim, for the next attempt if SLURM kills this one before it records the end."""

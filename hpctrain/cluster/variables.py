@@ -219,7 +219,7 @@ def is_loopback(address: str) -> bool:
 def scrubbed(variables: Mapping[str, str]) -> dict[str, str]:
     """`variables` without those that SLURM, submitit, torchrun and MPI launchers set for the processes of a job.
 
-    A user's own defaults, such as `SBATCH_ACCOUNT`, are removed as well: `config.sbatch_variables` has read them.
+    A user's own defaults, such as `SBATCH_ACCOUNT`, are removed as well: `config.cluster` has read them already.
     """
     # sbatch and srun take many of these as options, so they would reach the new job
     return {

@@ -14,7 +14,7 @@ from hpctrain.config import require
 from hpctrain.config.require import check_variables
 from hpctrain.errors import ConfigError
 
-ENGINES = ("apptainer", "charliecloud", "oci", "pyxis")
+ENGINE_NAMES = ("apptainer", "charliecloud", "oci", "pyxis")
 """What can start containers on the nodes."""
 IMAGE_FILES = (".sif", ".sqsh", ".sqfs", ".squashfs", ".img", ".tar")
 """How the names of files end that contain an image."""
@@ -81,7 +81,7 @@ class Container(require.Checked):
     image: Annotated[str | None, require.not_empty, require.single_line, _check_image] = None
     """Image in which the ranks run: the absolute path of a file or folder, or a name that the engine knows; null: no
     container. It must have hpctrain and torch."""
-    engine: Annotated[str | None, require.one_of(*ENGINES)] = None
+    engine: Annotated[str | None, require.one_of(*ENGINE_NAMES)] = None
     """What starts the containers: `pyxis`, `apptainer`, `charliecloud`, or `oci` for SLURM's own `srun --container`;
     required with an image."""
     mounts: Annotated[list[str], require.each(_check_mount)] = field(default_factory=list)
@@ -98,7 +98,7 @@ class Container(require.Checked):
             self._refuse_without_image()
             return
         if self.engine is None:
-            choices = f"set cluster.container.engine to one of {', '.join(ENGINES)}"
+            choices = f"set cluster.container.engine to one of {', '.join(ENGINE_NAMES)}"
             raise ConfigError("cluster.container.image", self.image, "needs an engine that starts it", choices)
         self._refuse_relative_path(self.image)
         for text in self.mounts if self.engine == "charliecloud" else ():

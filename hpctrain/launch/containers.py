@@ -1,6 +1,7 @@
 """The container of an attempt's ranks, and the engines that start it.
 
-A new engine is a function and a line of `ENGINES` here, and its name in `hpctrain.config.container`.
+A new engine is a function and a line of `ENGINES` here, and its name in `ENGINE_NAMES` of
+`hpctrain.config.cluster`. How it reports that it can't start a container is in `attempt.rank_python.NO_CONTAINER`.
 """
 
 from __future__ import annotations

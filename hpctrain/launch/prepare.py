@@ -273,7 +273,7 @@ def _launches(directory: RunDirectory) -> tuple[dict[Path, int], list[int]]:
 
 
 def _copies(directory: RunDirectory) -> set[str]:
-    """The digests of the copies of the code; one that was set aside isn't a launch's to remove."""
+    """The digests of the copies of the code, without unfinished ones."""
     return {path.stem for path in directory.code.glob("[!.]*")}
 
 

@@ -17,7 +17,7 @@ from hpctrain.config.root import RunConfig
 from hpctrain.errors import ERROR_PREFIX, ExitCode, HpctrainError
 from hpctrain.phrases import DATE_TIME
 from hpctrain.run.directory import RunDirectory, umask_of
-from hpctrain.run.exit_record import ExitRecord
+from hpctrain.run.exit_record import ExitRecord, read_exit_records
 from hpctrain.run.file_system import explain
 from hpctrain.run.launcher import Handover
 from hpctrain.run.process import end_with_parent
@@ -112,6 +112,8 @@ def record_early_end(directory: RunDirectory, reason: Reason, message: str, envi
         handover = Handover.read(environ)
         if handover.attempt is not None:
             rank = ClusterEnvironment.from_environment(environ).rank
+            if rank in read_exit_records(directory.attempt(handover.attempt)):
+                return  # its work had ended already
             host = socket.gethostname()
             record = ExitRecord(rank=rank, host=host, reason=reason, step=0, message=message, time=time.time())
             record.write(directory.attempt(handover.attempt))

@@ -319,12 +319,13 @@ class Job:
         if termination is None or not termination.killing:
             return False
         termination = self._remember(termination, "killing")
-        if self.attempt:
+        attempt = self.attempt  # once: the main thread may claim the first one meanwhile
+        if attempt:
             with contextlib.suppress(OSError):  # the requeue matters more
-                termination.write(self.directory.attempt(self.attempt))
+                termination.write(self.directory.attempt(attempt))
         if termination.requeued or termination.reason not in (Reason.PREEMPTED, Reason.TIME_LIMIT):
-            return self.attempt > 0
-        if not self.attempt:
+            return attempt > 0
+        if not attempt:
             # this process may not live until the first attempt is claimed; if it does, the next signal records why
             if termination.reason is Reason.PREEMPTED and not self._decided:
                 self.requeue()

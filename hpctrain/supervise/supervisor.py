@@ -67,7 +67,6 @@ class Supervisor:
     ) -> None:
         self.plan = plan
         self.directory = plan.directory
-        self.environ = environ
         self.storage_s = storage_s
         self.shares_job = shares_job
         self.job = Job(plan, slurm, environ, silence_s)
