@@ -25,7 +25,7 @@ from hpctrain.config.root import Config
 from hpctrain.config.stored import to_yaml
 from hpctrain.errors import ConfigError, ExitCode, HpctrainError, RunFailedError
 from hpctrain.files import write_atomic
-from hpctrain.run.process import temporary_folder
+from hpctrain.run.temporary_folder import temporary_folder
 
 GB = 1e9
 MARGIN = 0.1

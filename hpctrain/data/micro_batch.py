@@ -15,9 +15,6 @@ from torch import Tensor
 
 from hpctrain.data.keyed_random import IntArray
 
-MOST_MICRO_BATCHES = 2**20
-"""Of a step; keeps the numbers of micro-batches of different steps apart."""
-
 
 class MicroBatch(NamedTuple):
     """The input of one forward and backward pass.

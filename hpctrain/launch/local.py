@@ -44,9 +44,9 @@ from hpctrain.run.process import (
     handlers_restored,
     may_handle_signals,
     signals_blocked,
-    temporary_folder,
 )
 from hpctrain.run.reason import Reason
+from hpctrain.run.temporary_folder import temporary_folder
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.streams import LogFile, LostOutput, print_warning
 from hpctrain.terminal import can_redraw, is_terminal

@@ -39,9 +39,10 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.file_system import explain, reserve_for_rank
 from hpctrain.run.launcher import Handover
 from hpctrain.run.ledger import Claim, Ledger
-from hpctrain.run.process import process_age_s, temporary_folder
+from hpctrain.run.process import process_age_s
 from hpctrain.run.reason import Reason
 from hpctrain.run.start_record import address_of_rank_zero
+from hpctrain.run.temporary_folder import temporary_folder
 from hpctrain.run.times import Times
 from hpctrain.run.written_files import written_files, written_originals
 

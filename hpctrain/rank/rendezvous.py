@@ -24,8 +24,8 @@ from hpctrain.errors import RendezvousError
 from hpctrain.phrases import listed
 from hpctrain.rank.private_folder import lockable_folder, open_private_file, private_folder
 from hpctrain.rank.sealed_store import PAUSE_S, ZERO_KEY, Handshake, SealedStore
-from hpctrain.run.process import first_part, remove_abandoned
 from hpctrain.run.secret import VARIABLE
+from hpctrain.run.temporary_folder import first_part, remove_abandoned
 
 LOOPBACK = "127.0.0.1"
 HANDSHAKE_S = 5.0

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from hpctrain.files import TEMPORARY_PREFIX, describe_os_error, fsync_directory, temporary_name
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.process import temporary_folder
+from hpctrain.run.temporary_folder import temporary_folder
 from hpctrain.sync.sent_run import Description, ReportedState, Row
 from hpctrain.sync.service import NOTHING, OpenedRun, Service, client_errors, one_line, without_user
 

@@ -114,7 +114,7 @@ class StepBuilder:
         )
         module = TrainedModule(network.model, _trained_from(network, optimizers, self.span), replica)
         on_host = config.parallel.cpu_offload
-        scaler = gradient_scaler(config.precision, world.device, is_shared=replica.is_mixed, on_host=on_host)
+        scaler = gradient_scaler(config.precision, world.device, is_mixed=replica.is_mixed, on_host=on_host)
         updates = [self._update(optimizer, scaler) for optimizer in optimizers]
         if scaler is not None:
             _require_parameters(updates)

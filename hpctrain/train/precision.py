@@ -37,19 +37,19 @@ def autocasting(compute: Compute, formats: NumberFormats, device: torch.device) 
 
 
 def gradient_scaler(
-    precision: Precision, device: torch.device, *, is_shared: bool = False, on_host: bool = False
+    precision: Precision, device: torch.device, *, is_mixed: bool = False, on_host: bool = False
 ) -> torch.amp.GradScaler | None:
     """Return the loss scaler; None for a precision without a loss scale.
 
     Args:
         precision: of the configuration.
         device: of this rank.
-        is_shared: whether an overflow on one rank may be unknown to others that share its model.
+        is_mixed: whether an overflow on one rank may be unknown to others that share its model.
         on_host: whether gradients are in host memory, whatever the device.
     """
     if not precision.formats.scales_loss:
         return None
-    kind = _SharedScaler if is_shared else torch.amp.GradScaler
+    kind = _SharedScaler if is_mixed else torch.amp.GradScaler
     scaler = kind(
         device.type, init_scale=precision.initial_loss_scale, growth_interval=precision.loss_scale_growth_steps
     )

@@ -204,14 +204,14 @@ class GradientCheck:
 
     Attributes:
         is_due: whether `check` is to be called after the next backward pass.
-        is_shared: whether other ranks wait for the gradients of the replica; not before `restart`.
+        is_awaited: whether other ranks wait for the gradients of the replica; not before `restart`.
     """
 
     def __init__(
         self, method: str, module: TrainedModule, update: JointUpdate, parallel: Parallel, share: DataShare
     ) -> None:
         self.is_due = False
-        self.is_shared = False
+        self.is_awaited = False
         self._method = method
         self._module = module
         self._update = update
@@ -225,9 +225,9 @@ class GradientCheck:
         """Begin with a replica that was just built."""
         parameters = self._local_parameters()
         self.is_due = True
-        self.is_shared = self._share.count > 1 and bool(parameters)
+        self.is_awaited = self._share.count > 1 and bool(parameters)
         self._was_constant = False
-        if self.is_shared:
+        if self.is_awaited:
             self._check_finalized = _check_of_reducer(self._module.ddp)
             self._witness = parameters[0]
 

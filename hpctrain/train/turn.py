@@ -220,7 +220,7 @@ class Turn:
             loss, self._returned_scalars = split_loss(method, loss, self._checked_names, own_names)
         if self.loss.name and (self._returned_scalars or self._task_log.scalars):
             self._task_log.require_one_turn(self.loss.method, self._returned_scalars or ())
-        if loss.grad_fn is None and self.gradients.is_shared:
+        if loss.grad_fn is None and self.gradients.is_awaited:
             loss = self.gradients.complete_constant(loss, model)
         return loss
 
@@ -250,7 +250,7 @@ class Turn:
             TaskError: the loss depends on none of the trained parameters, or misses some for which other ranks wait.
         """
         gradients = self.gradients
-        backward = gradients.backward if micro_batch.is_last and gradients.is_shared else self.update.backward
+        backward = gradients.backward if micro_batch.is_last and gradients.is_awaited else self.update.backward
         try:
             backward(loss if micro_batch.divisor == 1 else loss / micro_batch.divisor)
         except RuntimeError:

@@ -109,7 +109,7 @@ class TrainingWorkload:
 
                     reason = run_attempt(rank, self._run_directory)
             except BaseException as error:
-                return _end_after_error(rank, error)
+                return _end_after_error(rank, error, is_new=self.directory is None)
             rank.write_exit_record(reason)
             if rank.is_rank_zero:
                 rank.close_attempt(reason, rank.why_ended)
@@ -152,17 +152,19 @@ def _imports_frozen() -> Iterator[None]:
         gc.enable()
 
 
-def _end_after_error(rank: Rank, error: BaseException) -> int:
+def _end_after_error(rank: Rank, error: BaseException, *, is_new: bool) -> int:
     if isinstance(error, SupersededError | KeyboardInterrupt):
+        if isinstance(error, SupersededError):
+            log.warning("%s", error)
         _hand_to_program(rank, error)
         rank.write_exit_record(Reason.INTERRUPTED, error)
         rank.leave_world()
         if isinstance(error, SupersededError):
-            log.warning("%s", error)
             return _exit_code(rank, ExitCode.INTERRUPTED)
         rank.close_attempt(Reason.INTERRUPTED, "a second Ctrl-C")
         return ExitCode.INTERRUPTED
-    others_error = rank.member is None and not rank.is_rank_zero and not isinstance(error, RendezvousError)
+    # rank zero still makes the run directory, and the others only wait for it
+    others_error = is_new and rank.member is None and not rank.is_rank_zero and not isinstance(error, RendezvousError)
     if isinstance(error, HpctrainError) and others_error:
         return error.exit_code  # rank zero prints the error for all
     return _fail(rank, error)

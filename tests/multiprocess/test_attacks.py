@@ -9,7 +9,7 @@ import pytest
 from meeting import WAITS_FOR_REPLACEMENT
 
 from hpctrain.rank.sealed_store import Handshake
-from hpctrain.run.process import first_part
+from hpctrain.run.temporary_folder import first_part
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 

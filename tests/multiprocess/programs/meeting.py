@@ -15,7 +15,7 @@ from hpctrain.errors import RendezvousError
 from hpctrain.rank.private_folder import private_folder
 from hpctrain.rank.rendezvous import meet
 from hpctrain.rank.sealed_store import Handshake
-from hpctrain.run.process import first_part
+from hpctrain.run.temporary_folder import first_part
 
 WAITS_FOR_REPLACEMENT = {"read_after_s": 2.0}
 """Options of a rank that reads so late that an intruder was faster."""
