@@ -6,13 +6,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any
-
-from omegaconf import DictConfig
+from typing import TYPE_CHECKING, Annotated, Any
 
 from hpctrain.config import require
 from hpctrain.config.require import check_variables
 from hpctrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 ENGINE_NAMES = ("apptainer", "charliecloud", "oci", "pyxis")
 """What can start containers on the nodes."""

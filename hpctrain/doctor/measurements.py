@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -178,7 +179,7 @@ def read_measured(folder: DoctorFolder) -> dict[str, Any]:
     return {name: value for name, value in read_fields(folder.measured, _MEASURED).items() if value is not None}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RankAnswers:
     """The records of the ranks, and what they measured together.
 
@@ -205,7 +206,7 @@ class RankAnswers:
         """The number of ranks that were started."""
         return len(self.job.rank_nodes) * self.processes_per_node
 
-    @property
+    @cached_property
     def pairs(self) -> list[Pair]:
         """The measured pairs of nodes."""
         return [from_json(Pair, record) for record in self.measured.get("pairs", ())]
@@ -344,7 +345,7 @@ def compare_with_baseline(
         try:
             write_json(path, {**stored, request: {"time": time.time(), "figures": dict(now)}})
         except OSError as error:
-            return evaluate(BASELINE_CHECKS, Comparison(path, error=error.strerror))
+            return evaluate(BASELINE_CHECKS, Comparison(path, error=error.strerror or str(error)))
         return []
     compared = {name: value for name, value in now.items() if not (explained and name.startswith(OF_NETWORK))}
     return evaluate(BASELINE_CHECKS, Comparison(path, before, compared))

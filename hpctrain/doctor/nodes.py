@@ -6,7 +6,6 @@ import importlib.metadata
 import json
 import platform
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +20,12 @@ MARK = "hpctrain-doctor"
 """First word of the lines that the script prints, between whatever a node's login scripts print."""
 NO_PLUGIN = "--mpi=none"
 """The option with which srun loads no MPI plugin; hpctrain needs none."""
+PRINT_VERSIONS = """\
+import json, hpctrain, hpctrain.doctor.nodes as nodes
+# an earlier hpctrain has no such function
+print(json.dumps(getattr(nodes, "versions", lambda: dict(hpctrain=hpctrain.__version__))()))
+"""
+"""What each node's Python executes."""
 SCRIPT = f"""\
 say() {{ echo "{MARK} ${{SLURMD_NODENAME:-$(hostname)}} $*"; }}
 say clock "$(date +%s.%N)"
@@ -39,7 +44,7 @@ say begin directory
 say begin python
 if ! command -v "$3" >/dev/null 2>&1; then
     say python missing
-elif ! found=$("$3" -c 'import hpctrain.doctor.nodes as nodes; nodes.print_versions()' 2>&1); then
+elif ! found=$("$3" -c '{PRINT_VERSIONS}' 2>&1); then
     say python broken "$(echo "$found" | tail -n 1)"
 else
     say python works "$(echo "$found" | grep '^{{' | tail -n 1)"
@@ -66,11 +71,6 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             installed[name] = ""
     return installed
-
-
-def print_versions() -> None:
-    """Print the versions as one JSON object."""
-    sys.stdout.write(json.dumps(versions()) + "\n")
 
 
 def read_line(answers: dict[str, NodeAnswer], line: str, begun_at: float, now: float) -> None:

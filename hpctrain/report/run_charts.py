@@ -212,7 +212,7 @@ def _charts(curves: Sequence[Curve], record: RunRecord) -> list[Markup]:
         # no line from one attempt to the next, which may come days later
         starts = [band.start for band in axis.bands[1:]]
         groups = itertools.groupby(points, lambda point: bisect.bisect(starts, point[0]))  # noqa: B023 - used at once
-        broken = [point for _, group in groups for point in ((math.nan, 0.0), *group)]
+        broken = [point for _, group in groups for point in ((math.nan, 0.0), *group)][1:]
         line = Line(label=curve.name, xs=[x for x, _ in broken], ys=[y for _, y in broken])
         charts.append(line_chart(curve.name, [line], x_label=axis.label, bands=axis.bands, from_zero=True))
     return charts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import reprlib
@@ -77,6 +78,7 @@ TIME = FieldType("epoch seconds", lambda value: _is_number(value) and 0 <= value
 FLAG = FieldType("true or false", lambda value: isinstance(value, bool))
 
 
+@functools.cache
 def field_types(schema: type) -> dict[str, FieldType]:
     """The types of a record's fields by name, from a dataclass with fields such as ``Annotated[int | None, COUNT]``."""
     hints = get_type_hints(schema, include_extras=True)

@@ -79,7 +79,7 @@ class Transfer:
 
     @contextlib.contextmanager
     def sender(self, rows: Rows | None = None) -> Iterator[Sender]:
-        """Inside the context, this process has the claim of the run; an error makes the sender leave the service.
+        """Inside the context, this process has the claim of the run.
 
         Args:
             rows: those that an earlier sender left, so that this one doesn't read everything again.
@@ -93,9 +93,7 @@ class Transfer:
         claim = SenderClaim(self.directory, name)
         try:
             claim.acquire()
-            sender = Sender(self.directory, name, self._client(), claim, rows)
-            with sender.leaving_on_error():
-                yield sender
+            yield Sender(self.directory, name, self._client(), claim, rows)
         finally:
             claim.release()
 
@@ -127,9 +125,10 @@ def send_once(transfer: Transfer, *, quiet: bool = False, rows: Rows | None = No
             if not quiet:
                 print(f"{transfer.shown}: nothing to send{_upto(sender)}; the run is {status.state}")
             return ExitCode.FINISHED
-        address = sender.open()
-        sender.send(limit)
-        sender.close(status.state.value)
+        with sender.leaving_on_error():
+            address = sender.open()
+            sender.send(limit)
+            sender.close(status.state.value)
     shown = f"{transfer.shown}: {_described(sender)}; the run is {status.state}{f'; {address}' if address else ''}"
     print(shown, flush=True)
     if (step := sender.next_step) is not None and not quiet:
@@ -185,7 +184,7 @@ def send_during_training(transfer: Transfer, parent: Parent) -> ExitCode:
     while True:
         ended_before = parent.end is not None
         try:
-            with transfer.sender() as sender:
+            with transfer.sender() as sender, sender.leaving_on_error():
                 _send_until_end(transfer, parent, sender)
                 return ExitCode.FINISHED
         except BusyError as error:
