@@ -18,7 +18,7 @@ from hpctrain.config.named_optimizers import losses_of, named_optimizers
 from hpctrain.config.optimizer import Handling, entries_of, handling_of
 from hpctrain.config.paths import check_run_directory, check_weights
 from hpctrain.config.precision import FORMATS
-from hpctrain.config.program import check_program, program_warnings
+from hpctrain.config.program import USAGE, check_program, program_warnings
 from hpctrain.config.resources import ranks_per_node, require_gpu_for_each_rank, resources_of
 from hpctrain.config.root import Config, ProgramConfig, RunConfig
 from hpctrain.config.target import check_targets
@@ -63,6 +63,8 @@ def check(
     Raises:
         ConfigError: the first impossible combination.
     """
+    if isinstance(config, ProgramConfig) and not config.run.command:
+        raise ConfigError("run.command", "[]", "there is no program to run", USAGE)
     _check_run(config, world_size)
     if isinstance(config, ProgramConfig):
         check_program(config, environ)

@@ -93,14 +93,12 @@ def check_program(config: ProgramConfig, environ: Mapping[str, str] = os.environ
     """Check what only a program's run has, before anything is written.
 
     Args:
-        config: each value is already checked by itself.
+        config: each value is already checked by itself, and there is a command.
         environ: this machine's environment, for the GPUs and the search path of a local run.
 
     Raises:
         ConfigError: the first value or combination that can't work.
     """
-    if not config.run.command:
-        raise ConfigError("run.command", "[]", "there is no program to run", USAGE)
     if config.run.cwd == "own" and config.code.snapshot == "none":
         problem = "needs a copy of the code, and code.snapshot=none makes none"
         raise ConfigError("run.cwd", "own", problem, "leave out one of the two")

@@ -339,7 +339,9 @@ def _of_fields(chain: Chain) -> Signature:
                 continue
             name, annotation = statement.target.id, ast.unparse(statement.annotation).strip("'\"")
             options = _field_options(source, statement.value)
-            if "ClassVar" not in annotation and not annotation.endswith("KW_ONLY") and options.get("init") != "False":
+            if "ClassVar" in annotation or annotation.endswith("KW_ONLY") or options.get("init") == "False":
+                known.pop(name, None)  # also a field of a base, which this one replaces
+            else:
                 known[name] = name in inherited or not options.keys().isdisjoint(("default", "default_factory"))
         inherited.update(name for name, _ in bindings(node.body))
     return Signature(known)

@@ -34,7 +34,7 @@ _BACKWARD = "/torch/autograd/graph.py"
 def waits_for_peers(path: str) -> bool:
     """Whether a rank whose innermost Python frame is in this module waits for other ranks.
 
-    A guess: on a GPU a rank waits wherever it first needs a result, and only `run.collectives` shows it.
+    A guess: on a GPU a rank waits wherever it first needs a result, and only `run.exit_record.Collectives` shows it.
     """
     path = path.replace(os.sep, "/")
     if path.endswith(_OWN):

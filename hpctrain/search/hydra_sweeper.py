@@ -107,7 +107,7 @@ class ArrayLauncher(Launcher):
         """
         runs = [SweepRun.compose(self.composer, overrides, self.fixed) for overrides in job_overrides]
         for run in runs:
-            assert isinstance(run.config, Config)  # `_run_sweeper` refuses programs
+            assert isinstance(run.config, Config)  # `run_sweeper` refuses programs
             require_results(run.config)
             require_direction(self.direction, metric_mode(run.config))
         require_one_cluster([run.config for run in runs])

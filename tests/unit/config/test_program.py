@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpctrain.config.checks import warnings_of
+from hpctrain.config.checks import check, warnings_of
 from hpctrain.config.command import refuse_missing_script
 from hpctrain.config.compose import Composer, ProgramComposer
 from hpctrain.config.identity import decides_the_weights, flat
@@ -83,6 +83,11 @@ def test_the_stored_configuration_keeps_the_command_as_it_was_typed(tmp_path):
 def test_the_command_and_its_values_are_the_runs_identity():
     keys = [key for key in flat(composed("args.lr=1", "cluster=slurm")) if decides_the_weights(key)]
     assert keys == ["args.lr", "run.command", "run.processes"]
+
+
+def test_a_missing_command_is_refused_before_everything_else():
+    with pytest.raises(ConfigError, match="there is no program to run"):
+        check(ProgramConfig(nodes=2, run=ProgramRun(command=[])), {})
 
 
 @pytest.mark.parametrize(

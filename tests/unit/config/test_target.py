@@ -78,6 +78,11 @@ class Filled(Defaults):
     names: list[str]
 
 @dataclass
+class Fixed(Record):
+    width: int = field(init=False, default=3)
+    seed: ClassVar[int] = 5
+
+@dataclass
 class Refilled(Record):
     _: KW_ONLY
     names: list[str]
@@ -167,6 +172,7 @@ FITTING = {
     "parts.More": "seed rate",
     "parts.ByHand": "given",
     "parts.Filled": "depth",
+    "parts.Fixed": "depth",
     "parts.Refilled": "width seed names",
     "parts.make": "width",
     "Plain": "width",
