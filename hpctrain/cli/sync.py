@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from hpctrain.cli.arguments import add_runs, chosen_runs, command_parser
-from hpctrain.config.logger import MLflow
+from hpctrain.config.logger import SERVICES, MLflow
 from hpctrain.config.plain_yaml import read_plain_config
 from hpctrain.errors import ERROR_PREFIX, ExitCode, HpctrainError, RunDirectoryError
 from hpctrain.files import open_below
 from hpctrain.run.directory import RunDirectory
 from hpctrain.sync.sender_processes import Parent
-from hpctrain.sync.service import SERVICES, problem_text
+from hpctrain.sync.service import problem_text
 from hpctrain.sync.transfer import Transfer, follow, send_during_training, send_once
 
 AT_ONCE = 4
@@ -59,10 +59,10 @@ def main(arguments: list[str]) -> int:
     # rank zero's: with it, standard input is a pipe to the training
     parser.add_argument("--sender-process", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if options.offline and options.service == "mlflow":
+    if options.offline and options.service not in (None, "wandb"):
         parser.error("--offline writes files of W&B: use --service wandb")
     if options.server is not None:
-        if options.offline or options.service == "wandb":
+        if options.offline or options.service not in (None, "mlflow"):
             parser.error("--server names a server of MLflow: use --service mlflow")
         MLflow(tracking_uri=options.server)
         options.service = "mlflow"

@@ -12,6 +12,7 @@ from pathlib import Path
 from hpctrain.config.batch import check_batch, check_node_counts
 from hpctrain.config.cluster import Slurm, check_container, check_mounted
 from hpctrain.config.identity import flat
+from hpctrain.config.logger import SERVICES
 from hpctrain.config.main_module import refuse_own_targets, require_own_targets
 from hpctrain.config.mesh import check_mesh, mesh_shape
 from hpctrain.config.named_optimizers import losses_of, named_optimizers
@@ -39,8 +40,6 @@ NEEDS_GPU = (
     ("parallel.cpu_offload", True, "keeps in host memory what would be on a GPU", ", or leave it out"),
 )
 """Key, value, why it needs a GPU, and what to use instead."""
-SECRETS = ("WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
-"""Variables that a service's client reads, and that no file of a run may contain."""
 WHOLE_CALLS = "works on calls of the whole model, but with several losses a task calls parts of it"
 """Why some keys are refused with several turns."""
 
@@ -127,16 +126,14 @@ def _require_package(key: str, value: object, package: str, extra: str) -> None:
 
 
 def _check_services(config: Config, environ: Mapping[str, str]) -> None:
-    wandb, mlflow = config.logger.wandb, config.logger.mlflow
-    if wandb.enabled:
-        _require_package("logger.wandb.enabled", "true", "wandb", "wandb")
-    if mlflow.enabled:
-        _require_package("logger.mlflow.enabled", "true", "mlflow", "mlflow")
-        if mlflow.tracking_uri is None and not environ.get("MLFLOW_TRACKING_URI"):
-            remedy = "set it to the server's address, such as http://login1:5000, or export MLFLOW_TRACKING_URI"
-            raise ConfigError("logger.mlflow.tracking_uri", None, "MLflow needs a server", remedy)
-    for name in SECRETS:
-        for key in _keys_of_variables(config, name) if wandb.enabled or mlflow.enabled else ():
+    enabled, mlflow = config.logger.enabled_services, config.logger.mlflow
+    for name in enabled:
+        _require_package(f"logger.{name}.enabled", "true", name, name)
+    if mlflow.enabled and mlflow.tracking_uri is None and not environ.get("MLFLOW_TRACKING_URI"):
+        remedy = "set it to the server's address, such as http://login1:5000, or export MLFLOW_TRACKING_URI"
+        raise ConfigError("logger.mlflow.tracking_uri", None, "MLflow needs a server", remedy)
+    for name in [name for group in SERVICES.values() for name in group.secrets]:
+        for key in _keys_of_variables(config, name) if enabled else ():
             problem = "would be in config.yaml, which others may read"
             raise ConfigError(key, "***", problem, "export it where you submit, or use ~/.netrc")
 

@@ -12,6 +12,7 @@ import yaml
 
 from hpctrain.config import require
 from hpctrain.config.cluster import Slurm
+from hpctrain.config.logger import SERVICES
 from hpctrain.config.schedule import Plateau
 from hpctrain.errors import MAX_SHOWN_CHARS, ConfigError
 
@@ -321,9 +322,8 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
     "code": {"none": "set code.snapshot=none", "auto": "set code.snapshot=auto", "now": CODE_NOW},
     "logger": {
         "csv": "set logger.csv=true",
-        "mlflow": "set logger.mlflow.enabled=true",
         "tensorboard": "set logger.tensorboard=true",
-        "wandb": "set logger.wandb.enabled=true",
+        **{name: f"set logger.{name}.enabled=true" for name in SERVICES},
     },
     "optimizer": {
         name.lower(): f"{prefer}write optimizer=custom optimizer._target_=torch.optim.{name}"
@@ -351,7 +351,7 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
 """What to do instead, by group and the name of an option that it doesn't have."""
 OF_ARGUMENTS = ("task", "model", "optimizer", "callbacks")
 """Groups whose keys may be any arguments of a class."""
-SINKS = "set logger.wandb.enabled, logger.mlflow.enabled, logger.tensorboard or logger.csv"
+SINKS = f"set {', '.join(f'logger.{name}.enabled' for name in SERVICES)}, logger.tensorboard or logger.csv"
 
 
 def key_instead(key: str) -> str | None:

@@ -1,4 +1,4 @@
-"""``conf/logger``: what is logged during training. Owner: hpctrain.metrics."""
+"""``conf/logger``: what is logged during training. Owner: hpctrain.train.training_log."""
 
 from __future__ import annotations
 
@@ -55,6 +55,9 @@ class Wandb(require.Checked):
     """Weights & Biases. Its API key comes from the environment or from ~/.netrc alone. Owner: hpctrain.sync."""
 
     prefix = "logger.wandb."
+    title = "W&B"
+    secrets = ("WANDB_API_KEY",)
+    server = None
 
     enabled: bool = False
     """Send the run to W&B, during training and at its end, from a background process of rank zero."""
@@ -69,12 +72,20 @@ class Wandb(require.Checked):
     tags: Annotated[list[str], TAGS] = field(default_factory=list)
     """Tags of the run at W&B."""
 
+    @property
+    def is_offline(self) -> bool:
+        """Whether nothing is sent."""
+        return self.mode == "offline"
+
 
 @dataclass(kw_only=True, slots=True)
 class MLflow(require.Checked):
     """MLflow. Its password or token comes from the environment alone. Owner: hpctrain.sync."""
 
     prefix = "logger.mlflow."
+    title = "MLflow"
+    secrets = ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
+    is_offline = False
 
     enabled: bool = False
     """Send the run to an MLflow server, during training and at its end, from a background process of rank zero."""
@@ -84,6 +95,17 @@ class MLflow(require.Checked):
     """The experiment at MLflow; created if it is missing."""
     tags: Annotated[dict[str, str], _named_tags] = field(default_factory=dict)
     """Tags of the run at MLflow, name to value."""
+
+    @property
+    def server(self) -> str | None:
+        """The server, if the group names it."""
+        return self.tracking_uri
+
+
+SERVICES: Mapping[str, type[Wandb] | type[MLflow]] = {"wandb": Wandb, "mlflow": MLflow}
+"""The services, by name: a key of the group `logger`, an extra of the package, what `sync --service` takes, and the
+module of hpctrain.sync that has `connect`. `title` is what messages call a service, `secrets` are the variables that
+its client reads, and that no file of a run may contain, and `server` is the one that the group names."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -106,3 +128,8 @@ class Logger(require.Checked):
     """MLflow."""
     sync_timeout_s: Annotated[float, require.between(0, LONGEST_WAIT_S)] = LONGEST_WAIT_S
     """Most seconds that rank zero waits at the end of a completed run for W&B and MLflow to get everything."""
+
+    @property
+    def enabled_services(self) -> dict[str, Wandb | MLflow]:
+        """The groups of the services that are enabled, by name."""
+        return {name: group for name in SERVICES if (group := getattr(self, name)).enabled}

@@ -24,6 +24,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain.config.explain import HELP, Explainer, option_instead
+from hpctrain.config.logger import SERVICES
 from hpctrain.config.program import default_text
 from hpctrain.config.root import GROUPS, LIST_GROUPS, SWEEP_GROUP
 from hpctrain.errors import ConfigError
@@ -31,7 +32,13 @@ from hpctrain.errors import ConfigError
 MISTAKES = (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError)
 """What composing raises for mistakes on the command line and in configuration files."""
 
-OPEN_NODES = re.compile(r"^(args|cluster\.(env|sbatch|container\.env)|optimizer\.named|logger\.mlflow\.tags)([.=])")
+_OF_SERVICES = "|".join(
+    rf"logger\.{name}\.{field.name}"
+    for name, group in SERVICES.items()
+    for field in dataclasses.fields(group)
+    if field.default_factory is dict
+)
+OPEN_NODES = re.compile(rf"^(args|cluster\.(env|sbatch|container\.env)|optimizer\.named|{_OF_SERVICES})([.=])")
 """Keys whose names the user chooses; here new names need no plus sign, which Hydra requires elsewhere."""
 
 

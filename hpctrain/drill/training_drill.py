@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hpctrain.config.logger import SERVICES
 from hpctrain.config.resources import resources_of
 from hpctrain.config.root import Config
 from hpctrain.drill.comparison import compare, read_result
@@ -25,8 +26,7 @@ DEFAULTS = (
     f"{EVAL_KEY}={EVAL_EVERY_STEPS}",
     "logger.every_steps=1",
     "logger.tensorboard=false",
-    "logger.wandb.enabled=false",
-    "logger.mlflow.enabled=false",
+    *(f"logger.{name}.enabled=false" for name in SERVICES),
     "logger.samples=true",
 )
 """The overrides of every drill; the user's own come after them."""

@@ -32,7 +32,7 @@ from hpctrain.run.stacks import request_stacks
 from hpctrain.run.times import Times
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.streams import LostOutput, lost_output
-from hpctrain.sync.sender_processes import SenderProcesses, enabled_services
+from hpctrain.sync.sender_processes import SenderProcesses
 
 if TYPE_CHECKING:
     from hpctrain.rank.world import World
@@ -244,7 +244,7 @@ class Rank:
 
     def start_senders(self) -> None:
         """Start the processes that send the run to W&B and MLflow, if it enables one of them."""
-        if self.member is not None and enabled_services(self.config.logger):
+        if self.member is not None and self.config.logger.enabled_services:
             self.senders = SenderProcesses(self.member.directory, self.config.logger)
             self.senders.start()
 

@@ -18,16 +18,10 @@ from hpctrain.config.logger import Logger
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.launcher import PREFIX
 from hpctrain.sync.sender import Cursor
-from hpctrain.sync.service import SERVICES
 
 POLL_S = 0.05
 
 log = logging.getLogger("hpctrain.sync")
-
-
-def enabled_services(logger: Logger) -> list[str]:
-    """The names of the services that a configuration enables."""
-    return [name for name in SERVICES if getattr(logger, name).enabled]
 
 
 @dataclass(slots=True)
@@ -47,20 +41,21 @@ class SenderProcesses:
     def start(self) -> None:
         """Start the processes; a failure is a warning."""
         self._started = time.time()
-        for name in enabled_services(self.logger):
+        for name, group in self.logger.enabled_services.items():
             try:
                 self.processes[name] = self._start(name)
             except OSError as error:
-                log.warning("nothing is sent to %s: its process can't be started (%s)", SERVICES[name], error)
+                log.warning("nothing is sent to %s: its process can't be started (%s)", group.title, error)
 
     def _start(self, name: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "hpctrain", "sync", str(self.directory.path), "--service", name]
         command.append("--sender-process")
-        if self._is_offline(name):
+        group = self.logger.enabled_services[name]
+        if group.is_offline:
             command.append("--offline")
-        if name == "mlflow" and self.logger.mlflow.tracking_uri is not None:
+        if group.server is not None:
             # the one with which the attempt began, whoever changes config.yaml meanwhile
-            command += ["--server", self.logger.mlflow.tracking_uri]
+            command += ["--server", group.server]
         environment = {key: value for key, value in scrubbed(os.environ).items() if not key.startswith(PREFIX)}
         self.directory.sync.mkdir(exist_ok=True)
         with (self.directory.sync / f"{name}.log").open("ab") as output:
@@ -110,18 +105,16 @@ class SenderProcesses:
     def _any_runs(self) -> bool:
         return any(process.poll() is None for process in self.processes.values())
 
-    def _is_offline(self, name: str) -> bool:
-        return name == "wandb" and self.logger.wandb.mode == "offline"
-
     def _warn(self, name: str, late: str) -> None:
         with contextlib.suppress(OSError):
-            cursor = Cursor.read(self.directory, f"{name}_offline" if self._is_offline(name) else name)
+            group = self.logger.enabled_services[name]
+            cursor = Cursor.read(self.directory, f"{name}_offline" if group.is_offline else name)
             # a cursor from before a resume may be complete
             if not cursor.complete or cursor.problem or cursor.time < self._started:
                 reasons = "; ".join(filter(None, (cursor.problem, late)))
                 why = f" ({reasons})" if reasons else ""
                 command = f"python -m hpctrain sync {self.directory.as_typed} --service {name}"
-                log.warning("%s doesn't have the whole run yet%s; send the rest with: %s", SERVICES[name], why, command)
+                log.warning("%s doesn't have the whole run yet%s; send the rest with: %s", group.title, why, command)
 
 
 LOOK_EVERY_S = 1.0

@@ -1,4 +1,4 @@
-"""What a sender needs of a service, and the services that there are."""
+"""What a sender needs of a service; `hpctrain.config.logger` has the services that there are."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from hpctrain.config.logger import SERVICES
 from hpctrain.errors import ExitCode, HpctrainError
 from hpctrain.files import describe_os_error
 from hpctrain.run.directory import RunDirectory
 from hpctrain.sync.sent_run import Description, ReportedState, Row
 
-SERVICES = {"wandb": "W&B", "mlflow": "MLflow"}
-"""How messages call them, by name: a key of the group `logger`, an extra of the package, what `sync --service` takes,
-and the module beside this one that has `connect`."""
 NOTHING = -1
 """The step before the first one."""
 
@@ -109,7 +107,7 @@ def make_service(name: str, directory: RunDirectory, *, offline: bool = False, s
         ServiceSetupError: its package isn't installed.
     """
     if importlib.util.find_spec(name) is None:
-        raise ServiceSetupError(f'{SERVICES[name]} needs the package {name}: pip install "hpctrain[{name}]"')
+        raise ServiceSetupError(f'{SERVICES[name].title} needs the package {name}: pip install "hpctrain[{name}]"')
     module = importlib.import_module(f"hpctrain.sync.{name}")
     service: Service = module.connect(directory, offline=offline, server=server)
     return service

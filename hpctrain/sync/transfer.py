@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from hpctrain.config.logger import SERVICES
 from hpctrain.errors import ExitCode, HpctrainError, RunDirectoryError
 from hpctrain.phrases import counted
 from hpctrain.run.checkpoints import saved_step
@@ -19,7 +20,6 @@ from hpctrain.sync.sender_processes import Parent
 from hpctrain.sync.sent_run import Rows, describe
 from hpctrain.sync.service import (
     NOTHING,
-    SERVICES,
     Service,
     ServiceError,
     ServiceSetupError,
@@ -61,7 +61,7 @@ class Transfer:
     @property
     def title(self) -> str:
         """The service, as it begins a line."""
-        return SERVICES[self.service]
+        return SERVICES[self.service].title
 
     @property
     def shown(self) -> str:

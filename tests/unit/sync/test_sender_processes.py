@@ -17,7 +17,7 @@ from hpctrain.errors import ExitCode
 from hpctrain.run.process import process_start
 from hpctrain.sync import transfer as transfers
 from hpctrain.sync.sender import Cursor
-from hpctrain.sync.sender_processes import Parent, SenderProcesses, enabled_services
+from hpctrain.sync.sender_processes import Parent, SenderProcesses
 from hpctrain.sync.transfer import Transfer, send_during_training
 
 STUB = Path(__file__).parent / "programs"
@@ -148,5 +148,5 @@ def test_a_signal_ends_the_wait(run, senders):
 
 
 def test_nothing_is_started_for_a_service_that_is_not_enabled():
-    assert enabled_services(Logger()) == []
-    assert enabled_services(Logger(wandb=Wandb(enabled=True), mlflow=MLflow(enabled=True))) == ["wandb", "mlflow"]
+    assert not Logger().enabled_services
+    assert [*Logger(wandb=Wandb(enabled=True), mlflow=MLflow(enabled=True)).enabled_services] == ["wandb", "mlflow"]
