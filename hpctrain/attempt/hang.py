@@ -16,6 +16,7 @@ from hpctrain.config.health import Health
 from hpctrain.phrases import numbered
 from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.reason import Reason
+from hpctrain.run.times import STARTING
 
 PEERS_S = 3.0
 """Seconds that the other ranks get to record their own state before the first one that hangs ends, and their
@@ -31,21 +32,26 @@ GIL_HELD = (
 
 
 class Phase(Enum):
-    """A phase of a rank: the key under `health` that bounds its time without progress, and the missing progress."""
+    """A phase of a rank; a new bound is a member here, and a key in `config.health`.
 
-    START = ("start_timeout_s", "start-up and no first step for")
-    TRAINING = ("hang_timeout_s", "no step for")
-    EVALUATION = ("eval_timeout_s", "no evaluated batch for")
-    SAVING = ("save_timeout_s", "a save that didn't end for")
+    Each has the key under `health` that bounds its time without progress, the missing progress, and the kinds of work
+    (`run.times.PhaseTimes`) that belong to it.
+    """
 
-    def __init__(self, key: str, missing: str) -> None:
+    START = ("start_timeout_s", "start-up and no first step for", STARTING)
+    TRAINING = ("hang_timeout_s", "no step for", ("train_s",))
+    EVALUATION = ("eval_timeout_s", "no evaluated batch for", ("eval_s",))
+    SAVING = ("save_timeout_s", "a save that didn't end for", ("save_s",))
+
+    def __init__(self, key: str, missing: str, work: Sequence[str]) -> None:
         self._key = key
         self._missing = missing
+        self._work = work
 
     @classmethod
     def of(cls, doing: str) -> Phase:
-        """The phase of a rank, from the kind of work that takes its time."""
-        return {"train_s": cls.TRAINING, "eval_s": cls.EVALUATION, "save_s": cls.SAVING}.get(doing, cls.START)
+        """The phase of a rank, from the kind of work that takes its time, of which each has one."""
+        return next(phase for phase in cls if doing in phase._work)
 
     def bound_s(self, health: Health) -> float:
         """Allowed seconds without progress."""

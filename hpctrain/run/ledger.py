@@ -69,7 +69,11 @@ class EndFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt(StartFacts, EndFacts, TimesRecord):
-    """One attempt as recorded in the ledger; times are epoch seconds, None if not recorded."""
+    """One attempt as recorded in the ledger; times are epoch seconds, None if not recorded.
+
+    A new fact is a field of `StartFacts` if it is known at the start, of `TimesRecord` if rank zero measures it while
+    the attempt runs, and of `EndFacts` if the process that ends the attempt knows it.
+    """
 
     attempt: int
     job_id: Annotated[str | None, TEXT] = None

@@ -22,7 +22,11 @@ log = logging.getLogger("hpctrain.run")
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseTimes:
-    """Rank zero's wall time by kind of work, in seconds; None if the work wasn't done, or the time isn't known."""
+    """Rank zero's wall time by kind of work, in seconds; None if the work wasn't done, or the time isn't known.
+
+    Every field counts as time of its own, and belongs to a phase (`attempt.hang.Phase`); other facts are fields of
+    `TimesRecord`.
+    """
 
     import_s: Annotated[float | None, NUMBER] = None
     """From the start of the process."""
@@ -39,12 +43,11 @@ class PhaseTimes:
     @property
     def starting_s(self) -> float:
         """Seconds from the start of the process to the end of the first new step, without evaluations."""
-        times = (self.import_s, self.rendezvous_s, self.build_s, self.load_s, self.first_step_s)
-        return sum(max(0.0, seconds or 0.0) for seconds in times)
+        return sum(max(0.0, getattr(self, name) or 0.0) for name in STARTING)
 
 
 SPENT = tuple(field.name for field in fields(PhaseTimes))
-STARTING = SPENT[:5]
+STARTING = ("import_s", "rendezvous_s", "build_s", "load_s", "first_step_s")
 """From the process's start to the end of the first new step, in this order; without evaluations."""
 
 
