@@ -62,12 +62,16 @@ FORMATS = {
         NumberFormats("fp16_master", "fp16", copy="float16", scales_loss=True, by_autocast="fp16", on_cpu="bf16"),
     )
 }
-"""The precisions, by name. A new one is a row here, and a file of its name in ``conf/precision``."""
+"""The precisions, by name. A new one is a row here, and a file of its name in ``conf/precision``.
+
+If it computes in a new way, `train.precision` and `train.build` have to do so, and new `products` need a column of
+`train.profiling.flops.PEAKS`.
+"""
 
 
 @dataclass(kw_only=True, slots=True)
 class Precision(require.Checked):
-    """One of six kinds; checkpoints contain fp32 weights with all but `bf16_pure`."""
+    """A row of `FORMATS`, with the loss scale; checkpoints contain fp32 weights with all but `bf16_pure`."""
 
     kind: Annotated[str, require.one_of(*FORMATS)] = "fp32"
     """`fp32`; `tf32`: fp32 with TF32 matrix products, GPUs only; `bf16`: autocast; `fp16`: autocast with a GradScaler;

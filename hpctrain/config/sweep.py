@@ -58,6 +58,8 @@ class Optuna(Random):
 
 KINDS: dict[str, type[Sweep]] = {"grid": Grid, "random": Random, "asha": Asha, "optuna": Optuna}
 """The options of the group, with their keys."""
+SEARCHES = frozenset({"asha", "optuna"})
+"""The kinds that are searches: tasks ask for their runs, of which some never complete."""
 
 
 def kind_of(sweep: Sweep) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.plain_yaml import read_plain_values
 from hpctrain.config.root import RunConfig
+from hpctrain.config.sweep import SEARCHES
 from hpctrain.errors import ConfigError, RunDirectoryError
 from hpctrain.files import read_json_or_empty
 from hpctrain.phrases import listed
@@ -67,7 +68,7 @@ def _refuse_collection(typed: str, runs: Sequence[RunDirectory]) -> None:
     if len(runs) > 1 and kind is None:
         names = listed(sorted(run.path.name for run in runs), shown=4)
         raise ConfigError("after", typed, f"contains {len(runs)} runs, and isn't a sweep", f"name one of them: {names}")
-    if len(runs) > 1 and kind in ("asha", "optuna"):
+    if len(runs) > 1 and kind in SEARCHES:
         raise ConfigError("after", typed, "is a search, of which some runs never complete", "name one of its runs")
 
 

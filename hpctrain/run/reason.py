@@ -98,3 +98,6 @@ MEANINGS = {
     ),
     Reason.STALLED: Meaning(why_final="no progress"),
 }
+"""A new reason is a row here, and its `budget` a key of `config.cluster.Requeue`. It is detected from a rank's error
+(`rank.classification`) or a program's end (`program.output`), from SLURM's record (`attempt.termination`), or from the
+exit records of all ranks (`attempt.outcome`)."""

@@ -1,7 +1,8 @@
 """How a sweep finds its runs: what the kinds of sweeps have in common, and those whose runs are known: grid and random.
 
-To add a kind, derive a class from `Algorithm` or, if its tasks ask for runs, from `SearchAlgorithm`; enter it in
-`ALGORITHMS` of `hpctrain.search.search`; and give it keys in `hpctrain.config.sweep` and an option in ``conf/sweep``.
+To add a kind, derive a class from `Algorithm` or, if its tasks ask for runs, from `SearchAlgorithm`, and enter it in
+`ALGORITHMS` of `hpctrain.search.search`. Give it keys in `hpctrain.config.sweep`, whose `SEARCHES` names those whose
+tasks ask, and in `hpctrain.run.sweep_record`, and an option in ``conf/sweep``.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ from hpctrain.status.jobs import ask_slurm, job_ids
 KEPT = "can't be changed: the existing runs were made with"
 FIXED = ("seed", "min_steps", "reduction_factor")
 """Keys of a sweep with which its runs were drawn or compared; other values would mix two searches."""
-FAILURES = (Reason.FAILED, Reason.STALLED, Reason.HANG, Reason.INFRASTRUCTURE, Reason.OUT_OF_MEMORY)
+FAILURES = frozenset(reason for reason in Reason if reason.meaning.exit_code is ExitCode.FAILED)
 """Reasons with which a run has failed."""
 
 

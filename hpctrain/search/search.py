@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpctrain.config.checkpoint import EVAL_PREFIX
+from hpctrain.config.sweep import SEARCHES
 from hpctrain.errors import RunDirectoryError
 from hpctrain.phrases import either
 from hpctrain.run.directory import RunDirectory
@@ -62,7 +63,7 @@ def algorithm_of(record: SweepRecord) -> Algorithm:
 
 def is_search(record: SweepRecord) -> bool:
     """Whether the tasks of a sweep ask for their runs."""
-    return issubclass(ALGORITHMS.get(record.kind, Algorithm), SearchAlgorithm)
+    return record.kind in SEARCHES
 
 
 class Search:

@@ -24,7 +24,8 @@ log = logging.getLogger("hpctrain.train")
 
 TRIAL_SAMPLES = 2
 """Samples in the trial; batch norm refuses a batch of one."""
-_HALF, _TF32, _FP32 = 0, 1, 2
+_COLUMNS = {"bf16": 0, "fp16": 0, "tf32": 1, "fp32": 2}
+"""The column of `PEAKS` for each format of matrix products."""
 PEAKS: tuple[tuple[tuple[float, float | None, float], tuple[str, ...]], ...] = (
     ((2250.0, 1125.0, 75.0), ("B200",)),
     ((989.4, 494.7, 66.9), ("H200", "GH200 480GB", "GH200 120GB", "GH200 144G HBM3e", "H100 80GB HBM3")),
@@ -60,11 +61,11 @@ def peak_flops(name: str, products: str) -> float | None:
 
     Args:
         name: as `torch.cuda.get_device_name` returns it.
-        products: the format of matrix products: `fp32`, `tf32`, or a half precision.
+        products: the format of matrix products: `fp32`, `tf32`, `bf16` or `fp16`.
     """
-    kind = {"fp32": _FP32, "tf32": _TF32}.get(products, _HALF)
+    column = _COLUMNS[products]
     peaks = _PEAKS_BY_NAME.get(name.removeprefix("NVIDIA "))
-    peak = None if peaks is None else peaks[kind]
+    peak = None if peaks is None else peaks[column]
     return None if peak is None else peak * 1e12
 
 

@@ -9,12 +9,20 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.config.sweep import KINDS, SEARCHES
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
+from hpctrain.search.algorithm import SearchAlgorithm
 from hpctrain.search.journal import read_journal
+from hpctrain.search.search import ALGORITHMS
 
 sys.path.append(str(Path(__file__).parent))
 from searching import asha, prepared, train
+
+
+def test_each_kind_of_sweep_has_an_algorithm_and_searches_are_those_whose_tasks_ask() -> None:
+    assert ALGORITHMS.keys() == KINDS.keys()
+    assert {kind for kind in KINDS if issubclass(ALGORITHMS[kind], SearchAlgorithm)} == SEARCHES
 
 
 def test_every_task_gets_a_run_of_its_own(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import flop_registry
 
+from hpctrain.config.precision import FORMATS
 from hpctrain.data.plan import BatchPlan
 from hpctrain.parallel.ddp import DataParallelReplica
 from hpctrain.tasks.task import Task
@@ -174,7 +175,8 @@ def test_peaks(names, tflops):
     half, tf32, full = (None if peak is None else peak * 1e12 for peak in tflops)
     expected = {"fp32": full, "tf32": tf32, "bf16": half, "fp16": half, "bf16_pure": half, "fp16_master": half}
     for name in names:
-        assert {precision: peak_flops(name, precision) for precision in expected} == expected, name
+        found = {precision: peak_flops(name, formats.products) for precision, formats in FORMATS.items()}
+        assert found == expected, name
 
 
 @pytest.mark.parametrize(
