@@ -70,7 +70,8 @@ HOOKS: Mapping[str, Sequence[str]] = {
     "on_stop": ("training",),
     "on_end": ("training",),
 }
-"""The methods of a callback that the training calls, and with what."""
+"""The methods of a callback that the training calls, and with what. A new one is also a method of `Callback`, and the
+training loop calls it, by `Callbacks.hooks` of hpctrain.train.callbacks."""
 STATE_METHODS = ("state_dict", "load_state_dict")
 """The methods that save and restore a callback's state."""
 CLOSE_TO_A_HOOK = 0.9

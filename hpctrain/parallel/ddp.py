@@ -27,8 +27,8 @@ DATA_PARALLEL_IS_SLOW = (
 log = logging.getLogger("hpctrain.train")
 
 
-def build_replica(model: nn.Module, world: TrainingWorld, parallel: Parallel) -> Replica:
-    """Choose the replica of a model of which each rank has all.
+def build_whole_replica(model: nn.Module, world: TrainingWorld, parallel: Parallel) -> Replica:
+    """Choose the replica of a model that each rank has whole, without `parallel=mesh`.
 
     Args:
         model: on its devices, not wrapped.

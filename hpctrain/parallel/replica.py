@@ -132,7 +132,8 @@ class Replica:
     """A replica that one rank computes alone: the protocol, and what it is without other ranks.
 
     Other replicas derive from it: `DdpReplica`, `DataParallelReplica`, `FsdpReplica` (whose ranks may also divide
-    layers), `PipelineReplica`. Nothing outside of this room asks which one it has.
+    layers), `PipelineReplica`. `train.build.build_network` chooses it, by the kind in `config.parallel` and the mesh;
+    nothing else outside of this room asks which one it has.
 
     Args:
         model: that forward passes go through, with or without wrappers.

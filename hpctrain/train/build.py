@@ -27,7 +27,7 @@ from hpctrain.config.root import Config
 from hpctrain.config.task_checks import called_methods, cant_be_called, lacks, warnings_about
 from hpctrain.data.micro_batch import iterate_tensors
 from hpctrain.errors import ConfigError, TaskError
-from hpctrain.parallel.ddp import broadcast_tensors, build_replica, synchronise_batchnorm
+from hpctrain.parallel.ddp import broadcast_tensors, build_whole_replica, synchronise_batchnorm
 from hpctrain.parallel.mesh import Mesh, TrainingWorld
 from hpctrain.parallel.replica import Replica, inner
 from hpctrain.phrases import listed
@@ -207,7 +207,7 @@ def _build_whole(config: Config, task: Task, world: TrainingWorld, *, fresh: boo
         # with several losses, the task calls parts of the model
         several = len(losses_of(named_optimizers(config.optimizer))) > 1
         (compile_parts_in_place if several else compile_in_place)(called, trainer.compile_mode)
-    replica = build_replica(called, world, config.parallel)
+    replica = build_whole_replica(called, world, config.parallel)
     return Network(module, called, master, replica, partial(CheckpointSaver, leads=world.is_rank_zero))
 
 

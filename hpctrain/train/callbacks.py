@@ -71,21 +71,13 @@ class Callbacks(Stateful):
         callbacks: by the names of their entries.
 
     Attributes:
-        on_start: the hooks of this name that are overridden; the others alike. The loop tests those of a step, and
-            calls `run`.
+        hooks: those that are overridden, by each name of `HOOKS`. The loop tests those of a step, and calls `run`.
     """
 
     def __init__(self, callbacks: Mapping[str, Callback]) -> None:
         self._callbacks = callbacks
         self._training: CallbackContext | None = None
-        self.on_start = self._overridden("on_start")
-        self.before_step = self._overridden("before_step")
-        self.after_backward = self._overridden("after_backward")
-        self.after_step = self._overridden("after_step")
-        self.after_evaluation = self._overridden("after_evaluation")
-        self.after_save = self._overridden("after_save")
-        self.on_stop = self._overridden("on_stop")
-        self.on_end = self._overridden("on_end")
+        self.hooks: Mapping[str, Hooks] = {name: self._overridden(name) for name in HOOKS}
 
     def judged_metrics(self) -> dict[str, str | None]:
         """The metrics by which callbacks end the run, by their keys; None for the run's. To ask before `on_start`."""
@@ -102,7 +94,7 @@ class Callbacks(Stateful):
         Raises:
             ConfigError: early stopping would never act.
         """
-        for name, hook, _ in self.after_evaluation:
+        for name, hook, _ in self.hooks["after_evaluation"]:
             callback = self._callbacks[name]
             if isinstance(callback, EarlyStopping):
                 target = f"{type(callback).__module__}.{type(callback).__qualname__}"
@@ -124,13 +116,13 @@ class Callbacks(Stateful):
             training: what the callbacks watch, in every hook of this attempt.
         """
         self._training = training
-        self.run_between_steps(self.on_start)
+        self.run_between_steps(self.hooks["on_start"])
 
     def run(self, hooks: Hooks, meter: Meter, *, computing: bool = False) -> None:
         """Call hooks of a step.
 
         Args:
-            hooks: one of the attributes of this object.
+            hooks: of one name.
             meter: of the training, for the scalars that they log.
             computing: whether what they log belongs to the step that is computed.
         """
@@ -142,7 +134,7 @@ class Callbacks(Stateful):
         """Call hooks that belong to no step, in which nothing may be logged.
 
         Args:
-            hooks: `on_start`, `after_save`, `on_stop` or `on_end` of this object.
+            hooks: of one name: `on_start`, `after_save`, `on_stop` or `on_end`.
         """
         for hook in hooks:
             assert self._training is not None
@@ -155,12 +147,12 @@ class Callbacks(Stateful):
         Args:
             meter: of the training.
         """
-        return partial(self._run_after_backward, meter) if self.after_backward else None
+        return partial(self._run_after_backward, meter) if self.hooks["after_backward"] else None
 
     def _run_after_backward(self, meter: Meter, update: JointUpdate) -> None:
         assert self._training is not None
         self._training.update = update
-        self.run(self.after_backward, meter, computing=True)
+        self.run(self.hooks["after_backward"], meter, computing=True)
 
     def run_after_evaluation(self, meter: Meter, means: Mapping[str, float]) -> dict[str, float]:
         """Call `after_evaluation`, and return the means of the scalars that it logs; collective.
@@ -172,7 +164,7 @@ class Callbacks(Stateful):
         metrics = {name.removeprefix(EVAL_PREFIX): means[name] for name in means}
         assert self._training is not None
         with self._training.own_log.evaluation_mode():
-            _call(self.after_evaluation, self._training, meter, metrics)
+            _call(self.hooks["after_evaluation"], self._training, meter, metrics)
         return meter.means()
 
     def check(self) -> None:

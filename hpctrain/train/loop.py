@@ -176,7 +176,8 @@ class Loop:
         position, show_step = self._training.position, self._log.show_step
         decide, clock = self._stopping.agreement.decide, checkpointing.clock
         callbacks, ending, meter = self._callbacks, self._ending, self._training.meter
-        before_step, after_step, is_timed = callbacks.before_step, callbacks.after_step, ending.is_timed
+        before_step, after_step = callbacks.hooks["before_step"], callbacks.hooks["after_step"]
+        is_timed = ending.is_timed
         pause_at = total if self._stopping.pause_at is None else self._stopping.pause_at
         first = self.step + 1
         while self.step < total:
@@ -232,7 +233,7 @@ class Loop:
             self._log.complete()
         # last: an error in a callback must not keep anything above from being written
         callbacks = self._callbacks
-        callbacks.run_between_steps(callbacks.on_end if finished else callbacks.on_stop)
+        callbacks.run_between_steps(callbacks.hooks["on_end" if finished else "on_stop"])
 
     def _keep_config(self) -> None:
         """Keep a resume's change to the configuration, once a step was trained with it."""
@@ -327,7 +328,7 @@ class Loop:
             self._divergence.check_before_save(self.step, ends_run=self._is_at_end)
             stop = self._checkpointing.save(self.step, evaluation_due=self._evaluation_due, wait=wait)
             if stop is None:
-                self._callbacks.run_between_steps(self._callbacks.after_save)
+                self._callbacks.run_between_steps(self._callbacks.hooks["after_save"])
         self._times.record(self.step, due=True)
         return stop
 
@@ -346,10 +347,10 @@ class Loop:
     def _follow_evaluation(self, means: Mapping[str, float]) -> None:
         self._ending.evaluated_step = self.step
         logged: Mapping[str, float] = {}
-        if self._callbacks.after_evaluation:
+        if self._callbacks.hooks["after_evaluation"]:
             with self._times.during("eval_s"):
                 logged = self._callbacks.run_after_evaluation(meter_of(self._training.world), means)
         self._log.evaluation(self.step, {**means, **logged})
         self._checkpointing.record_evaluation(self.step, means)
         # at once, and not by the agreement, which takes some steps: an interrupted run has to end at the same step
-        self._ends = bool(self._callbacks.after_evaluation) and self._ending.agree()
+        self._ends = bool(self._callbacks.hooks["after_evaluation"]) and self._ending.agree()

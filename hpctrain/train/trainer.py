@@ -173,7 +173,7 @@ def _micro_batches(
     position = training.position
     # a stop while loading saves the step before: a before_step hook has already run, and may have changed its state
     loading = None
-    if not training.callbacks.before_step:
+    if not training.callbacks.hooks["before_step"]:
         loading = attempt.stopping.agreement.loading_stop(lambda: f"step/{position.step}")
     micro_batches = loader.micro_batches(training.data.transfer, loading)
     if training.data.loss_weights.vary:

@@ -17,7 +17,7 @@ from hpctrain.config.precision import FORMATS
 from hpctrain.data.loader import EvalLoader
 from hpctrain.data.workers import Workers
 from hpctrain.errors import TaskError
-from hpctrain.parallel.ddp import build_replica
+from hpctrain.parallel.ddp import build_whole_replica
 from hpctrain.rank.agreement import Agreement
 from hpctrain.rank.stop_request import StopRequest
 from hpctrain.tasks import Task
@@ -100,7 +100,7 @@ class Count(Task):
 def pass_of(task, model, world):
     """Return the pass of a task that no training has built."""
     log = AttachedLog(type(task).__name__, Position(), total_steps=1, every_steps=1)
-    replica = build_replica(model, world, Parallel())
+    replica = build_whole_replica(model, world, Parallel())
     return EvaluationPass(task, TaskState(task, world), log, build_metrics(task, world), replica, world)
 
 

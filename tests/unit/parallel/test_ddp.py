@@ -5,7 +5,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpctrain.config.parallel import Parallel
 from hpctrain.errors import ConfigError
-from hpctrain.parallel.ddp import build_replica, synchronise_batchnorm
+from hpctrain.parallel.ddp import build_whole_replica, synchronise_batchnorm
 from hpctrain.parallel.mesh import TrainingWorld
 from hpctrain.parallel.replica import LossModule, Replica, inner
 
@@ -14,7 +14,7 @@ ALONE = TrainingWorld(rank=0, size=1, local_rank=0, devices=(torch.device("cpu")
 
 def test_alone_a_model_is_not_wrapped():
     model = nn.Linear(2, 2)
-    replica = build_replica(model, ALONE, Parallel())
+    replica = build_whole_replica(model, ALONE, Parallel())
     assert type(replica) is Replica
     assert replica.for_loss(model).module is model
     assert replica.model is model
@@ -55,7 +55,7 @@ def test_the_model_inside_a_compiled_one():
 def test_data_parallel_warns_that_it_is_slow_and_keeps_the_names_of_the_model(caplog):
     model = nn.Linear(2, 2)
     with caplog.at_level("WARNING", logger="hpctrain.train"):
-        loss_module = build_replica(model, ALONE, Parallel(kind="data_parallel")).for_loss(model)
+        loss_module = build_whole_replica(model, ALONE, Parallel(kind="data_parallel")).for_loss(model)
     assert isinstance(loss_module.module, nn.parallel.DataParallel)
     assert inner(loss_module) is model
     assert "parallel=ddp keeps a replica per process" in caplog.text
