@@ -52,7 +52,12 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Check(Generic[Measured]):
-    """A kind of findings, an entry of a table.
+    """A kind of findings, an entry of the table of its subject.
+
+    `nodes` has NODE_CHECKS and JOB_CHECKS, `rank_findings` RANK_CHECKS, `slurm_findings` SLURM_CHECKS and
+    SILENCE_CHECKS, `folder_check` ROOM_CHECKS and TRIALS (each a `Trial`), `measurements` BASELINE_CHECKS, and
+    `examination` TORCH_MISSING alone. A check of something new also needs its measurement: on each node in
+    `nodes.SCRIPT`, in each rank in `rank`.
 
     The three texts are templates for `str.format`, with the values of a case, `measured`, and of the case's nodes:
     `nodes`, the first few names, and `exclude`, all of them as `cluster.exclude` has them.

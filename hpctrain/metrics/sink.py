@@ -25,7 +25,9 @@ MAX_PENDING_BYTES = 16 * 2**20
 
 
 class Sink(Protocol):
-    """A destination for metrics, on rank zero only. No method is collective.
+    """A destination for metrics, on rank zero only, opened in `train.training_log.TrainingLog._open_sinks`.
+
+    No method is collective.
 
     Metric names: ``train/loss``, ``train/lr``, ``train/epoch``, ``eval/loss``, ``eval/accuracy``,
     ``throughput/samples_per_s``, and those of the task.
