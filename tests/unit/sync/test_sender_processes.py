@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 import time
@@ -12,7 +13,7 @@ from fake_service import FakeService
 from logged_run import LoggedRun
 from supervising import until
 
-from hpctrain.config.logger import Logger, MLflow, Wandb
+from hpctrain.config.logger import SERVICES, Logger, MLflow, Wandb
 from hpctrain.errors import ExitCode
 from hpctrain.run.process import process_start
 from hpctrain.sync import transfer as transfers
@@ -150,3 +151,8 @@ def test_a_signal_ends_the_wait(run, senders):
 def test_nothing_is_started_for_a_service_that_is_not_enabled():
     assert not Logger().enabled_services
     assert [*Logger(wandb=Wandb(enabled=True), mlflow=MLflow(enabled=True)).enabled_services] == ["wandb", "mlflow"]
+
+
+def test_each_group_below_the_logger_is_a_service():
+    groups = {field.name: field.default_factory for field in dataclasses.fields(Logger)}
+    assert {name: group for name, group in groups.items() if dataclasses.is_dataclass(group)} == SERVICES
