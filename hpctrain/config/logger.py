@@ -1,4 +1,4 @@
-"""``conf/logger``: what is logged during training. Owner: hpctrain.train.training_log."""
+"""``conf/logger``: what is logged during training. Owner: hpctrain.train."""
 
 from __future__ import annotations
 
