@@ -63,12 +63,12 @@ def launch_detached(config: RunConfig, *, force: bool = False, code_now: bool = 
         refuse_own_targets(config, "is defined in this program, which other processes can't import")
     with _imports_passed_on():
         command = program_command()
-        begun = begin(config, command, force=force, code_now=code_now, report=log.info, warn=log.warning)
-        if isinstance(begun, RunStatus):
-            return RunDirectory(begun.path)
-        if begun.job_id is None:
-            _start_launcher(begun.run)
-    return begun.run.directory
+        prepared = begin(config, command, force=force, code_now=code_now, report=log.info, warn=log.warning)
+        if isinstance(prepared, RunStatus):
+            return RunDirectory(prepared.path)
+        if prepared.job_id is None:
+            _start_launcher(prepared.run)
+    return prepared.run.directory
 
 
 def refuse_dry_run(config: RunConfig) -> None:
@@ -163,7 +163,7 @@ def train_here(config: Config, task: Callable[..., Any] | None = None, *, force:
         with own_task(config, task), working_directory_importable():
             check(config)
             # what this process has imported already is what trains: its copy is for the record
-            begun = begin(
+            prepared = begin(
                 config,
                 program_command(),
                 force=force,
@@ -172,13 +172,13 @@ def train_here(config: Config, task: Callable[..., Any] | None = None, *, force:
                 report=log.info,
                 warn=log.warning,
             )
-            if isinstance(begun, RunStatus):
-                return RunDirectory(begun.path)
-            program = _train(begun.run)
+            if isinstance(prepared, RunStatus):
+                return RunDirectory(prepared.path)
+            program = _train(prepared.run)
     finally:
         _training.release()
-    _pass_on(program, begun.run.directory)
-    return begun.run.directory
+    _pass_on(program, prepared.run.directory)
+    return prepared.run.directory
 
 
 @contextmanager

@@ -110,7 +110,7 @@ class Termination:
         write_json(claim / FILE_NAME, self.as_json())
 
 
-def ask_slurm(
+def ask_termination(
     slurm: Slurm,
     job_id: str,
     received: int | None,

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from hpctrain.checkpoint.checksummed_file import ChecksummedFile
+from hpctrain.checkpoint.disk_space import after_full, is_full
 from hpctrain.checkpoint.host_memory import sharing_key
 from hpctrain.checkpoint.retention import discard_replaced, move_aside
-from hpctrain.checkpoint.room import after_full, is_full
 from hpctrain.checkpoint.state import Snapshot, tensors_in, weights_digest
 from hpctrain.errors import CheckpointError
 from hpctrain.files import errors_naming, fsync_directory, temporary_name

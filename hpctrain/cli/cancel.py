@@ -17,7 +17,7 @@ from hpctrain.phrases import counted
 from hpctrain.run.directory import RunDirectory
 from hpctrain.scheduler.job import SlurmJob
 from hpctrain.scheduler.slurm import Slurm
-from hpctrain.status.jobs import ask_slurm, job_ids
+from hpctrain.status.jobs import job_ids, query_jobs
 
 _EPILOG = """\
 examples:
@@ -87,7 +87,7 @@ def _cancel_idle_tasks(home: RunDirectory, runs: Sequence[RunDirectory]) -> str:
 
 def _tasks(home: RunDirectory) -> dict[str, SlurmJob]:
     """SLURM's records of the tasks of a search that it knows."""
-    jobs = ask_slurm(job_ids(home))
+    jobs = query_jobs(job_ids(home))
     if jobs is None:
         raise HpctrainError("SLURM can't be reached from here to cancel its tasks; run the command on a login node")
     return {job_id: job for job_id, job in jobs.items() if job is not None}

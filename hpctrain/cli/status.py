@@ -20,7 +20,7 @@ from hpctrain.errors import ExitCode
 from hpctrain.phrases import aligned, counted, duration
 from hpctrain.run.ledger import Attempt
 from hpctrain.run.manifest import varied_text
-from hpctrain.status.jobs import Ask, JobQuery, ask_slurm
+from hpctrain.status.jobs import Ask, JobQuery, query_jobs
 from hpctrain.status.run_status import RunStatus, read_statuses
 from hpctrain.status.runs import find_runs
 from hpctrain.terminal import is_terminal
@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--watch", nargs="?", type=seconds, const=WATCH_S, metavar="SECONDS", help=help_text)
     options = parser.parse_args(_with_seconds(arguments))
     if options.watch is None:
-        _show(options, ask_slurm)
+        _show(options, query_jobs)
         return ExitCode.FINISHED
     query = JobQuery()
     return show_repeatedly(lambda: _show(options, query.ask), options.watch)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
 from hpctrain.cluster import mpi, slurm_step, torchrun
-from hpctrain.cluster.slurm_step import SlurmJob, in_step, own_node
+from hpctrain.cluster.slurm_step import JobVariables, in_step, own_node
 from hpctrain.cluster.variables import Place, Variables, ignored_message
 
 LOWEST_PORT = 10_000
@@ -85,7 +85,7 @@ class ClusterEnvironment(Place):
         read = Variables(variables)
         source = _source(read)
         place = _place(read, source)
-        job = SlurmJob.read(read)
+        job = JobVariables.read(read)
         ports = _ports(read, source, job, master_port)
         elastic = (read.number("TORCHELASTIC_RESTART_COUNT") or 0) if source is Source.TORCHRUN else 0
         return cls(
@@ -190,7 +190,7 @@ def _single(variables: Variables) -> Place:
     )
 
 
-def _ports(variables: Variables, source: Source, job: SlurmJob, chosen: int | None) -> tuple[int, ...]:
+def _ports(variables: Variables, source: Source, job: JobVariables, chosen: int | None) -> tuple[int, ...]:
     """Return the user's choice, or else the ports that SLURM reserved, or else derived ones."""
     is_needed = source is Source.TORCHRUN
     given = variables.needed_port("MASTER_PORT", "MASTER_ADDR") if is_needed else variables.port("MASTER_PORT")

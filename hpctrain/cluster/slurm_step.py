@@ -24,7 +24,7 @@ _UNSET = "unset the ones that another step or shell exported"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmJob:
+class JobVariables:
     """The SLURM job, if any, that this process belongs to."""
 
     job_id: str | None = None
@@ -37,7 +37,7 @@ class SlurmJob:
     """Id of the srun step that this process is a task of; None in a batch script or a shell."""
 
     @classmethod
-    def read(cls, variables: Variables) -> SlurmJob:
+    def read(cls, variables: Variables) -> JobVariables:
         """Read the variables that SLURM sets in batch scripts, allocations and steps."""
         number = variables.number("SLURM_JOB_ID")
         if number is None:

@@ -141,16 +141,16 @@ def _require_methods(target: str, methods: Collection[str], optimizers: Sequence
         if each.loss in methods:
             continue
         if not each.name:
-            raise lacks(target, each.loss)
+            raise missing_method_error(target, each.loss)
         public = [name for name in methods if not name.startswith("_")]
         near = difflib.get_close_matches(each.loss, public, n=1)
         remedy = f"did you mean {near[0]}?" if near else f"define it; the class has {listed(public)}"
         raise ConfigError(f"{each.key}.loss", each.loss, f"{target} has no such method", remedy)
     if "train_dataset" not in methods:
-        raise lacks(target, "train_dataset")
+        raise missing_method_error(target, "train_dataset")
 
 
-def lacks(target: str, method: str) -> ConfigError:
+def missing_method_error(target: str, method: str) -> ConfigError:
     """Return the error for a class without a method that it needs."""
     arguments = ", ".join(("self", *METHODS.get(method, ())))
     return ConfigError("task._target_", target, f"has no method {method}", f"define {method}({arguments})")
@@ -186,7 +186,7 @@ def _remedy(method: str) -> str:
     return f"did you mean {near[0]}?" if near else ""
 
 
-def cant_be_called(key: str, target: str, method: str, arguments: Sequence[str], why: str) -> ConfigError:
+def call_mismatch_error(key: str, target: str, method: str, arguments: Sequence[str], why: str) -> ConfigError:
     """Return the error for a method or hook with other arguments than it is called with.
 
     Args:
@@ -209,7 +209,7 @@ def _check_arguments(key: str, target: str, node: ast.ClassDef, known: Mapping[s
         names = [one.arg for one in (*own.posonlyargs, *own.args)]
         needed = len(names) - len(own.defaults) + sum(default is None for default in own.kw_defaults)
         if given < needed or (given > len(names) and own.vararg is None):
-            raise cant_be_called(key, target, name, known[name], f"it takes {', '.join(names)}")
+            raise call_mismatch_error(key, target, name, known[name], f"it takes {', '.join(names)}")
 
 
 def check_callback(key: str, target: str) -> None:
@@ -233,12 +233,12 @@ def check_callback(key: str, target: str) -> None:
     for _, node in chain[: names.index(CALLBACK)]:
         for name, statement in bindings(node.body):
             defined.append(name)
-            if isinstance(statement, ast.FunctionDef) and (mistake := not_a_hook(key, target, name)):
+            if isinstance(statement, ast.FunctionDef) and (mistake := unknown_hook_error(key, target, name)):
                 raise mistake
             if isinstance(statement, ast.AsyncFunctionDef) and name in HOOKS and not statement.decorator_list:
-                raise runs_nothing(key, target, name, "a coroutine")
+                raise not_plain_function_error(key, target, name, "a coroutine")
         _check_arguments(key, target, node, HOOKS)
-    if (mistake := half_a_state(key, target, defined)) is not None:
+    if (mistake := incomplete_state_error(key, target, defined)) is not None:
         raise mistake
 
 
@@ -248,7 +248,7 @@ def not_a_callback(key: str, target: str) -> ConfigError:
     return ConfigError(f"{key}._target_", target, problem, "derive the class from it")
 
 
-def not_a_hook(key: str, target: str, method: str) -> ConfigError | None:
+def unknown_hook_error(key: str, target: str, method: str) -> ConfigError | None:
     """Return the error for a method that looks like a hook and isn't one; None for any other.
 
     Args:
@@ -268,7 +268,7 @@ def not_a_hook(key: str, target: str, method: str) -> ConfigError | None:
     return ConfigError(f"{key}._target_", target, problem, remedy)
 
 
-def runs_nothing(key: str, target: str, hook: str, kind: str) -> ConfigError:
+def not_plain_function_error(key: str, target: str, hook: str, kind: str) -> ConfigError:
     """Return the error for a hook whose call would only make an object, and run nothing.
 
     Args:
@@ -281,7 +281,7 @@ def runs_nothing(key: str, target: str, hook: str, kind: str) -> ConfigError:
     return ConfigError(f"{key}._target_", target, problem, f"write a plain def {hook}, without async or yield")
 
 
-def half_a_state(key: str, target: str, defined: Collection[str]) -> ConfigError | None:
+def incomplete_state_error(key: str, target: str, defined: Collection[str]) -> ConfigError | None:
     """Return the error for a class that has one of the two methods of the state and lacks the other; None if not.
 
     Args:

@@ -17,7 +17,7 @@ from hpctrain.cluster.slurm_step import needed_job_nodes
 from hpctrain.cluster.variables import Variables
 from hpctrain.config.resources import resources_of
 from hpctrain.config.stored import load_run
-from hpctrain.doctor.folder import DoctorFolder, DoctorJob, NodeAnswer, read_options, write_record
+from hpctrain.doctor.folder import DoctorFolder, DoctorJobRecord, NodeAnswer, read_options, write_record
 from hpctrain.doctor.nodes import NO_PLUGIN, SCRIPT, read_line
 from hpctrain.errors import ERROR_PREFIX, ExitCode, HpctrainError
 from hpctrain.launch.prepare import RunPlan
@@ -67,7 +67,7 @@ class JobSteps:
         """
         os.umask(umask_of(self._plan.config.mode))
         plugin_refused = self._ask_nodes()
-        record = DoctorJob(
+        record = DoctorJobRecord(
             nodes=self._nodes,
             answers=self._answers,
             plugin_refused=plugin_refused,

@@ -20,7 +20,15 @@ from hpctrain.config.resources import resources_of
 from hpctrain.config.root import Config
 from hpctrain.config.stored import load, to_yaml
 from hpctrain.doctor.finding import Check, DoctorResult, Severity, evaluate, when
-from hpctrain.doctor.folder import DoctorFolder, DoctorJob, DoctorOptions, RankRecord, read_job, read_rank, write_record
+from hpctrain.doctor.folder import (
+    DoctorFolder,
+    DoctorJobRecord,
+    DoctorOptions,
+    RankRecord,
+    read_job,
+    read_rank,
+    write_record,
+)
 from hpctrain.doctor.folder_check import ROOM_CHECKS, check_folder, measure_room
 from hpctrain.doctor.measurements import (
     RankAnswers,
@@ -202,7 +210,7 @@ class Examination:
             with contextlib.suppress(OSError):
                 write_json(DoctorFolder(self.result.folder).findings, self.result.as_record())
 
-    def _expected_versions(self, job: DoctorJob) -> dict[str, str]:
+    def _expected_versions(self, job: DoctorJobRecord) -> dict[str, str]:
         """The versions that all nodes should have where ranks have another Python: the first node's."""
         first = next((answer.versions for answer in job.answers.values() if answer.versions), {})
         return {**first, "hpctrain": self._versions["hpctrain"]}
@@ -270,7 +278,7 @@ def _job_id(folder: DoctorFolder) -> str:
     return str(jobs[-1]["job_id"])
 
 
-def _rank_answers(folder: DoctorFolder, job: DoctorJob, config: Config) -> RankAnswers:
+def _rank_answers(folder: DoctorFolder, job: DoctorJobRecord, config: Config) -> RankAnswers:
     processes_per_node = resources_of(config).processes_per_node
     world_size = len(job.rank_nodes) * processes_per_node
     records = wait_for_records(folder, world_size)
@@ -304,7 +312,7 @@ class JobNeverStartsError(SchedulerError):
 
 def wait_for_job(
     folder: DoctorFolder, job_id: str, slurm: Slurm, report: Callable[[str], None]
-) -> tuple[DoctorJob | None, str]:
+) -> tuple[DoctorJobRecord | None, str]:
     """Wait until the job is over; report why it waits, and what it does.
 
     Args:

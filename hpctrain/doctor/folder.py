@@ -98,7 +98,7 @@ class DoctorFolder:
 
     @property
     def job(self) -> Path:
-        """The `DoctorJob`, after each step."""
+        """The `DoctorJobRecord`, after each step."""
         return self.path / "job.json"
 
     @property
@@ -192,7 +192,7 @@ _ANSWERS = by_name(field_types(NodeAnswer), ("node",))
 
 
 @dataclass(frozen=True, slots=True)
-class DoctorJob:
+class DoctorJobRecord:
     """The progress and the answers of the job.
 
     Attributes:
@@ -252,7 +252,7 @@ class RankRecord:
         return self.stage == "done" or bool(self.error)
 
 
-def write_record(path: Path, record: DoctorOptions | DoctorJob) -> None:
+def write_record(path: Path, record: DoctorOptions | DoctorJobRecord) -> None:
     """Store a record.
 
     Raises:
@@ -275,16 +275,16 @@ def read_options(folder: DoctorFolder) -> DoctorOptions:
     return from_json(DoctorOptions, read_fields(folder.options, field_types(DoctorOptions)))
 
 
-def read_job(folder: DoctorFolder) -> DoctorJob | None:
+def read_job(folder: DoctorFolder) -> DoctorJobRecord | None:
     """The record of the job; None as long as there is none.
 
     Raises:
         RunDirectoryError: a field of the record has the wrong type.
     """
-    if not (values := read_fields(folder.job, field_types(DoctorJob))):
+    if not (values := read_fields(folder.job, field_types(DoctorJobRecord))):
         return None
     answers = {node: from_json(NodeAnswer, answer) for node, answer in (values.get("answers") or {}).items()}
-    return from_json(DoctorJob, {**values, "answers": answers})
+    return from_json(DoctorJobRecord, {**values, "answers": answers})
 
 
 def read_rank(folder: DoctorFolder, rank: int) -> RankRecord | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from hpctrain.doctor.finding import Case, Check, Finding, Severity, evaluate, when
-from hpctrain.doctor.folder import DoctorFolder, DoctorJob, RankRecord, from_json
+from hpctrain.doctor.folder import DoctorFolder, DoctorJobRecord, RankRecord, from_json
 from hpctrain.files import read_json_or_empty, write_json
 from hpctrain.phrases import brief_time, counted, scaled
 from hpctrain.run.record_fields import (
@@ -193,7 +193,7 @@ class RankAnswers:
         last_lines: of the logs of ranks without a record, by rank.
     """
 
-    job: DoctorJob
+    job: DoctorJobRecord
     records: Mapping[int, RankRecord]
     measured: Mapping[str, Any]
     processes_per_node: int

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpctrain.doctor.finding import EXCLUDE, OR_EXCLUDE, Case, Check, Severity, when
-from hpctrain.doctor.folder import DoctorJob, NodeAnswer
+from hpctrain.doctor.folder import DoctorJobRecord, NodeAnswer
 from hpctrain.startup import __version__
 
 PACKAGES = ("torch", "submitit", "hydra-core", "omegaconf", "numpy")
@@ -135,7 +135,7 @@ class NodeAnswers:
         versions: that all nodes should have.
     """
 
-    job: DoctorJob
+    job: DoctorJobRecord
     folder: str
     python: str
     versions: Mapping[str, str]

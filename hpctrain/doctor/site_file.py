@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from hpctrain.config.cluster import Container, Requeue, Slurm
-from hpctrain.doctor.folder import OWN_OPTIONS, DoctorJob
+from hpctrain.doctor.folder import OWN_OPTIONS, DoctorJobRecord
 from hpctrain.doctor.nodes import NO_PLUGIN
 from hpctrain.phrases import listed, on_one_line
 from hpctrain.scheduler.settings import Partition
@@ -45,7 +45,7 @@ class Change:
     reason: str
 
 
-def site_changes(cluster: Slurm, partition: Partition | None, record: DoctorJob) -> list[Change]:
+def site_changes(cluster: Slurm, partition: Partition | None, record: DoctorJobRecord) -> list[Change]:
     """What makes a request work.
 
     Args:

@@ -17,7 +17,7 @@ from hpctrain.run.job_records import JobRecords
 from hpctrain.run.launcher import Owner
 from hpctrain.run.ledger import Ledger
 from hpctrain.scheduler.slurm import Slurm
-from hpctrain.status.jobs import Jobs, ask_slurm, job_ids
+from hpctrain.status.jobs import Jobs, job_ids, query_jobs
 from hpctrain.status.run_status import read_statuses
 from hpctrain.streams import Printer, print_warning
 
@@ -57,7 +57,7 @@ def cancel_all(
     for run in runs:
         with run.errors_kept():
             run.job_ids = job_ids(run.directory)
-    jobs = ask_slurm([job_id for run in runs for job_id in run.job_ids], warn)
+    jobs = query_jobs([job_id for run in runs for job_id in run.job_ids], warn)
     _cancel_jobs(runs, jobs)
     for run in runs:
         with run.errors_kept():

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from hpctrain.cluster.slurm_step import SlurmJob
+from hpctrain.cluster.slurm_step import JobVariables
 from hpctrain.cluster.variables import Variables
 from hpctrain.config.cluster import Mount
 from hpctrain.errors import HpctrainError
@@ -117,7 +117,7 @@ class RankContainer:
         keys = plan.slurm.container
         if keys.image is None or keys.engine is None:
             return None
-        job = SlurmJob.read(Variables(environ))
+        job = JobVariables.read(Variables(environ))
         name = f"{step}_{job.number}_{job.restart_count}"
         return cls(
             engine=keys.engine,

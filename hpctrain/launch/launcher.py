@@ -43,15 +43,15 @@ def launch(config: RunConfig, command: Sequence[str], *, force: bool = False, co
             print_warning(warning)
         print_plan(plan(config))
         return ExitCode.FINISHED
-    begun = begin(config, command, force=force, code_now=code_now)
-    if isinstance(begun, RunStatus):
-        print_completed(begun, config, code_now=code_now)
+    prepared = begin(config, command, force=force, code_now=code_now)
+    if isinstance(prepared, RunStatus):
+        print_completed(prepared, config, code_now=code_now)
         return ExitCode.FINISHED
-    return launch_here(begun.run) if begun.job_id is None else _report_and_wait(begun)
+    return launch_here(prepared.run) if prepared.job_id is None else _report_and_wait(prepared)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
+class PreparedLaunch:
     """A launch whose run is prepared.
 
     Attributes:
@@ -74,7 +74,7 @@ def begin(
     code_required: bool = True,
     report: Printer = print,
     warn: Printer = print_warning,
-) -> Begun | RunStatus:
+) -> PreparedLaunch | RunStatus:
     """Prepare a run and submit its job, if it has one; an error leaves the run as it was, or absent.
 
     Args:
@@ -118,7 +118,7 @@ def begin(
         code = LaunchCode(directory, now=code_now, required=code_required, warn=warn)
         run = prepare(dataclasses.replace(config, run_dir=str(directory.path)), command, report=report, code=code)
         job_id = _submit(run) if isinstance(config.cluster, Slurm) else None
-    return Begun(run=run, job_id=job_id, seen_bytes=seen_bytes)
+    return PreparedLaunch(run=run, job_id=job_id, seen_bytes=seen_bytes)
 
 
 def launch_here(run: RunPlan, *, quiet: Collection[Reason] = ()) -> int:
@@ -158,12 +158,12 @@ def _submit(run: RunPlan) -> str:
     return job_id
 
 
-def _report_and_wait(begun: Begun) -> int:
+def _report_and_wait(prepared: PreparedLaunch) -> int:
     """Print what to type next after a submission; with `cluster.wait`, wait for the run's end."""
-    run = begun.run
+    run = prepared.run
     typed = run.directory.as_typed
     print(
-        f"submitted job {begun.job_id}\n"
+        f"submitted job {prepared.job_id}\n"
         f"run directory {run.directory.path}\n"
         f"  python -m hpctrain status {typed}\n"
         f"  python -m hpctrain logs {typed} --follow\n"
@@ -175,7 +175,7 @@ def _report_and_wait(begun: Begun) -> int:
     from hpctrain.status.follow import wait_for
 
     try:
-        return wait_for(run.directory, skip_bytes=begun.seen_bytes)
+        return wait_for(run.directory, skip_bytes=prepared.seen_bytes)
     except KeyboardInterrupt:
         print(f"\nthe job continues; to cancel it: python -m hpctrain cancel {typed}")
         return ExitCode.INTERRUPTED

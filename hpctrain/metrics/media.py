@@ -36,17 +36,17 @@ class HostArray:
         shape: of the values.
         num_bytes: that the copy takes.
         dtype: its name, such as ``uint8``.
-        sort: of the values, as NumPy's `dtype.kind` names it: `f` for floating-point numbers.
+        dtype_kind: of the values, as NumPy's `dtype.kind` names it: `f` for floating-point numbers.
     """
 
     def __init__(self, content: Any) -> None:
         self._event: torch.cuda.Event | None = None
         if isinstance(content, Tensor):
             self._held: Tensor | Array = self._copied(content.detach())
-            self.sort = "f" if self._held.is_floating_point() else "c" if self._held.is_complex() else "i"
+            self.dtype_kind = "f" if self._held.is_floating_point() else "c" if self._held.is_complex() else "i"
         else:
             self._held = np.array(content)
-            self.sort = self._held.dtype.kind
+            self.dtype_kind = self._held.dtype.kind
         self.shape = tuple(self._held.shape)
         self.num_bytes = self._held.nbytes
         self.dtype = str(self._held.dtype).removeprefix("torch.")
@@ -151,7 +151,7 @@ def _image(image: Any) -> Captured:
             "expected the shape [H, W], [C, H, W] or [H, W, C] with 1, 3 or 4 channels, or a batch of such images, "
             f"found {list(copy.shape)}"
         )
-    if copy.sort != "f" and copy.dtype not in ("uint8", "bool"):
+    if copy.dtype_kind != "f" and copy.dtype not in ("uint8", "bool"):
         raise _WrongError(f"expected uint8, bool or floats from 0 to 1, found {copy.dtype}: convert it")
     # Import Pillow before the encoding thread needs it: a loading process that is forked during its import, and imports
     # it as well, would wait forever. Not at the top, as it takes 40 ms with its formats (`preinit`).
@@ -227,7 +227,7 @@ def _text(text: Any) -> Captured:
 
 def _histogram(values: Any, *, bins: int) -> Captured:
     copy = _copied(values)
-    if copy.sort not in "biuf":
+    if copy.dtype_kind not in "biuf":
         raise _WrongError(f"expected real numbers, found {copy.dtype}")
     if not isinstance(bins, int) or bins < 1:
         raise _WrongError(f"expected a positive number of bins, found {bins!r}")
@@ -265,7 +265,7 @@ def _audio(audio: Any, *, sample_rate: int) -> Captured:
     copy = _copied(audio)
     if len(copy.shape) not in (1, 2) or 0 in copy.shape or (len(copy.shape) == 2 and copy.shape[0] > MOST_CHANNELS):
         raise _WrongError(f"expected the shape [samples] or [channels, samples], found {list(copy.shape)}")
-    if copy.sort != "f" and copy.dtype != "int16":
+    if copy.dtype_kind != "f" and copy.dtype != "int16":
         raise _WrongError(f"expected int16 or floats from -1 to 1, found {copy.dtype}: convert it")
     if not isinstance(sample_rate, int) or sample_rate < 1:
         raise _WrongError(f"expected a sample_rate in Hz, a positive integer, found {sample_rate!r}")

@@ -12,7 +12,7 @@ _groups: list[dist.ProcessGroup] = []
 """The group whose tensors are gathered, if it isn't that of all ranks."""
 
 
-def gather_over(group: dist.ProcessGroup | None) -> None:
+def set_gather_group(group: dist.ProcessGroup | None) -> None:
     """Gather the tensors of a group from now on: the ranks with other samples than this one; None for all ranks."""
     _groups[:] = [] if group is None else [group]
 

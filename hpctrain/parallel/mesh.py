@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from hpctrain.config.mesh import MeshShape
-from hpctrain.parallel.all_gather import gather_over
+from hpctrain.parallel.all_gather import set_gather_group
 from hpctrain.rank.group import SAVING, gloo_group
 from hpctrain.rank.world import World
 
@@ -161,7 +161,7 @@ def join_mesh(world: World, shape: MeshShape | None, timeout_s: float) -> Traini
     mesh = None
     if shape is not None and world.store is not None:
         mesh = _form_mesh(world, shape, timedelta(seconds=timeout_s))
-    gather_over(None if mesh is None else mesh.samples)
+    set_gather_group(None if mesh is None else mesh.samples)
     return TrainingWorld(**{field.name: getattr(world, field.name) for field in fields(World)}, mesh=mesh)
 
 
@@ -183,7 +183,7 @@ def world_without_others(shape: MeshShape, devices: tuple[torch.device, ...]) ->
     assert dist.group.WORLD is not None
     device_mesh = _device_mesh(shape, devices[0])
     mesh = Mesh(shape, device_mesh, dist.group.WORLD, _group_with_other_samples(shape, device_mesh))
-    gather_over(mesh.samples)
+    set_gather_group(mesh.samples)
     return TrainingWorld(rank=0, size=shape.tensor, local_rank=0, devices=devices, mesh=mesh)
 
 

@@ -300,23 +300,23 @@ def _failure(end: ProgramEnd, output: str, run: ProgramRun, world_size: int) -> 
     found = [(error, _classified(error, world_size)) for error in find_errors(output)]
     if run.processes == "node":
         # the output of several ranks: those that only lost a peer may be the last
-        found = [one for one in found if not one[1].peer][-1:] or found
+        found = [one for one in found if not one[1].blames_peer][-1:] or found
     error, meaning = found[-1] if found else (None, Classification(Reason.FAILED))
     reason = meaning.reason
     if end.killed_by is not None and reason is Reason.FAILED:
         reason = Reason.INFRASTRUCTURE
-    return _described(reason, end, error, blames_peer=meaning.peer)
+    return _described(reason, end, error, blames_peer=meaning.blames_peer)
 
 
 def _classified(error: OutputError, world_size: int) -> Classification:
     if error.type and error.type not in _OF_TORCH:
         return Classification(Reason.FAILED)
     found = classify_text(error.signs, world_size)
-    of_machine = found.reason is Reason.INFRASTRUCTURE and not found.peer
+    of_machine = found.reason is Reason.INFRASTRUCTURE and not found.blames_peer
     if of_machine or error.type in _OF_BACKEND or _BACKEND.search(error.signs):
         return found
     if error.type and _BARE.fullmatch(error.message) and world_size > 1:
-        return Classification(Reason.INFRASTRUCTURE, peer=True)
+        return Classification(Reason.INFRASTRUCTURE, blames_peer=True)
     return Classification(Reason.FAILED)
 
 

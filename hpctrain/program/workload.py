@@ -126,7 +126,7 @@ def _end_after_error(rank: ProgramRank, error: Exception) -> int:
     if isinstance(error, HpctrainError):
         log.error("%s", error)
         found = classify(error, rank.environment.world_size)
-        rank.write(replace(rank.ended(found.reason, message=str(error)), blames_peer=found.peer))
+        rank.write(replace(rank.ended(found.reason, message=str(error)), blames_peer=found.blames_peer))
         return ExitCode.FAILED
     log.exception("hpctrain's own process of this rank failed")
     reason, text = Reason.FAILED, str(error)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from hpctrain.attempt.hang import PEERS_S
 from hpctrain.attempt.outcome import Outcome, record_end, resume_command
-from hpctrain.attempt.termination import ask_slurm
+from hpctrain.attempt.termination import ask_termination
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.root import Config
 from hpctrain.errors import HpctrainError, SchedulerError, error_text
@@ -310,7 +310,7 @@ def record_own_end(directory: RunDirectory, attempt: int, outcome: Outcome, envi
     if environment.job_id is not None and in_doubt and outcome.may_be_slurms_doing(Ledger(directory), attempt):
         slurm, restarts = Slurm(timeout_s=ASK_TIMEOUT_S), environment.restart_count
         try:
-            termination = ask_slurm(slurm, environment.job_id, outcome.stop_signal, restarts=restarts)
+            termination = ask_termination(slurm, environment.job_id, outcome.stop_signal, restarts=restarts)
         except SchedulerError as error:
             log.info("can't query SLURM about why the ranks were stopped: %s", error)
         else:

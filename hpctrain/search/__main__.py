@@ -22,7 +22,7 @@ from hpctrain.files import describe_os_error
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.run.directory import RunDirectory
 from hpctrain.scheduler.slurm import Slurm
-from hpctrain.search.task import TaskEnd, Worker
+from hpctrain.search.task import SearchTask, TaskEnd
 from hpctrain.streams import ignore_write_errors
 from hpctrain.supervise.__main__ import log_to_stdout
 from hpctrain.supervise.job import forbid_requeue
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
             end = supervisor.run(plan)
             return TaskEnd(end.exit_code, end.job_ends)
 
-        code = Worker(home, job_id, train, max_new_runs=1).work()
+        code = SearchTask(home, job_id, train, max_new_runs=1).work()
         if code not in (ExitCode.FINISHED, ExitCode.INTERRUPTED):
             forbid_requeue(Slurm(environ), job_id)
         return code

@@ -36,7 +36,7 @@ from hpctrain.search.search import Search, algorithm_of, is_search
 from hpctrain.search.sweep import Sweep, require_one_cluster, submit_tasks, template_of
 from hpctrain.search.task import work_here
 from hpctrain.status.before_launch import statuses_before_launch
-from hpctrain.status.jobs import ask_slurm, job_ids
+from hpctrain.status.jobs import job_ids, query_jobs
 
 KEPT = "can't be changed: the existing runs were made with"
 FIXED = ("seed", "min_steps", "reduction_factor")
@@ -329,7 +329,7 @@ def _live_processes(home: RunDirectory, state: SearchState, *, force: bool) -> l
 def _live_tasks(home: RunDirectory, *, force: bool) -> list[str]:
     """The array tasks of the search that wait or run."""
     ids = job_ids(home)
-    jobs = ask_slurm(ids)
+    jobs = query_jobs(ids)
     if jobs is None:
         if ids and not force:
             raise RunDirectoryError(

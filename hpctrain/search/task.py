@@ -51,7 +51,7 @@ class TaskEnd:
     job_ends: bool = False
 
 
-class Worker:
+class SearchTask:
     """One task of a search.
 
     Args:
@@ -148,7 +148,7 @@ def work_here(home: RunDirectory) -> int:
         return TaskEnd(code, job_ends=is_interrupted)
 
     task = f"{socket.gethostname()}:{os.getpid()}"
-    code = Worker(home, task, train, max_new_runs=None).work()
+    code = SearchTask(home, task, train, max_new_runs=None).work()
     if code in (ExitCode.INTERRUPTED, ExitCode.CANCELLED):
         print(f"stopped; to resume: python -m hpctrain resume {home.as_typed}", file=sys.stderr)
     return code

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hpctrain.errors import RunDirectoryError, SchedulerError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.scheduler.slurm import Slurm
-from hpctrain.status.jobs import Jobs, RunRecords, ask_slurm, present_jobs, readable_records
+from hpctrain.status.jobs import Jobs, RunRecords, present_jobs, query_jobs, readable_records
 from hpctrain.status.run_status import RunStatus, status_of
 from hpctrain.status.state import RunState
 
@@ -79,12 +79,12 @@ class OtherRuns:
     job_ids: tuple[str, ...]
 
     @classmethod
-    def look(cls, paths: Sequence[str], ask: Callable[[Sequence[str]], Jobs | None] = ask_slurm) -> OtherRuns:
+    def look(cls, paths: Sequence[str], ask: Callable[[Sequence[str]], Jobs | None] = query_jobs) -> OtherRuns:
         """Read the states of runs; SLURM is queried once.
 
         Args:
             paths: their directories.
-            ask: queries SLURM for jobs, as `ask_slurm` does.
+            ask: queries SLURM for jobs, as `query_jobs` does.
         """
         directories = [RunDirectory.at(path) for path in paths]
         known = [readable_records(directory) for directory in directories]

@@ -15,7 +15,7 @@ from hpctrain.run.exit_record import first_cause, read_exit_records
 from hpctrain.run.growing_file import GrowingFile, start_of_last_lines
 from hpctrain.run.job_records import JobRecords
 from hpctrain.run.reason import Reason
-from hpctrain.status.jobs import ASK_EVERY_S, Jobs, ask_slurm, job_ids
+from hpctrain.status.jobs import ASK_EVERY_S, Jobs, job_ids, query_jobs
 from hpctrain.status.run_status import RunStatus, read_status
 from hpctrain.status.state import RunState
 from hpctrain.streams import Printer, print_warning
@@ -136,7 +136,7 @@ class RunWatch:
         ids = job_ids(self._directory)
         # query SLURM at once about a job that was submitted to continue the run
         if ids != self._job_ids or time.monotonic() >= self._ask_at:
-            self._jobs = ask_slurm(ids, self._warn)
+            self._jobs = query_jobs(ids, self._warn)
             self._job_ids = ids
             soon = self._until_job_ends or self._over_since is not None
             self._ask_at = time.monotonic() + (ASK_SOON_S if soon and self._jobs is not None else ASK_EVERY_S)

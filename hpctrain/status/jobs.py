@@ -22,7 +22,7 @@ from hpctrain.streams import Printer, print_warning
 Jobs = Mapping[str, SlurmJob | None]
 """SLURM's records by job id; None for a job that SLURM doesn't know, or no longer remembers."""
 Ask = Callable[[Sequence[str], Printer], Jobs | None]
-"""The type of `ask_slurm`."""
+"""The type of `query_jobs`."""
 ASK_EVERY_S = 10.0
 """Seconds between two queries for all runs together: many users may watch their runs at the same time."""
 SETUP_ERROR = f"{ERROR_PREFIX}a line of cluster.setup failed: "
@@ -120,7 +120,7 @@ def present_jobs(known: Sequence[RunRecords | None]) -> list[str]:
     return [job_id for records in known if records is not None for job_id in records.present_job_ids]
 
 
-def ask_slurm(job_ids: Sequence[str], warn: Printer = print_warning) -> Jobs | None:
+def query_jobs(job_ids: Sequence[str], warn: Printer = print_warning) -> Jobs | None:
     """Query SLURM for jobs, all with one command; None if SLURM can't be reached from here.
 
     Args:
@@ -151,7 +151,7 @@ class JobQuery:
 
     Args:
         clock: monotonic seconds.
-        ask: as `ask_slurm`.
+        ask: as `query_jobs`.
 
     Attributes:
         answers: by job id; None if SLURM can't be reached from here.
@@ -160,7 +160,7 @@ class JobQuery:
         silent: whether it didn't answer the last query that is over.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, ask: Ask = ask_slurm) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, ask: Ask = query_jobs) -> None:
         self.answers: Jobs | None = {}
         self.asked_at: float | None = None
         self.answered_at: float | None = None
@@ -174,7 +174,7 @@ class JobQuery:
         return self.asked_at is None or self._clock() - self.asked_at >= ASK_EVERY_S
 
     def ask(self, job_ids: Sequence[str], warn: Printer) -> Jobs | None:
-        """Ask about these jobs if that is due, and return all answers so far, as `ask_slurm`."""
+        """Ask about these jobs if that is due, and return all answers so far, as `query_jobs`."""
         if job_ids and self.is_due:
             self.asked_at = self._clock()
             answer = self._ask(job_ids, warn)

@@ -32,10 +32,10 @@ from hpctrain.status.jobs import (
     Ask,
     Jobs,
     RunRecords,
-    ask_slurm,
     batch_script_error,
     ended_in_setup,
     present_jobs,
+    query_jobs,
     readable_records,
 )
 from hpctrain.status.metrics import LoggedMetrics, last_metrics
@@ -155,11 +155,11 @@ def read_statuses(
         directories: of the runs.
         warn: gets a line if SLURM is there and doesn't answer.
         brief: leave out what `read_status` leaves out.
-        ask: in the place of `ask_slurm`.
+        ask: in the place of `query_jobs`.
     """
     # one squeue for all: a sweep has hundreds of runs, and every query loads the controller
     known = [readable_records(directory) for directory in directories]
-    jobs = (ask or ask_slurm)(present_jobs(known), warn)
+    jobs = (ask or query_jobs)(present_jobs(known), warn)
     pairs = zip(directories, known, strict=True)
     return [status_of(directory, jobs, records, brief=brief) for directory, records in pairs]
 
@@ -194,7 +194,7 @@ def read_status(
 
     Args:
         directory: the run.
-        jobs: SLURM's records of its jobs, see `ask_slurm`.
+        jobs: SLURM's records of its jobs, see `query_jobs`.
         records: of the run, if they were read already.
         brief: leave out the checkpoints, the account of the wall time, the bottleneck and most metrics, which tables
             don't show.

@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hpctrain.cluster.environment import ClusterEnvironment, is_rank
-from hpctrain.cluster.slurm_step import SlurmJob
+from hpctrain.cluster.slurm_step import JobVariables
 from hpctrain.cluster.variables import Variables
 from hpctrain.config.cluster import Slurm as SlurmCluster
 from hpctrain.config.program import split_command
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     except HpctrainError as error:
         print(f"{ERROR_PREFIX}{error}", file=sys.stderr)
         # an error of the environment may mean that the job isn't one of hpctrain's
-        job_id = SlurmJob.read(Variables(environ)).job_id
+        job_id = JobVariables.read(Variables(environ)).job_id
         if job_id is not None and not isinstance(error, ClusterEnvironmentError):
             forbid_requeue(Slurm(environ), job_id)
         return error.exit_code

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from hpctrain.attempt.outcome import Outcome
 from hpctrain.attempt.requeue import Action, decide, history_with
-from hpctrain.attempt.termination import Termination, ask_slurm
+from hpctrain.attempt.termination import Termination, ask_termination
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.cluster.slurm_step import needed_job_nodes
 from hpctrain.cluster.variables import Variables
@@ -54,12 +54,13 @@ def forbid_requeue(slurm: Slurm, job_id: str) -> None:
         log.warning("SLURM may start job %s once more (%s); if it does: scancel %s", job_id, error, job_id)
 
 
-class Job:
-    """The job of this batch script, for one run and its newest attempt in it; any thread may call its methods.
+class CurrentJob:
+    """The job that this batch script runs in, for one run and its newest attempt in it.
 
-    It is requeued at most once, whichever thread asks first. A job that SLURM is killing is requeued at once: its ranks
-    and this process may be gone before everything is saved and recorded. SLURM still lets them run for KillWait
-    seconds, and starts the job again when all of its processes are gone (seen on SLURM 22.05).
+    Any thread may call its methods. The job is requeued at most once, whichever thread asks first. A job that SLURM is
+    killing is requeued at once: its ranks and this process may be gone before everything is saved and recorded. SLURM
+    still lets them run for KillWait seconds, and starts the job again when all of its processes are gone (seen on
+    SLURM 22.05).
 
     Args:
         plan: of the run.
@@ -142,7 +143,7 @@ class Job:
             within_s: the time limit counts as reached so many seconds before.
         """
         termination = self._ask(
-            lambda: ask_slurm(
+            lambda: ask_termination(
                 self.slurm,
                 self.job_id,
                 received,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from hpctrain.attempt.rank_python import unable_python
 from hpctrain.cluster.environment import derived_ports
-from hpctrain.cluster.slurm_step import SlurmJob, expand_nodelist
+from hpctrain.cluster.slurm_step import JobVariables, expand_nodelist
 from hpctrain.cluster.variables import Variables
 from hpctrain.errors import ClusterEnvironmentError, HpctrainError, SchedulerError
 from hpctrain.launch.containers import ContainerError, RankContainer
@@ -27,7 +27,7 @@ from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.startup import __version__
 from hpctrain.supervise.allocation import Allocation
-from hpctrain.supervise.job import Job, step_name
+from hpctrain.supervise.job import CurrentJob, step_name
 
 COMPLAINT = re.compile(r"(?:srun|slurmstepd\S*): (?:error: |fatal: )?(?P<text>.*)")
 NOT_OF_INTEREST = re.compile(r"launch/slurm: |Job step aborted|Force Terminated")
@@ -74,7 +74,7 @@ class Ranks:
         allocation: the job's nodes.
     """
 
-    def __init__(self, job: Job, environ: Mapping[str, str], allocation: Allocation) -> None:
+    def __init__(self, job: CurrentJob, environ: Mapping[str, str], allocation: Allocation) -> None:
         self._job = job
         self._plan = job.plan
         self._directory = job.directory
@@ -328,7 +328,7 @@ def program_variables(
 
 def _free_port(environ: Mapping[str, str], in_allocation: int) -> int:
     """Return the first derived port that can be bound on this node, which usually is rank zero's."""
-    job = SlurmJob.read(Variables(environ))
+    job = JobVariables.read(Variables(environ))
     candidates = derived_ports(job=job.number, step=in_allocation, restart=job.restart_count)
     return next(filter(_can_be_bound, candidates), candidates[0])
 

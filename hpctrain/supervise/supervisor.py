@@ -22,7 +22,7 @@ from hpctrain.run.reason import Reason
 from hpctrain.run.start_record import nodes_by_rank
 from hpctrain.scheduler.slurm import SILENCE_S, Slurm
 from hpctrain.supervise.allocation import Allocation
-from hpctrain.supervise.job import Job
+from hpctrain.supervise.job import CurrentJob
 from hpctrain.supervise.ranks import Ranks, RanksEnd, print_error
 from hpctrain.supervise.waiting import Waiting
 
@@ -69,7 +69,7 @@ class Supervisor:
         self.directory = plan.directory
         self.storage_s = storage_s
         self.shares_job = shares_job
-        self.job = Job(plan, slurm, environ, silence_s)
+        self.job = CurrentJob(plan, slurm, environ, silence_s)
         self.notifier = Notifier(plan.directory, plan.config, environ, self.job.job_id)
         self.ledger = Ledger(plan.directory)
         self.allocation = Allocation(self.job.nodes, plan.node_counts, plan.outlives_a_node)

@@ -18,7 +18,7 @@ from hpctrain.run.reason import Reason
 from hpctrain.status.before_launch import GONE, OtherRuns
 from hpctrain.status.run_status import RunStatus
 from hpctrain.status.state import RunState
-from hpctrain.supervise.job import Job
+from hpctrain.supervise.job import CurrentJob
 from hpctrain.supervise.ranks import print_error
 
 log = logging.getLogger("hpctrain.supervise")
@@ -35,7 +35,7 @@ class Waiting:
         notifier: starts the user's command.
     """
 
-    def __init__(self, job: Job, notifier: Notifier) -> None:
+    def __init__(self, job: CurrentJob, notifier: Notifier) -> None:
         self._plan = job.plan
         self._directory = job.directory
         self._job = job

@@ -13,7 +13,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import FILE_NAME as EVALUATION
 from hpctrain.run.growing_file import GrowingFile
 from hpctrain.scheduler.job import SlurmJob
-from hpctrain.status.jobs import Ask, JobQuery, Jobs, ask_slurm
+from hpctrain.status.jobs import Ask, JobQuery, Jobs, query_jobs
 from hpctrain.status.metrics import LoggedMetrics, metrics_of
 from hpctrain.status.run_status import RunStatus, status_of
 from hpctrain.status.runs import find_runs
@@ -162,7 +162,7 @@ class Watch:
     Args:
         root: the folder; it need not exist.
         clock: monotonic seconds.
-        ask: as `ask_slurm`.
+        ask: as `query_jobs`.
 
     Attributes:
         root: the folder.
@@ -176,7 +176,7 @@ class Watch:
         self,
         root: Path,
         clock: Callable[[], float] = time.monotonic,
-        ask: Ask = ask_slurm,
+        ask: Ask = query_jobs,
     ) -> None:
         self.root = root
         self.runs: tuple[WatchedRun, ...] = ()

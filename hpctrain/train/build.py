@@ -24,7 +24,7 @@ from hpctrain.config.main_module import find_own
 from hpctrain.config.named_optimizers import losses_of, named_optimizers
 from hpctrain.config.precision import NumberFormats
 from hpctrain.config.root import Config
-from hpctrain.config.task_checks import called_methods, cant_be_called, lacks, warnings_about
+from hpctrain.config.task_checks import call_mismatch_error, called_methods, missing_method_error, warnings_about
 from hpctrain.data.micro_batch import iterate_tensors
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.parallel.ddp import broadcast_tensors, build_whole_replica, synchronise_batchnorm
@@ -348,7 +348,7 @@ def check_class(kind: type[Task], target: str, losses: Sequence[str]) -> None:
         ConfigError: it lacks a method, or has one that can't be called.
     """
     for method in sorted(kind.__abstractmethods__):
-        raise lacks(target, method)
+        raise missing_method_error(target, method)
     known = called_methods(losses)
     own = [one for one in kind.__mro__ if issubclass(one, Task) and one is not Task]
     methods = {name: value for one in own for name, value in vars(one).items() if isinstance(value, FunctionType)}
@@ -358,7 +358,7 @@ def check_class(kind: type[Task], target: str, losses: Sequence[str]) -> None:
                 # the decorator's own signature: it may pass the method more arguments than it gets
                 inspect.signature(method, follow_wrapped=False).bind("self", *arguments)
             except TypeError as error:
-                raise cant_be_called("task", target, name, arguments, str(error)) from None
+                raise call_mismatch_error("task", target, name, arguments, str(error)) from None
     for line in warnings_about(target, methods, known.keys() | set(_mentioned_in_class(kind))):
         log.warning("%s", line)
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from hpctrain.config.root import Config
 from hpctrain.config.schedule import schedule_of
-from hpctrain.config.task_checks import lacks
+from hpctrain.config.task_checks import missing_method_error
 from hpctrain.config.trainer import Trainer
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.metrics.meter import Meter
@@ -98,7 +98,7 @@ class StepBuilder:
     ) -> Turn:
         config, world, network, named = self.config, self.world, self.network, optimizers[0].named
         if not named.name and not callable(self.task.loss):
-            raise lacks(config.task["_target_"], function)
+            raise missing_method_error(config.task["_target_"], function)
         if not callable(getattr(self.task, function, None)):
             raise TaskError(f"{type(self.task).__name__} has no method {function}, which {named.key}.loss names")
         replica = network.replica

@@ -18,11 +18,11 @@ from hpctrain.config.checkpoint import EVAL_PREFIX
 from hpctrain.config.task_checks import (
     HOOKS,
     STATE_METHODS,
-    cant_be_called,
-    half_a_state,
+    call_mismatch_error,
+    incomplete_state_error,
     not_a_callback,
-    not_a_hook,
-    runs_nothing,
+    not_plain_function_error,
+    unknown_hook_error,
 )
 from hpctrain.data.micro_batch import map_tensors
 from hpctrain.errors import CheckpointError, ConfigError, TaskError
@@ -217,10 +217,10 @@ def _build(key: str, node: Mapping[str, Any]) -> Callback:
     if not isinstance(made, Callback):
         raise not_a_callback(key, target)
     for name in dir(type(made)):
-        if (error := not_a_hook(key, target, name)) is not None:
+        if (error := unknown_hook_error(key, target, name)) is not None:
             raise error
     defined = [name for name in STATE_METHODS if _overrides(made, name)]
-    if (error := half_a_state(key, target, defined)) is not None:
+    if (error := incomplete_state_error(key, target, defined)) is not None:
         raise error
     for hook in HOOKS:
         _require_callable(key, target, made, hook)
@@ -233,11 +233,11 @@ def _require_callable(key: str, target: str, callback: Callback, hook: str) -> N
     try:
         inspect.signature(method).bind(*arguments)
     except TypeError as error:
-        raise cant_be_called(key, target, hook, HOOKS[hook], str(error)) from None
+        raise call_mismatch_error(key, target, hook, HOOKS[hook], str(error)) from None
     if inspect.iscoroutinefunction(method):
-        raise runs_nothing(key, target, hook, "a coroutine")
+        raise not_plain_function_error(key, target, hook, "a coroutine")
     if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
-        raise runs_nothing(key, target, hook, "a generator")
+        raise not_plain_function_error(key, target, hook, "a generator")
 
 
 def _overrides(callback: Callback, name: str) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import torch
 
-from hpctrain.checkpoint.room import describe_disk_space
+from hpctrain.checkpoint.disk_space import describe_disk_space
 from hpctrain.config.batch import counted_shares
 from hpctrain.config.schedule import AnySchedule, schedule_of
 from hpctrain.phrases import all_of, byte_size, counted, listed

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hpctrain.attempt.outcome import TIME_BOUND
-from hpctrain.attempt.termination import Termination, ask_slurm, diagnose
+from hpctrain.attempt.termination import Termination, ask_termination, diagnose
 from hpctrain.checkpoint.state import Stateful
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.root import Config
@@ -130,7 +130,7 @@ class Stopping:
             return Termination(None, "Ctrl-C (SIGINT)" if name == "SIGINT" else name)
         restarts = self._environment.restart_count
         try:
-            return ask_slurm(self._slurm, job_id, received, restarts=restarts)
+            return ask_termination(self._slurm, job_id, received, restarts=restarts)
         except SchedulerError as error:
             log.warning("can't query SLURM for the cause of the stop: %s", error)
             return diagnose(received, None, restarts=restarts, now=time.time())

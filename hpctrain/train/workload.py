@@ -182,18 +182,18 @@ def _fail(rank: Rank, error: BaseException) -> int:
     _hand_to_program(rank, error)
     found = classify(error, rank.environment.world_size)
     sizes = rank.environment.world_size, rank.environment.local_world_size
-    hint = "" if found.peer else advice(error, rank.config, *sizes)
-    rank.write_exit_record(found.reason, error, blames_peer=found.peer, advice=hint)
+    hint = "" if found.blames_peer else advice(error, rank.config, *sizes)
+    rank.write_exit_record(found.reason, error, blames_peer=found.blames_peer, advice=hint)
     rank.leave_world()
     place = f"rank {rank.environment.rank} on {socket.gethostname()}"
     detail = f"{place}: {headline(error, hint)}"
-    if found.peer:
+    if found.blames_peer:
         verb = {Reason.INFRASTRUCTURE: "lost", Reason.HANG: "waited too long for"}.get(found.reason, "ends with")
         log.warning("%s %s another rank: %s", place, verb, error_text(error).partition("\n")[0])
     else:
         _report_error(rank, place, error, hint)
     rank.finish_writing()
-    if found.peer:
+    if found.blames_peer:
         rank.close_attempt_for_peer(found.reason, detail)
     else:
         rank.close_attempt(found.reason, detail)

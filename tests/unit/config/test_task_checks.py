@@ -7,7 +7,7 @@ import pytest
 from hpctrain.config.checks import warnings_of
 from hpctrain.config.compose import Composer
 from hpctrain.config.root import Config
-from hpctrain.config.task_checks import metric_mode, not_a_hook
+from hpctrain.config.task_checks import metric_mode, unknown_hook_error
 from hpctrain.errors import ConfigError
 
 PLAIN = """\
@@ -90,12 +90,12 @@ def test_a_class_of_another_kind_is_refused(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("method", ["load_state", "get_state_dict", "save_state", "load_dict", "stop", "_on_epoch"])
 def test_methods_of_a_callbacks_own_are_accepted(method):
-    assert not_a_hook("callbacks.own", "own.Own", method) is None
+    assert unknown_hook_error("callbacks.own", "own.Own", method) is None
 
 
 @pytest.mark.parametrize("method", ["aftr_step", "on_epoch_end", "load_state_dic", "state_dct", "before_epoch"])
 def test_what_is_almost_a_hook_is_refused(method):
-    assert f"has {method}, which is not a hook" in str(not_a_hook("callbacks.own", "own.Own", method))
+    assert f"has {method}, which is not a hook" in str(unknown_hook_error("callbacks.own", "own.Own", method))
 
 
 METRICS = """\

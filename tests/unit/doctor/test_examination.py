@@ -10,7 +10,7 @@ import pytest
 from fakes import FakeSlurm
 
 from hpctrain.doctor.examination import TORCH_MISSING, JobNeverStartsError, wait_for_job, wait_for_records
-from hpctrain.doctor.folder import DoctorFolder, DoctorJob, write_record
+from hpctrain.doctor.folder import DoctorFolder, DoctorJobRecord, write_record
 from hpctrain.scheduler.slurm import Slurm
 
 
@@ -61,7 +61,7 @@ def test_a_job_that_only_waits_for_its_turn_is_waited_for(folder: DoctorFolder, 
 
     def report(line: str) -> None:
         said.append(line)
-        write_record(folder.job, DoctorJob(stage="done", nodes=("n1",)))
+        write_record(folder.job, DoctorJobRecord(stage="done", nodes=("n1",)))
 
     record, state = wait_for_job(folder, "8", Slurm(slurm.environ, run=slurm.run), report)
     assert (record is not None and record.stage, state, len(said)) == ("done", "", 1)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.doctor.finding import Finding, Severity, evaluate
-from hpctrain.doctor.folder import DoctorFolder, DoctorJob, NodeAnswer, read_job, write_record
+from hpctrain.doctor.folder import DoctorFolder, DoctorJobRecord, NodeAnswer, read_job, write_record
 from hpctrain.doctor.nodes import JOB_CHECKS, MARK, NODE_CHECKS, SCRIPT, NodeAnswers, UnansweredJob, read_line
 
 
@@ -96,7 +96,7 @@ def test_a_clock_is_bounded_by_the_beginning_and_the_arrival() -> None:
 
 def test_the_record_of_the_job_survives_json(tmp_path: Path) -> None:
     answer = NodeAnswer("n1", clock_ahead_s=[1.0, 2.0], folder="shared", python="works", versions={"torch": "2.1"})
-    job = DoctorJob(stage="ranks", nodes=["n1"], answers={"n1": answer}, late=["nodes"], rank_nodes=["n1"])
+    job = DoctorJobRecord(stage="ranks", nodes=["n1"], answers={"n1": answer}, late=["nodes"], rank_nodes=["n1"])
     folder = DoctorFolder(tmp_path)
     assert read_job(folder) is None
     write_record(folder.job, job)
@@ -109,9 +109,9 @@ GOOD = NodeAnswer(
 )
 
 
-def record(*answers: NodeAnswer, **values: object) -> DoctorJob:
+def record(*answers: NodeAnswer, **values: object) -> DoctorJobRecord:
     found = {answer.node: answer for answer in answers}
-    return DoctorJob(nodes=tuple(found), answers=found, **values)  # type: ignore[arg-type]
+    return DoctorJobRecord(nodes=tuple(found), answers=found, **values)  # type: ignore[arg-type]
 
 
 def findings(*answers: NodeAnswer, **values: object) -> list[Finding]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hpctrain.doctor.finding import Finding, Severity, evaluate
-from hpctrain.doctor.folder import DoctorJob, RankRecord
+from hpctrain.doctor.folder import DoctorJobRecord, RankRecord
 from hpctrain.doctor.measurements import RankAnswers, figures, measured_lines
 from hpctrain.doctor.rank_findings import RANK_CHECKS
 
@@ -60,7 +60,7 @@ def findings(
     **job: object,
 ) -> list[Finding]:
     answers = RankAnswers(
-        job=DoctorJob(nodes=NODES, rank_nodes=NODES, **job),  # type: ignore[arg-type]
+        job=DoctorJobRecord(nodes=NODES, rank_nodes=NODES, **job),  # type: ignore[arg-type]
         records=records() if known is None else known,
         measured={"pairs": [pair(*both) for both in combinations(NODES, 2)] if pairs is None else pairs},
         processes_per_node=1,
@@ -183,7 +183,7 @@ def test_the_log_of_a_rank_that_never_began_is_quoted() -> None:
     known = records()
     del known[3]
     answers = RankAnswers(
-        job=DoctorJob(nodes=NODES, rank_nodes=NODES),
+        job=DoctorJobRecord(nodes=NODES, rank_nodes=NODES),
         records=known,
         measured={},
         processes_per_node=1,
@@ -196,7 +196,7 @@ def test_the_log_of_a_rank_that_never_began_is_quoted() -> None:
 
 def test_figures_and_lines() -> None:
     answers = RankAnswers(
-        job=DoctorJob(nodes=NODES, rank_nodes=NODES),
+        job=DoctorJobRecord(nodes=NODES, rank_nodes=NODES),
         records=records(),
         measured={
             "pairs": [pair("n1", "n2"), pair("n1", "n3", bytes_per_s=5e8)],

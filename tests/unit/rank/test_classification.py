@@ -80,19 +80,19 @@ NCCL_ON_GPU = (
     ],
 )
 def test_errors_among_several_ranks(error, reason):
-    assert classify(error, 2) == Classification(Reason(reason), peer=reason != "failed")
+    assert classify(error, 2) == Classification(Reason(reason), blames_peer=reason != "failed")
     assert classify(error, 1) == Classification(Reason.FAILED), "a single rank has no peers"
 
 
 @pytest.mark.parametrize("waited", [True, False])
 def test_ranks_that_did_not_meet_are_not_the_tasks_fault(waited):
     error = RendezvousError("rank zero did not answer", waited=waited)
-    assert classify(error, 2) == Classification(Reason.INFRASTRUCTURE, peer=waited)
+    assert classify(error, 2) == Classification(Reason.INFRASTRUCTURE, blames_peer=waited)
 
 
 def test_an_error_with_another_ranks_checkpoint_points_at_that_rank():
     assert classify(CheckpointError("rank zero could not write it", elsewhere=True), 2) == Classification(
-        Reason.FAILED, peer=True
+        Reason.FAILED, blames_peer=True
     )
     assert classify(CheckpointError("the disk is full"), 2) == Classification(Reason.FAILED)
 
@@ -140,4 +140,4 @@ def test_errors_of_the_task_on_a_gpu(error, world_size):
 @pytest.mark.parametrize(("machine_at_fault", "reason"), [(True, Reason.INFRASTRUCTURE), (False, Reason.FAILED)])
 def test_missing_gpus_are_the_machines_and_shared_ones_the_configurations(machine_at_fault, elsewhere, reason):
     error = DeviceError("no GPU", machine_at_fault=machine_at_fault, elsewhere=elsewhere)
-    assert classify(error, 2) == Classification(reason, peer=elsewhere)
+    assert classify(error, 2) == Classification(reason, blames_peer=elsewhere)

@@ -80,4 +80,4 @@ def test_a_file_in_which_no_other_rank_writes(tmp_path: Path) -> None:
     with pytest.raises(RendezvousError, match=r"rank zero did not open the store's file .* in 0 s") as raised:
         meet(environment, init_method=f"file://{tmp_path}/store", secret=b"s", token="t", timeout_s=0.3)
     assert time.monotonic() - began < 20
-    assert classify(raised.value, 2) == Classification(Reason.INFRASTRUCTURE, peer=True)
+    assert classify(raised.value, 2) == Classification(Reason.INFRASTRUCTURE, blames_peer=True)

@@ -17,7 +17,7 @@ from hpctrain.run.reason import Reason
 from hpctrain.scheduler.job import JobState
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.supervise import job as job_module
-from hpctrain.supervise.job import Job, step_name
+from hpctrain.supervise.job import CurrentJob, step_name
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def job(slurm, composer, directory):
 
     def make(silence_s=0.0, **variables):
         environ = slurm.environ | variables
-        return Job(run, Slurm(environ, run=slurm.run), environ, silence_s)
+        return CurrentJob(run, Slurm(environ, run=slurm.run), environ, silence_s)
 
     return make
 

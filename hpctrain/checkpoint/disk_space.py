@@ -1,4 +1,4 @@
-"""Room for checkpoints: how much a run needs, and what can be removed if its file system has too little."""
+"""Disk space for checkpoints: how much a run needs, and what can be removed if its file system has too little."""
 
 from __future__ import annotations
 
