@@ -12,7 +12,6 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
@@ -27,12 +26,12 @@ from hpctrain.files import (
     json_lines,
     open_below,
     read_json_or_empty,
-    split_lines,
     write_json,
 )
 from hpctrain.run.config_change import trained_varied
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import last_evaluation
+from hpctrain.run.growing_file import NOTHING, GrowingFile
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.manifest import varied_text
 from hpctrain.run.record_fields import COUNT, TIME
@@ -275,48 +274,6 @@ class Row:
     media: dict[str, SentMedium] = field(default_factory=dict)
 
 
-class GrowingFile:
-    """The records of a file of JSON lines that grows, and that a resume replaces.
-
-    Args:
-        path: it need not exist.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._inode = -1
-        self._offset = 0
-        self._last_line = b""
-
-    def read(self, after: int) -> list[dict[str, Any]] | None:
-        """Return the complete records since the last call; None if the file was replaced.
-
-        Args:
-            after: leave out the records up to this step: all of a long run may not fit into memory.
-        """
-        try:
-            # opened anew each time: then NFS asks its server for the current size
-            file = open_below(self._path.parent, self._path.name, at_most=LARGEST_LOG_BYTES)
-        except FileNotFoundError:
-            return []
-        with file:
-            inode = os.fstat(file.fileno()).st_ino
-            file.seek(self._offset - len(self._last_line))
-            # the number of a removed file may be given to the one that replaces it
-            if self._inode not in (-1, inode) or file.read(len(self._last_line)) != self._last_line:
-                return None
-            self._inode = inode
-            records = json_lines(self._complete_lines(file))
-            return [record for record in records if COUNT.accepts(record.get("step")) and record["step"] > after]
-
-    def _complete_lines(self, file: BinaryIO) -> Iterator[bytes]:
-        # the last line lacks its line break
-        for line, _ in pairwise(split_lines(file)):
-            self._offset += len(line) + 1
-            self._last_line = line + b"\n"
-            yield line
-
-
 class Rows:
     """The rows of a run that weren't taken yet, read again and again while the run trains.
 
@@ -333,19 +290,31 @@ class Rows:
 
     def read(self) -> None:
         """Read what was logged since the last call."""
-        records, media = (file.read(self._after) for file in self._files)
-        if records is None or media is None:
+        records, media = map(self._records_in, self._files)
+        while records is None or media is None:
             # a resume dropped records: what was read of either file may be void
             self._start_over()
-            records, media = (file.read(self._after) for file in self._files)
-        for logged in metrics_of(records or []):
+            records, media = map(self._records_in, self._files)
+        for logged in metrics_of(records):
             self._add(logged)
-        for record in media or []:
+        for record in media:
             self._add_medium(record)
 
     def _start_over(self) -> None:
-        self._files = GrowingFile(self._directory.metrics), GrowingFile(self._directory.media_records)
+        paths = self._directory.metrics, self._directory.media_records
+        self._files = [GrowingFile(path, opener=_open_records) for path in paths]
         self._rows.clear()
+
+    def _records_in(self, file: GrowingFile) -> list[dict[str, Any]] | None:
+        """The complete records since the last call; None if the file was replaced or removed."""
+        found: list[dict[str, Any]] = []
+        while (appended := file.read_lines()) != NOTHING:
+            if appended.anew:
+                return None
+            # without those that were sent: all of a long run may not fit into memory
+            records = (record for record in json_lines(appended.lines) if COUNT.accepts(record.get("step")))
+            found += [record for record in records if record["step"] > self._after]
+        return found
 
     def before(self, step: int | None) -> list[Row]:
         """Return the rows before a step, or all of them, in the order of their steps."""
@@ -386,3 +355,7 @@ class Rows:
             if not row.time and TIME.accepts(record.get("time")):
                 row.time = float(record["time"])
             row.media[str(name)] = SentMedium(str(name), str(kind), self._directory, str(file))
+
+
+def _open_records(path: Path) -> BinaryIO:
+    return open_below(path.parent, path.name, at_most=LARGEST_LOG_BYTES)

@@ -15,11 +15,12 @@ from logged_run import LoggedRun
 
 from hpctrain.errors import ExitCode, RunDirectoryError
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.growing_file import GrowingFile
 from hpctrain.run.launcher import Owner
 from hpctrain.run.reason import Reason
 from hpctrain.sync import transfer as transfers
 from hpctrain.sync.sender import BusyError, Cursor, SenderClaim, cursor_path
-from hpctrain.sync.sent_run import GrowingFile, identify
+from hpctrain.sync.sent_run import identify
 from hpctrain.sync.service import ServiceError, ServiceSetupError
 from hpctrain.sync.transfer import Transfer, send_once
 
@@ -274,9 +275,9 @@ def test_a_run_is_followed_to_its_end_while_the_service_fails_now_and_then(run, 
 
 
 def test_following_reads_each_record_once(run, service, monkeypatch):
-    num_read, read = [], GrowingFile.read
+    num_read, read = [], GrowingFile.read_lines
     monkeypatch.setattr(
-        GrowingFile, "read", lambda file, after: (num_read.append(len(found := read(file, after))), found)[1]
+        GrowingFile, "read_lines", lambda file: (num_read.append(len((found := read(file)).lines)), found)[1]
     )
     run.train(0, 10)
     Owner.write(run.directory.attempt(run.attempt))
