@@ -1,4 +1,4 @@
-"""Hangs: which silence of a rank is one, and the report on an attempt in which a rank recorded one.
+"""Detect hangs, and report an attempt in which a rank hung.
 
 `hpctrain.config.health` has the bounds. The watchdog of a training's rank (`rank.watchdog`) and the event loop of a
 program's (`program.loop`) ask a `HangWatch`, and record what it finds. The timeouts of the process groups are longer
@@ -38,10 +38,10 @@ class Phase(Enum):
     (`run.times.PhaseTimes`) that belong to it.
     """
 
-    START = ("start_timeout_s", "start-up and no first step for", STARTING)
-    TRAINING = ("hang_timeout_s", "no step for", ("train_s",))
-    EVALUATION = ("eval_timeout_s", "no evaluated batch for", ("eval_s",))
-    SAVING = ("save_timeout_s", "a save that didn't end for", ("save_s",))
+    START = ("start_timeout_s", "no first step within {} of start-up", STARTING)
+    TRAINING = ("hang_timeout_s", "no step for {}", ("train_s",))
+    EVALUATION = ("eval_timeout_s", "no evaluated batch for {}", ("eval_s",))
+    SAVING = ("save_timeout_s", "a save unfinished after {}", ("save_s",))
 
     def __init__(self, key: str, missing: str, work: Sequence[str]) -> None:
         self._key = key
@@ -59,7 +59,7 @@ class Phase(Enum):
 
     def complaint(self, health: Health) -> str:
         """Describe the missing progress, with the bound and the key that sets it."""
-        return f"{self._missing} {self.bound_s(health):g} s (health.{self._key})"
+        return f"{self._missing.format(f'{self.bound_s(health):g} s')} (health.{self._key})"
 
 
 class HangWatch:
@@ -134,7 +134,7 @@ def hang_report(records: Mapping[int, ExitRecord], silent: Sequence[int], after:
         why = "stopped, its machine gone, or stuck outside of Python"
         parts.append(f"{numbered('rank', silent)} left no exit record: {why}")
     if lost and not stuck:
-        parts.append(f"{numbered('rank', lost)} saw no hang and then lost the others, perhaps after being stuck")
+        parts.append(f"{numbered('rank', lost)} reported no hang, then lost the other ranks, and may have been stuck")
     if waiting:
         named = numbered("rank", sorted(one.rank for one in waiting))
         who = named if stuck or silent or lost or behind else "every rank"

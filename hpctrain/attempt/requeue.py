@@ -1,4 +1,7 @@
-"""Decide what follows an attempt: pure functions of the ledger, the budgets and SLURM's record of the job."""
+"""Decide what follows an attempt.
+
+`decide` is a pure function of the attempts so far and the budgets; `history_with` reads its input.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,10 @@ from hpctrain.run.ledger import Attempt, EndFacts, Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.job import SlurmJob
 
-BLIND = "whether it makes progress can't be seen; `python -m hpctrain run --help` shows how a program reports it"
-"""What a user is told whose program reports neither steps nor saves."""
+NO_PROGRESS_REPORTED = (
+    "whether it makes progress can't be seen; `python -m hpctrain run --help` shows how a program reports it"
+)
+"""Warning for programs that report no steps."""
 
 
 class Action(StrEnum):
@@ -157,7 +162,7 @@ def _after_failure(reason: Reason, in_allocation: int, exclude: tuple[str, ...],
         why = f"{reason.value} on {' '.join(exclude)} again: a new job without it"
         return RequeueDecision(Action.RESUBMIT, reason, why, exclude)
     if in_allocation == 1 or reason.meaning.stays_in_allocation:
-        why = f"{reason.value}: the nodes are still here, and get new ranks"
+        why = f"{reason.value}: restarting ranks on the same nodes"
         return RequeueDecision(Action.RESTART, reason, why)
     why = f"{reason.value} again in this allocation: back to the queue for another"
     return RequeueDecision(Action.REQUEUE, reason, why)
@@ -217,7 +222,7 @@ def paused_step(attempts: Iterable[Attempt]) -> int | None:
 def next_pause(attempts: Iterable[Attempt], pause_at_step: int | None) -> int | None:
     """The step after which a run pauses.
 
-    A run that has paused there trains on when it is resumed. One that was killed before its pause was recorded pauses
+    A run that has paused there continues when it is resumed. One that was killed before its pause was recorded pauses
     again, at once.
 
     Args:

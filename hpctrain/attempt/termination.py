@@ -1,8 +1,8 @@
-"""Find out why SLURM ends a job, for its ranks and its supervisor, or has ended it, for the next attempt.
+"""Find out why SLURM is ending a job, or why it ended one.
 
-While it ends, the signal that a process received counts, and SLURM's record at that moment. Each case was observed on
-SLURM 22.05, with the record read right after the signal. Elapsed time is never the evidence: SLURM sends the warning
-signal early and kills late.
+Its ranks and its supervisor ask while it ends, and the next attempt afterwards. While it ends, the signal that a
+process received counts, and SLURM's record at that moment. Each case was observed on SLURM 22.05, with the record read
+right after the signal. Elapsed time is never the evidence: SLURM sends the warning signal early and kills late.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def diagnose(received: int | None, record: SlurmJob | None, *, restarts: int, no
         reason = Reason.TIME_LIMIT if received in USER_SIGNALS else None
         return Termination(reason, f"SLURM didn't answer{suffix}")
     killing = record.state is JobState.COMPLETING or record.state.is_finished or record.state.is_pending
-    # While the job runs, a higher count is no proof of a requeue: Restarts may have differed from SLURM_RESTART_COUNT
+    # While the job runs, a higher count doesn't prove a requeue: Restarts may have differed from SLURM_RESTART_COUNT
     # since the job began.
     counted = killing and record.restarts is not None and record.restarts > restarts
     # a job whose batch script SLURM takes for not started is back in the queue too, without being counted or cancelled

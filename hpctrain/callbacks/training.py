@@ -58,7 +58,10 @@ class Training(ABC):
 
     @property
     def takes_part(self) -> bool:
-        """Whether this rank has to call the model or read weights: rank zero, or each rank if they share the model."""
+        """Whether this rank should call the model or read its weights.
+
+        Always on rank zero; on every rank if the ranks share the model.
+        """
         return self.rank == 0 or self.is_sharded
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 
-from hpctrain.attempt.requeue import BLIND
+from hpctrain.attempt.requeue import NO_PROGRESS_REPORTED
 from hpctrain.phrases import aligned, counted, duration, listed, local_time, on_one_line
 from hpctrain.run.bottleneck import Bottleneck
 from hpctrain.run.config_change import changed_values
@@ -66,8 +66,8 @@ def run_details(status: RunStatus, now: float) -> str:
         lines += _changes_of_size(status)
     if spent := _shares_of_time(status.account, with_ratio=status.knows_step):
         lines.append(f"time        {spent}")
-    if status.verdict is not None:
-        lines += bottleneck_lines(status.verdict)
+    if status.bottleneck is not None:
+        lines += bottleneck_lines(status.bottleneck)
     if status.state is not RunState.UNREADABLE:
         lines.append("next")
         lines += [f"  python -m hpctrain {command}" for command in _next_commands(status)]
@@ -85,13 +85,13 @@ def bottleneck_lines(found: Bottleneck) -> list[str]:
     if found.slowest_rank is not None and (found.slowest_ratio or 0.0) >= NOTEWORTHY_RATIO:
         own = f"{found.slowest_ratio:.2f} times the others' own time of a step"
         lines.append(f"slowest     rank {found.slowest_rank} on {found.slowest_host}: {own}")
-    lines.append(f"verdict     {found.text}")
+    lines.append(f"bottleneck  {found.text}")
     return lines + [f"also        {text}" for text in found.also]
 
 
 def _step(status: RunStatus) -> str:
     if not status.knows_step:
-        return f"-  ({BLIND})" if status.attempts and status.state is not RunState.COMPLETED else "-"
+        return f"-  ({NO_PROGRESS_REPORTED})" if status.attempts and status.state is not RunState.COMPLETED else "-"
     total = "" if status.total_steps is None else f" of {status.total_steps}"
     left = "" if status.left_s is None else f", about {duration(status.left_s)} left"
     return f"{status.step}{total}{left}"

@@ -161,6 +161,7 @@ def _as_json(status: RunStatus) -> dict[str, Any]:
     record = _fields(status)
     record["metrics"] = dict(sorted(record["metrics"].items()))
     record["attempts"] = [_attempt(attempt) for attempt in status.attempts]
+    record["verdict"] = record.pop("bottleneck")  # the field's name is older than that of the attribute
     record["account"] |= {"ratio": spent.ratio, "wall_s": spent.total_s, "shares": _plain(spent.shares)}
     return record
 

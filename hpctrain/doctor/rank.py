@@ -1,4 +1,7 @@
-"""One rank of the doctor's job: ``python -m hpctrain.doctor.rank FOLDER``. Alone of the doctor, it imports torch."""
+"""One rank of the doctor's job: ``python -m hpctrain.doctor.rank FOLDER``.
+
+The doctor's only module that imports torch.
+"""
 
 from __future__ import annotations
 

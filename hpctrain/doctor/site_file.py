@@ -97,7 +97,7 @@ def site_text(keys: Mapping[str, Any], typed: str, changes: Sequence[Change]) ->
     Args:
         keys: of the cluster.
         typed: the command that made it.
-        changes: the keys that nobody typed, with their reasons.
+        changes: the keys that the user didn't type, with their reasons.
     """
     lines = [f"# Written on {time.strftime('%Y-%m-%d')} by `{on_one_line(typed)}`; change it as you like."]
     lines += [on_one_line(f"# {change.key}: {change.reason}") for change in changes]

@@ -1,4 +1,4 @@
-"""The runs after which a run starts, when it is launched: who they are, and on what its job waits in SLURM's queue."""
+"""Resolve `after`: which runs must complete first, and sbatch's dependency."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def require_others(config: RunConfig, own: RunDirectory) -> None:
     others = OtherRuns.look(resolved(config, own))
     waits = isinstance(config.cluster, Slurm)
     if others.stopped and (config.after_failure == "end" or (config.after_failure == "wait" and not waits)):
-        remedies = ["resume it first", "set after_failure=start to start all the same"]
+        remedies = ["resume it first", "set after_failure=start to start anyway"]
         remedies += ["after_failure=wait to wait until it is resumed and completes"] if waits else []
         raise _refused(others.stopped[0], ", ".join(remedies[:-1]) + f", or {remedies[-1]}")
     if others.going and not waits:

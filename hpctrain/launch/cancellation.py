@@ -44,7 +44,7 @@ def cancel(directory: RunDirectory, warn: Printer = print_warning) -> str:
 def cancel_all(
     directories: Sequence[RunDirectory], warn: Printer = print_warning
 ) -> list[str | HpctrainError | OSError]:
-    """Cancel many runs as `cancel` does; SLURM is asked once for all of them, and told in few calls.
+    """Cancel many runs as `cancel` does; SLURM is queried once, and all jobs are cancelled in few calls.
 
     Args:
         directories: of the runs.
@@ -71,7 +71,7 @@ def cancel_all(
 
 @dataclass
 class _Cancellation:
-    """One run: a run that can't be cancelled must not keep the others.
+    """The cancellation of one run; its error doesn't keep the others from being cancelled.
 
     Attributes:
         directory: of the run.

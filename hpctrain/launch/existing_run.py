@@ -234,7 +234,7 @@ def print_completed(status: RunStatus, config: RunConfig, *, code_now: bool = Fa
     if status.note:
         print(f"{directory.path}: already completed{status.at_step} ({status.note}){idle}")
         if not is_program:
-            print(f"  {train_on_command(directory, status.note)}    # to train on")
+            print(f"  {train_on_command(directory, status.note)}    # to train further")
             return
     else:
         print(f"{directory.path}: already completed{status.at_step}{idle}")

@@ -1,4 +1,4 @@
-"""sbatch: the arrays in which it takes tasks, its answer, and what its refusals mean."""
+"""Run sbatch: split tasks into arrays, read the job id, classify refusals."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Workload(Protocol):
 
 
 def run_rank(workload: Workload) -> int:
-    """Be one rank of a run until the attempt ends.
+    """Run one attempt as this rank.
 
     Returns:
         An `ExitCode`.
@@ -73,7 +73,7 @@ def run_rank(workload: Workload) -> int:
 
 
 def main(workload: Callable[[RunDirectory], Workload]) -> NoReturn:
-    """Be one rank of the run that the command line names, as a process of its own whose stop signals are blocked.
+    """Entry point of a rank's process; stop signals are blocked when it starts.
 
     Args:
         workload: makes it for the run directory.
@@ -92,7 +92,7 @@ def main(workload: Callable[[RunDirectory], Workload]) -> NoReturn:
         print(f"{ERROR_PREFIX}{visible(str(error))}", file=sys.stderr)  # noqa: T201 - no log yet
     except OSError as error:
         reason = Reason.INFRASTRUCTURE
-        problem = f"hpctrain's own process of this rank can't begin: {explain(error)}"
+        problem = f"the rank's process can't start: {explain(error)}"
     if problem:
         print(f"{ERROR_PREFIX}{visible(problem)}", file=sys.stderr)  # noqa: T201 - no log yet
         record_early_end(directory, reason, problem, os.environ)
@@ -100,7 +100,7 @@ def main(workload: Callable[[RunDirectory], Workload]) -> NoReturn:
 
 
 def record_early_end(directory: RunDirectory, reason: Reason, message: str, environ: Mapping[str, str]) -> None:
-    """Leave an exit record of a rank that can't begin, such as for a full disk of its node, if that is possible.
+    """Leave an exit record of a rank that can't start, such as for a full disk of its node, if that is possible.
 
     Args:
         directory: of the run.

@@ -53,7 +53,7 @@ class HostProgram:
 
     Attributes:
         stop: the rank's request to stop.
-        error: the error that ended the attempt; None after an end in good order.
+        error: the error that ended the attempt; None if it ended cleanly.
     """
 
     stop: StopRequest = field(default_factory=StopRequest)
@@ -64,9 +64,9 @@ class HostProgram:
 class Rank:
     """One rank of a training, from its environment to its exit record.
 
-    It begins with its configuration and its place. Then `train.attempt.run_attempt` sets the attempt, the world and the
-    running attempt, in this order. Its exit record contains what is known by then. The watchdog reads the rank from
-    other threads, so no property may take a lock that the main thread could hold.
+    It begins with its configuration and its place. Then `train.attempt.run_attempt` sets `member`, `log_stream`,
+    `world` and `running`, in this order. Its exit record contains what is known by then. The watchdog reads the rank
+    from other threads, so no property may take a lock that the main thread could hold.
 
     Attributes:
         config: of the run.

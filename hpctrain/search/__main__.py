@@ -1,4 +1,4 @@
-"""The program of an array task of a search: ``python -m hpctrain.search HOME``."""
+"""The program of an array task of a search: ``python -m hpctrain.search SWEEP``."""
 
 # ruff: noqa: E402 - all imports come after the working directory is excluded, the slow ones after signals are blocked
 from hpctrain.startup import exclude_working_directory

@@ -19,7 +19,7 @@ PAUSE = "trainer.pause_at_step"
 
 
 class Asha(SearchAlgorithm):
-    """Chooses among prepared runs."""
+    """Promote the best runs from rung to rung (asynchronous successive halving)."""
 
     def compose(self, composer: Composer, overrides: Sequence[Override]) -> ComposedSweep:
         """See `Algorithm`."""

@@ -34,7 +34,7 @@ FLAGS = {"ax_config.experiment.minimize": ("max", "min"), "optim.maximize": ("mi
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """Which objectives a sweeper takes for better.
+    """Whether a sweeper minimizes or maximizes its objective.
 
     Attributes:
         key: of its configuration, in full.

@@ -1,4 +1,4 @@
-"""optuna: draw each run's values by the results of those before."""
+"""Draw each run's values with an Optuna sampler, from the results of earlier runs."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class OptunaStudy(SearchAlgorithm):
         name = "" if newest is None else str(newest.drawn.get("sampler", ""))
         if not name or Path(name).name != name:
             return
-        # without the file, whose disk may be damaged, the search goes on with other random numbers
+        # without the file, whose disk may be damaged, the search continues with other random numbers
         with contextlib.suppress(OSError, RunDirectoryError, *RECORD_ERRORS):
             restore_sampler(sampler, read_json(folder / name))
             return
@@ -226,7 +226,7 @@ def _differs_in_bounds_alone(one: Distribution, other: Distribution) -> bool:
 def sampler_state(sampler: object) -> dict[str, Any]:
     """Return what changes in a sampler as it draws: its random numbers, and the kernels of GPSampler.
 
-    A pickle would do the same, and would let whoever can write the sweep's folder execute code.
+    A pickle would do the same, and would let other users who can write the sweep's folder execute code.
     """
     return {
         RANDOM: {path: _encoded(lazy.rng) for path, lazy in _random_states(sampler)},

@@ -1,4 +1,4 @@
-"""Ask for the next run of a search, and record what came of those before."""
+"""Assign runs to the tasks of a search, and record how they ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of runs before one is launched: that it has stopped, and how far those are for which it waits."""
+"""Check, before a launch, that a run has stopped, and how far its dependencies are."""
 
 from __future__ import annotations
 

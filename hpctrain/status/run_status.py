@@ -76,7 +76,7 @@ class RunStatus:
         set_aside: names of damaged checkpoints that a resume passed over.
         attempts: oldest first; an open one with the times that it has recorded so far.
         account: where the wall time went.
-        verdict: the newest bottleneck that an attempt recorded; None without one.
+        bottleneck: the newest bottleneck that an attempt recorded; None without one.
         job_ids: every job of the run, oldest first.
         may_start: when a queued run is expected to start.
         unstarted: whether the newest job ended before it began an attempt, so that the last one has another job.
@@ -102,7 +102,7 @@ class RunStatus:
     set_aside: tuple[str, ...] = ()
     attempts: tuple[Attempt, ...] = ()
     account: Account = NOTHING
-    verdict: Bottleneck | None = None
+    bottleneck: Bottleneck | None = None
     job_ids: tuple[str, ...] = ()
     may_start: float | None = None
     unstarted: bool = False
@@ -273,7 +273,7 @@ def _with_details(status: RunStatus, records: RunRecords, claims: Sequence[int],
         saved_path=None if save is None else str(save.path),
         set_aside=tuple(path.name for path in directory.set_aside()),
         account=_account(records, status.attempts, status.state, kept, all_count=is_unsaved),
-        verdict=last_bottleneck(directory, claims),
+        bottleneck=last_bottleneck(directory, claims),
     )
 
 

@@ -372,7 +372,7 @@ class CurrentJob:
         if self.restarts:
             return True
         try:
-            # the signal may have come in this attempt, whose ranks ended all the same
+            # the signal may have come in this attempt, whose ranks ended anyway
             record = self.slurm.show(self.job_id)
         except SchedulerError as error:
             log.info("can't find out whether SLURM is preempting the job: %s", error)

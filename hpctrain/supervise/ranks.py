@@ -43,10 +43,10 @@ KEPT_LINES = 8
 STEP_GPUS = re.compile(r"--gres[= ]\S*gpu")
 """Options of srun that ask for GPUs for the step."""
 EXITING_S = 15
-"""Seconds until srun kills the other ranks after one of them exited in good order.
+"""Seconds until srun kills the other ranks after one of them exited cleanly.
 
 All ranks saved before their last barrier. What is left takes a few seconds: to destroy the process group, and to write
-an exit record. Some NCCL teardowns hang, and the job has to be requeued within a grace time of 30 s all the same.
+an exit record. Some NCCL teardowns hang, and the job has to be requeued within a grace time of 30 s anyway.
 The ranks of a program end on their own: one may be done hours before another, so srun waits for all of them.
 """
 
@@ -110,7 +110,7 @@ class Ranks:
         environ = srun_environ(self._plan, {**self._environ, **variables})
         step = Step(command, environ, ends_with_a_node=outlives_a_node)
         unseen = self._watch(step)
-        log.info("srun ended with %d", step.code)
+        log.info("srun exited with code %d", step.code)
         unable = unable_python(self._directory, attempt, step.complaints, rank_python(self._plan))
         if unable and self._have_begun():
             # it worked before: a node has lost it, such as with a file system, and the next attempt may find it

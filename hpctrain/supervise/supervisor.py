@@ -11,7 +11,15 @@ from typing import TypeVar
 from hpctrain.attempt.notification import SOON_S, Notifier
 from hpctrain.attempt.out_of_memory import with_memory_advice
 from hpctrain.attempt.outcome import Outcome, record_end, resume_advice, resume_command
-from hpctrain.attempt.requeue import BLIND, Action, RequeueDecision, decide, end_of, history_with, reports_steps
+from hpctrain.attempt.requeue import (
+    NO_PROGRESS_REPORTED,
+    Action,
+    RequeueDecision,
+    decide,
+    end_of,
+    history_with,
+    reports_steps,
+)
 from hpctrain.attempt.unrecorded import UnrecordedEnds
 from hpctrain.errors import ExitCode, HpctrainError, RunDirectoryUnavailableError, SchedulerError, SupersededError
 from hpctrain.launch.prepare import RunPlan
@@ -190,7 +198,7 @@ class Supervisor:
         blind = self.plan.is_program and not reports_steps(history) and decision.action is not Action.END
         if blind and not self._is_warned:
             self._is_warned = True
-            log.warning("the program reported no step and no save: %s", BLIND)
+            log.warning("the program reported no step and no save: %s", NO_PROGRESS_REPORTED)
         if decision.action in (Action.REQUEUE, Action.RESUBMIT):
             # queried again, since the user may have cancelled the job while its ranks saved
             decision = decision.allowed_by(

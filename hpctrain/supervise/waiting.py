@@ -57,14 +57,14 @@ class Waiting:
             # once more: another may have been resumed between the look at its records and SLURM's answer
             others = OtherRuns.look(config.after, self._job.find)
         removed = [status for status in others.stopped if status.note == GONE]
-        # nobody can resume a run that was removed
+        # a run that was removed can't be resumed
         final = others.stopped if config.after_failure == "end" else removed
         if final and config.after_failure != "start":
             return self._end(final)
         if others.going or (others.stopped and config.after_failure == "wait"):
             return self._wait(others)
         for status in others.stopped:
-            log.info("%s is %s; the run starts all the same (after_failure=start)", status.path, status.described)
+            log.info("%s is %s; starting anyway (after_failure=start)", status.path, status.described)
         return None
 
     def _has_begun(self) -> bool:
@@ -128,7 +128,7 @@ class Waiting:
             # only now: SLURM refuses both for a running job (seen on SLURM 22.05)
             self._job.delay(others.job_ids, seconds)
         except SchedulerError as error:
-            log.info("the job starts again as soon as SLURM lets it, and looks again: %s", error)
+            log.info("can't delay the job; it checks again when SLURM next starts it: %s", error)
         return ExitCode.INTERRUPTED
 
 

@@ -1,4 +1,4 @@
-"""What a service gets of a run: its description, its identity, and its rows, one per step, with their media."""
+"""Run metadata and rows sent to a service."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def _pause_at(rank: Rank, world: World, claim: Claim) -> int | None:
         return None
     found: int | None = world.broadcast(next_pause(claim.ledger.attempts(), asked) if world.is_rank_zero else None)
     if found is None:
-        log.info("trainer.pause_at_step=%d: the run has paused there, and trains on now", asked)
+        log.info("already paused at trainer.pause_at_step=%d; continuing", asked)
     return found
 
 

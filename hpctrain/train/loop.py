@@ -227,7 +227,7 @@ class Loop:
         if finished:
             self._training.data.loss_weights.check_end(self.step)
         if self.why_ended:
-            log.info("to train on: %s", train_on_command(self._attempt.directory, self.why_ended))
+            log.info("to train further: %s", train_on_command(self._attempt.directory, self.why_ended))
         self._profiler.finish(self.step)
         if finished:
             self._log.complete()

@@ -73,7 +73,7 @@ class Stopping:
         """The reason for the end of the attempt, for its record."""
         if self._is_paused:
             return Reason.PAUSED
-        # an attempt that stops in good order wasn't ended by a node failure, even if SLURM reports one for the job
+        # an attempt that stops cleanly wasn't ended by a node failure, even if SLURM reports one for the job
         found = self._termination.reason
         return Reason.INTERRUPTED if found in (None, Reason.NODE_FAILURE) else found
 

@@ -127,7 +127,7 @@ class TrainingWorkload:
 
 
 def _exit_code(rank: Rank, code: ExitCode) -> ExitCode:
-    """The exit code after a stop in good order; 0 if a launcher reads the exit records, which say what happened."""
+    """The exit code after a clean stop; 0 if a launcher reads the exit records, which say what happened."""
     # At another code srun has slurmctld kill the step. SLURM 22.05 may send that message again a minute later, when the
     # job has been requeued, and its step of the same number belongs to the next attempt.
     return code if rank.handover.attempt is None else ExitCode.FINISHED
@@ -188,8 +188,9 @@ def _fail(rank: Rank, error: BaseException) -> int:
     place = f"rank {rank.environment.rank} on {socket.gethostname()}"
     detail = f"{place}: {headline(error, hint)}"
     if found.blames_peer:
-        verb = {Reason.INFRASTRUCTURE: "lost", Reason.HANG: "waited too long for"}.get(found.reason, "ends with")
-        log.warning("%s %s another rank: %s", place, verb, error_text(error).partition("\n")[0])
+        lost = {Reason.INFRASTRUCTURE: "lost another rank", Reason.HANG: "waited too long for another rank"}
+        why = lost.get(found.reason, "stops because another rank failed")
+        log.warning("%s %s: %s", place, why, error_text(error).partition("\n")[0])
     else:
         _report_error(rank, place, error, hint)
     rank.finish_writing()

@@ -34,9 +34,9 @@ def test_slow_data(measured, capsys):
     assert found.shares["data"] > 0.5 * (1 - found.shares["saving"])
     assert tuple(found.shares) == PARTS
     assert sum(found.shares.values()) == pytest.approx(1, abs=0.01)
-    assert f"verdict: {found.text}" in output
+    assert f"bottleneck: {found.text}" in output
     assert status([str(run.directory.path)]) == 0
-    assert f"verdict     {found.text}\n" in capsys.readouterr().out
+    assert f"bottleneck  {found.text}\n" in capsys.readouterr().out
 
 
 def test_a_slow_rank(measured):
@@ -64,7 +64,7 @@ def test_without_measuring_only_the_loss_the_learning_rate_and_the_epoch_are_log
     words = ("trainer.max_steps=6", "trainer.global_batch_size=16", "logger.every_steps=2", "logger.measure=false")
     found, run, output = measured("off", *words)
     assert found is None
-    assert "verdict" not in output
+    assert "bottleneck" not in output
     names = {name for record in run.metrics for name in record}
     assert names == {"step", "train/loss", "train/lr", "train/epoch"}
 

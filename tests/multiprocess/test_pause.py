@@ -55,7 +55,7 @@ def test_a_run_that_pauses_and_continues_is_the_straight_run(train, name, world_
     # the last pause again: it has passed
     code, run, output = train("run", *QUIET, *words, f"trainer.pause_at_step={pauses[-1]}", world_size=world_size)
     assert code == 0, output
-    assert "the run has paused there, and trains on now" in output
+    assert f"already paused at trainer.pause_at_step={pauses[-1]}; continuing" in output
     assert run.attempts[-1] == (pauses[-1], *straight.attempts[-1][1:])
     assert (run.digest, run.metrics) == (straight.digest, straight.metrics)
 

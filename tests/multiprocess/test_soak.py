@@ -73,7 +73,7 @@ class SignalledAttempt:
 
     @property
     def in_order(self):
-        """Whether nothing kept the ranks from stopping in good order."""
+        """Whether nothing kept the ranks from stopping cleanly."""
         interrupts = Counter(one["rank"] for one in self.sent if one["signal"] == "SIGINT")
         killed = any(one["signal"] == "SIGKILL" or not one["handled"] for one in self.sent)
         # at its very end a rank restores the handlers that it still had when its status was read

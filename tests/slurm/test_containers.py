@@ -84,7 +84,7 @@ def test_a_preempted_run_ends_as_one_outside_of_a_container(runs: SubmittedRuns,
     assert run.until_ended() == "COMPLETED", run
     (_, _, stopped), _ = run.story
     assert run.story == [(0, "preempted", stopped), (stopped, "completed", STEPS)], run
-    assert run.batch_log.count("srun ended with 0") == 2, run
+    assert run.batch_log.count("srun exited with code 0") == 2, run
     assert run.digest == runs.straight()
 
 

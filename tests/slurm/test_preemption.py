@@ -90,7 +90,7 @@ def check_preempted_twice(runs: SubmittedRuns, nodes: int) -> None:
     assert run.until_ended() == "COMPLETED"
     (_, _, first), (_, _, second), _ = run.story
     # at any other code srun has the step killed, perhaps a minute later: it would hit the next incarnation
-    assert run.batch_log.count("srun ended with 0") == 3, run
+    assert run.batch_log.count("srun exited with code 0") == 3, run
     assert run.story == [(0, "preempted", first), (first, "preempted", second), (second, "completed", STEPS)]
     assert {one.job_id for one in run.attempts} == {run.job_id}
     assert run.digest == runs.straight(processes=nodes)

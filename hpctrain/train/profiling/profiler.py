@@ -205,7 +205,7 @@ class Profiler:
         if found.shares:
             listed = ", ".join(f"{part.replace('_', ' ')} {share:.0%}" for part, share in found.shares.items())
             log.info("time since the first step: %s", listed)
-        log.info("verdict: %s", found.text)
+        log.info("bottleneck: %s", found.text)
         for line in found.also:
             log.info("also: %s", line)
 

@@ -154,7 +154,7 @@ def test_a_rank_that_woke_up_when_the_others_ended_is_named():
     woken = hang(2, waits=True, reason=Reason.INFRASTRUCTURE, time=5.0)
     outcome = outcome_of(hang(0, waits=True), hang(1, waits=True), woken, world_size=3)
     assert outcome.report.endswith(
-        "; rank 2 saw no hang and then lost the others, perhaps after being stuck; ranks 0, 1 waited for others"
+        "; rank 2 reported no hang, then lost the other ranks, and may have been stuck; ranks 0, 1 waited for others"
     )
 
 

@@ -269,7 +269,7 @@ def test_a_run_that_ended_early_says_why_and_trains_on_once_that_is_changed(run,
     assert main(["resume", "mine", "--runs-dir=."]) == 0
     out = capsys.readouterr().out
     assert f"mine: already completed, at step 4 ({detail})\n" in out
-    assert f"/mine {remedy}    # to train on" in out
+    assert f"/mine {remedy}    # to train further" in out
     assert main(["resume", "mine", "--runs-dir=.", "cluster=slurm", change]) == 0
     assert "submitted job" in capsys.readouterr().out
 

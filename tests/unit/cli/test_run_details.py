@@ -20,15 +20,15 @@ def test_bottleneck_lines_show_all_figures():
         "training    data 38%  gradient sync 62%",
         "speed       1234 samples/s per device  MFU 41.2%  memory peak 3.45 GB",
         "slowest     rank 3 on n2: 1.25 times the others' own time of a step",
-        "verdict     waiting for data 38% of the time: data.num_workers 2 -> 6",
+        "bottleneck  waiting for data 38% of the time: data.num_workers 2 -> 6",
         "also        saving 12% of the time: checkpoint.every_steps 10 -> 30",
     ]
 
 
 def test_a_slowest_rank_that_is_as_fast_as_the_others_is_not_shown():
     found = Bottleneck(text="nothing holds it back", slowest_rank=1, slowest_host="n2", slowest_ratio=1.004)
-    assert bottleneck_lines(found) == ["verdict     nothing holds it back"]
+    assert bottleneck_lines(found) == ["bottleneck  nothing holds it back"]
 
 
 def test_bottleneck_lines_show_only_what_is_known():
-    assert bottleneck_lines(Bottleneck(text="too short to tell")) == ["verdict     too short to tell"]
+    assert bottleneck_lines(Bottleneck(text="too short to tell")) == ["bottleneck  too short to tell"]

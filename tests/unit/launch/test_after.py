@@ -132,7 +132,7 @@ def test_a_run_that_would_end_at_once_is_not_submitted(slurm, folder, capsys, fa
     if failure == "end":
         error = refused(capsys, *words)
         assert f"after={folder}/a: is failed (as the test says)" in error
-        assert "resume it first, set after_failure=start to start all the same" in error
+        assert "resume it first, set after_failure=start to start anyway" in error
         assert not (folder / "R").exists()
     else:
         assert main(words) == 0

@@ -312,7 +312,7 @@ def test_a_program_that_is_suspended_hangs_by_its_own_fault(python):
 @pytest.mark.nightly
 def test_a_start_that_takes_too_long_is_a_hang(python):
     run = python(HANGS.replace("session.step(7)\n", ""), health={"start_timeout_s": 1})
-    assert "start-up and no first step for 1 s (health.start_timeout_s)" in run.run()[1].message
+    assert "no first step within 1 s of start-up (health.start_timeout_s)" in run.run()[1].message
 
 
 def test_slow_programs_that_report_no_steps_or_are_done_dont_hang(python):

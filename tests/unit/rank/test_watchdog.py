@@ -19,10 +19,10 @@ from hpctrain.run.times import SPENT, STARTING
 PROGRAM = Path(__file__).parent / "programs" / "watched.py"
 HANGING = {
     "hangs_after_a_step": "no step for 3 s (health.hang_timeout_s)",
-    "hangs_before_the_first_step": "start-up and no first step for 3 s (health.start_timeout_s)",
+    "hangs_before_the_first_step": "no first step within 3 s of start-up (health.start_timeout_s)",
     "hangs_where_the_file_system_does": "no step for 3 s (health.hang_timeout_s)",
-    "hangs_in_the_second_part_of_the_start": "start-up and no first step for 3 s (health.start_timeout_s)",
-    "hangs_in_a_save": "a save that didn't end for 3 s (health.save_timeout_s)",
+    "hangs_in_the_second_part_of_the_start": "no first step within 3 s of start-up (health.start_timeout_s)",
+    "hangs_in_a_save": "a save unfinished after 3 s (health.save_timeout_s)",
     "hangs_after_an_evaluation": "no step for 3 s (health.hang_timeout_s)",
 }
 OTHERS = (
@@ -224,7 +224,7 @@ def test_collectives_wait_longer_than_any_watchdog(longest):
 def test_the_complaint_names_the_key_to_change():
     health = Health(hang_timeout_s=90, start_timeout_s=600)
     assert Phase.TRAINING.complaint(health) == "no step for 90 s (health.hang_timeout_s)"
-    assert Phase.START.complaint(health) == "start-up and no first step for 600 s (health.start_timeout_s)"
+    assert Phase.START.complaint(health) == "no first step within 600 s of start-up (health.start_timeout_s)"
 
 
 def test_the_rendezvous_times_out_before_the_watchdog_ends_the_start():

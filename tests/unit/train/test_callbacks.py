@@ -105,7 +105,7 @@ def test_a_callback_ends_the_run(attempt, directory, calls, word, step, caplog):
     assert again.run()
     assert (again.step, again.why_ended) == (step, trainer.why_ended)
     assert digests(directory) == before
-    assert "to train on: python -m hpctrain resume" in caplog.text
+    assert "to train further: python -m hpctrain resume" in caplog.text
 
 
 def test_a_run_that_ended_continues_once_its_callbacks_change(attempt, directory, calls):

@@ -100,7 +100,7 @@ def test_flops_are_counted_in_the_first_step_and_later_ones_are_timed(make, tmp_
     assert (found.step, found.steps_timed) == (12, 11)
     assert found.samples_per_s_per_device == 12.0
     assert caplog.messages[0].startswith("flops       3.84 kFLOP per step, 320 FLOP per sample")
-    assert caplog.messages[-1] == f"verdict: {found.text}"
+    assert caplog.messages[-1] == f"bottleneck: {found.text}"
 
 
 def test_flops_of_an_earlier_attempt_are_taken_over(make, tmp_path):
