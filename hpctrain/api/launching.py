@@ -247,7 +247,7 @@ def _logging_restored() -> Iterator[None]:
 
 
 def resume_hint(directory: RunDirectory) -> str:
-    """How a program resumes a run."""
+    """Say how a program resumes a run."""
     return f"to resume: hpctrain.Run({str(directory.path)!r}).resume()"
 
 

@@ -39,7 +39,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RequeueDecision:
-    """What happens after an attempt.
+    """The decision on what follows an attempt.
 
     Attributes:
         action: the next action.

@@ -123,7 +123,7 @@ def after_full(directory: RunDirectory, error: Exception, temporary: Path | None
 
 
 def advice(directory: RunDirectory) -> str:
-    """What can be removed, the largest first, and which keys make a run keep less."""
+    """Name the checkpoints that can be removed, the largest first, and the keys that make a run keep fewer."""
     found = removable(directory)
     if not found:
         return f"no older checkpoint of the run can be removed: remove other files; {KEEP_FEWER}"

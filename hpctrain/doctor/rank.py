@@ -79,7 +79,7 @@ log = logging.getLogger("hpctrain.doctor")
 
 
 class RankLog:
-    """What a rank has found out; it is written at each stage, so that it also tells where a rank hangs.
+    """A rank's results so far, written at each stage, so that they also show where a rank hangs.
 
     Args:
         folder: of the examination.

@@ -155,7 +155,7 @@ def task_arrays(groups: Sequence[Sequence[int]], max_parallel: int | None, large
 
 
 def largest_array(num_tasks: int) -> int:
-    """How many tasks an array may have on this cluster; SLURM is asked once, and not for a single task.
+    """The largest number of tasks of an array on this cluster; SLURM is asked once, and not for a single task.
 
     Args:
         num_tasks: that are to be submitted.

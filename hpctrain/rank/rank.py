@@ -292,7 +292,7 @@ class Rank:
 
 
 def headline(error: BaseException, advice: str) -> str:
-    """What to change, if anything is known, and the error."""
+    """The error, after the advice on it, if there is any."""
     return ": ".join(filter(None, (advice, f"{type(error).__name__}: {error_text(error)}")))
 
 

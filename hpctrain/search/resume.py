@@ -47,7 +47,7 @@ FAILURES = frozenset(reason for reason in Reason if reason.meaning.exit_code is 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SweepResume:
-    """What the user typed to resume a sweep.
+    """The resume of a sweep, as the user typed it.
 
     Attributes:
         home: the folder of the sweep.

@@ -66,7 +66,7 @@ def statuses_before_launch(directories: Sequence[RunDirectory], *, force: bool =
 
 @dataclass(frozen=True, slots=True)
 class OtherRuns:
-    """How far the runs are for which another one waits; those that have completed are left out.
+    """The runs that another one waits for, by how far they are; completed ones are left out.
 
     Attributes:
         going: those that may complete by themselves: queued, running, or not started yet; or their state is unknown.

@@ -118,7 +118,7 @@ class Ranks:
         return RanksEnd(complaints=unseen or "; ".join(step.complaints), refusal=unable, nodes=step.nodes)
 
     def _variables(self, attempt: int, code: CheckedCode, in_allocation: int) -> dict[str, str]:
-        """What the ranks get besides the batch script's environment."""
+        """The variables of the ranks, in addition to the batch script's environment."""
         handover = Handover(attempt=attempt, logged=True, code=code.digest, version=__version__)
         variables = {**handover.variables(), **code_variables(self._plan, code.copy, self._environ)}
         if self._plan.is_program:

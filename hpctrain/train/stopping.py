@@ -1,4 +1,4 @@
-"""How training stops before its last step: an attempt that a signal or an error stops, and a run that ends early."""
+"""Stop training before its last step: an attempt at a signal or an error, or a run that ends early."""
 
 from __future__ import annotations
 
