@@ -263,7 +263,8 @@ def write_record(path: Path, record: DoctorOptions | DoctorJobRecord) -> None:
 
 def from_json(kind: type[Record], values: Mapping[str, Any]) -> Record:
     """A record from its stored values, of which null stands for one that is missing."""
-    return kind(**{name: values[name] for name in field_types(kind) if values.get(name) is not None})
+    types = field_types(kind)  # type: ignore[arg-type]  # every class is hashable
+    return kind(**{name: values[name] for name in types if values.get(name) is not None})
 
 
 def read_options(folder: DoctorFolder) -> DoctorOptions:
