@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 
 from hpctrain.config.code import Code
 from hpctrain.config.command import INTERPRETERS
-from hpctrain.errors import HpctrainError
+from hpctrain.errors import ConfigError
 from hpctrain.phrases import scaled
 from hpctrain.run.source_folder import ask_git, secret_folder, secret_part
 
@@ -25,6 +26,10 @@ SMALL_BYTES = 1_000_000
 """Outside of git, only files up to this size count as code."""
 NEVER = ("__pycache__", ".git", ".hg", ".svn")
 """Names that are neither copied nor linked: caches that Python would believe, and histories."""
+RECORDS = ("attempts", "attempts.jsonl", "jobs.jsonl", "code.jsonl")
+"""What a run has beside its configuration."""
+COPY = re.compile(r"(.*/)?code/(\.tmp-[^/]*|(damaged-)?[0-9a-f]{32}[^/]*)", re.DOTALL)
+"""Paths of earlier copies and their lists: not all sweeps have a `sweep.json`."""
 ENVIRONMENT = {"pyvenv.cfg", "conda-meta"}
 """What one of Python's environments contains."""
 LIST_TIMEOUT_S = 20.0
@@ -35,28 +40,14 @@ FOREIGN = ("dubious ownership", "owned by someone else")
 """Parts of git's messages about a repository of another user."""
 
 
-class CodeFilesError(HpctrainError):
-    """Code that can't be found or copied.
-
-    Args:
-        problem: what is in the way.
-        remedy: what to do.
-    """
-
-    def __init__(self, problem: str, remedy: str) -> None:
-        self.problem = problem
-        self.remedy = remedy
-        super().__init__(f"{problem}; {remedy}")
-
-
 @dataclass(frozen=True, slots=True)
 class CodeFiles:
     """The files of a launch's code; paths are relative to the root.
 
     Attributes:
         root: of the repository, or the working directory; without symbolic links.
-        working_directory: `.` for the root.
-        commit: of git; None outside of a repository.
+        place: of the working directory; `.` for the root.
+        commit: of git; empty outside of a repository.
         tracked: files that git tracks, whether they exist or not; empty outside of a repository.
         copied: files and symbolic links, with their sizes in bytes; some may vanish.
         folders: of the code, those that are empty as well: a program may write into them.
@@ -65,8 +56,8 @@ class CodeFiles:
     """
 
     root: Path
-    working_directory: str = "."
-    commit: str | None = None
+    place: str = "."
+    commit: str = ""
     tracked: set[str] = field(default_factory=set)
     copied: dict[str, int] = field(default_factory=dict)
     folders: set[str] = field(default_factory=set)
@@ -83,15 +74,15 @@ def find_code(folder: Path, settings: Code, home: Path) -> CodeFiles:
         home: the directory of the run or the sweep, which may be inside of the code.
 
     Raises:
-        CodeFilesError: there are too many files, git fails, or the folder isn't one of code.
+        ConfigError: there are too many files, git fails, or the folder isn't one of code.
     """
     root = repository_of(folder)
     if root is not None:
-        commit = ask_git(root, "rev-parse", "--verify", "-q", "HEAD", timeout_s=LIST_TIMEOUT_S).output
-        place = folder.relative_to(root).as_posix()
-        code = CodeFiles(root, place, None if commit is None else commit.decode().strip())
+        commit = ask_git(root, "rev-parse", "--verify", "-q", "HEAD", timeout_s=LIST_TIMEOUT_S).output or b""
+        code = CodeFiles(root, folder.relative_to(root).as_posix(), commit.decode().strip())
         _Search(code, settings, home, in_git=True).add_files()
-        if place == "." or place in code.folders:
+        if code.place in {".", *code.folders}:
+            _require_few(code, code.copied)
             return code
     # outside of a repository, or where git ignores the folder itself
     code = CodeFiles(folder)
@@ -103,7 +94,7 @@ def repository_of(folder: Path) -> Path | None:
     """Return the root of the repository that contains a folder; None without one, and for that of a home.
 
     Raises:
-        CodeFilesError: git can't read the repository.
+        ConfigError: git can't read the repository.
     """
     answer = ask_git(folder, "rev-parse", "--show-toplevel", timeout_s=LIST_TIMEOUT_S)
     if answer.output is not None:
@@ -122,7 +113,7 @@ def is_home(root: Path) -> bool:
     return root in (Path(os.path.realpath(os.path.expanduser("~"))), Path("/"))  # noqa: PTH111
 
 
-def _unreadable(repository: Path, problem: str, inside: str = "") -> CodeFilesError:
+def _unreadable(repository: Path, problem: str, inside: str = "") -> ConfigError:
     remedy = "correct that"
     if any(text in problem for text in FOREIGN):
         remedy = f"it belongs to another user: trust it with `git config --global --add safe.directory {repository}`"
@@ -130,10 +121,13 @@ def _unreadable(repository: Path, problem: str, inside: str = "") -> CodeFilesEr
         remedy = "list large folders in .gitignore"
     elif inside:
         remedy = f"repair it with `git submodule update --init {inside}`, leave it out with code.exclude=[{inside}]"
-    return CodeFilesError(
-        f"git can't read the repository {repository} ({problem})",
-        f"{remedy}, or copy no code with code.snapshot=none",
-    )
+    problem = f"git can't read the repository {repository} ({problem})"
+    return refusal(problem, f"{remedy}, or copy no code with code.snapshot=none")
+
+
+def refusal(problem: str, remedy: str) -> ConfigError:
+    """Make the error for code that can't be copied."""
+    return ConfigError("code.snapshot", "auto", problem, remedy)
 
 
 class _Search:
@@ -154,17 +148,17 @@ class _Search:
         self._home = os.path.realpath(home)
         self._in_git = in_git
         self._ignored: set[str] = set()
-        self._counts: Counter[str] = Counter()
+        self._outside_git: list[str] = []
 
     def add_files(self) -> None:
         """Look through the folders, without those that are left out."""
         root = self._code.root
         if is_home(root):
             remedy = "change into the folder of your code, or set code.snapshot=none"
-            raise CodeFilesError(f"{root} is not a folder of code", remedy)
+            raise refusal(f"{root} is not a folder of code", remedy)
         if self._home == os.fspath(root):
             remedy = "choose a folder in it, such as runs/NAME, or set code.snapshot=none"
-            raise CodeFilesError(f"run_dir={root} is the folder of the code itself", remedy)
+            raise refusal(f"run_dir={root} is the folder of the code itself", remedy)
         folders = [""]
         while folders:
             folder = folders.pop()
@@ -188,10 +182,9 @@ class _Search:
     def _ask_git(self, folder: str) -> None:
         """Ask git which files of a repository it tracks, and which it ignores."""
         repository, prefix = self._code.root / folder, f"{folder}/" if folder else ""
-        tracked, ignored = (
-            ask_git(repository, "ls-files", "-z", *options, timeout_s=LIST_TIMEOUT_S)
-            for options in ((), ("-o", "-i", "--exclude-standard", "--directory"))
-        )
+        tracked = ask_git(repository, "ls-files", "-z", timeout_s=LIST_TIMEOUT_S)
+        options = ("-z", "-o", "-i", "--exclude-standard", "--directory")
+        ignored = ask_git(repository, "ls-files", *options, timeout_s=LIST_TIMEOUT_S)
         if tracked.output is None or ignored.output is None:
             raise _unreadable(repository, tracked.problem or ignored.problem, folder)
         self._code.tracked.update(f"{prefix}{path}" for path in os.fsdecode(tracked.output).split("\0")[:-1])
@@ -201,35 +194,36 @@ class _Search:
     def _add(self, path: str, entry: os.DirEntry[str]) -> str:
         """Add an entry; return a folder that is to be searched."""
         is_folder = entry.is_dir(follow_symlinks=False)
-        if entry.name in NEVER or (entry.name.endswith(".pyc") and path not in self._code.tracked):
+        is_cache = entry.name in NEVER or (entry.name.endswith(".pyc") and path not in self._code.tracked)
+        if is_cache or COPY.fullmatch(path):
             return ""
         is_hidden = not self._in_git and is_folder and entry.name.startswith(".")
-        if is_hidden or path in self._ignored or self._is_left_out(path, is_folder):
+        if path in self._ignored or self._is_left_out(path, is_folder) or is_hidden:
             self._link(path)
-        elif is_folder:
+            return ""
+        if not self._in_git:
+            # folders and large files as well, which bounds the search
+            self._outside_git.append(path)
+            _require_few(self._code, self._outside_git)
+        if is_folder:
             return path
-        elif entry.is_symlink() or entry.is_file():
-            # also large ones outside of git, which bounds the search
-            self._counts[path.partition("/")[0]] += 1
-            if self._counts.total() > MAX_FILES:
-                largest, count = self._counts.most_common(1)[0]
-                raise _too_much(self._code, f"{MAX_FILES:,} files", largest, f"{count:,}")
-            size = 0 if entry.is_symlink() else _size(entry)
-            if self._in_git or size <= SMALL_BYTES:
-                self._code.copied[path] = size
-            else:
-                self._link(path)
+        if entry.is_symlink() or entry.is_file():
+            with contextlib.suppress(OSError):  # removed meanwhile
+                size = 0 if entry.is_symlink() else entry.stat().st_size
+                if self._in_git or size <= SMALL_BYTES:
+                    self._code.copied[path] = size
+                else:
+                    self._link(path)
         return ""
 
     def _is_left_out(self, path: str, is_folder: bool) -> bool:
         """Whether the user, or a name that is usual for secrets, leaves a file or a folder out; hpctrain is, too."""
         if self._is_excluded(path) or f"{self._code.root}/{path}" == str(PACKAGE):
             return True
-        is_secret = bool(secret_folder(path) if is_folder else secret_part(path))
-        if is_secret and not any(map(self._is_included, parts(path))):
+        secret = secret_folder(path) if is_folder else secret_part(path)
+        if is_secret := bool(secret) and not any(map(self._is_included, parts(path))):
             self._code.secrets.add(path)
-            return True
-        return False
+        return is_secret
 
     def _link(self, path: str) -> None:
         # a link to a folder that contains the copy would send tools that follow links around in circles
@@ -237,11 +231,17 @@ class _Search:
             self._code.linked.add(path)
 
 
+def _require_few(code: CodeFiles, paths: Collection[str]) -> None:
+    if len(paths) > MAX_FILES:
+        largest, count = Counter(path.partition("/")[0] for path in paths).most_common(1)[0]
+        raise _too_much(code, f"{MAX_FILES:,} files", largest, f"{count:,}")
+
+
 def require_size(code: CodeFiles, max_bytes: float) -> None:
     """Refuse code that is too large.
 
     Raises:
-        CodeFilesError: it has more than `max_bytes`.
+        ConfigError: it has more than `max_bytes`.
     """
     sizes: Counter[str] = Counter()
     for path, size in code.copied.items():
@@ -253,27 +253,17 @@ def require_size(code: CodeFiles, max_bytes: float) -> None:
         raise _too_much(code, bound, largest, scaled(size, "B"), ", raise code.max_mb")
 
 
-def _too_much(code: CodeFiles, bound: str, largest: str, amount: str, remedy: str = "") -> CodeFilesError:
-    return CodeFilesError(
-        f"the code in {code.root} has more than {bound}, {largest} alone {amount}",
-        f"leave it out with code.exclude=[{largest}] or a line in .gitignore{remedy}, or copy no code with "
-        "code.snapshot=none",
-    )
-
-
-def _size(entry: os.DirEntry[str]) -> int:
-    try:
-        return entry.stat(follow_symlinks=False).st_size
-    except OSError:
-        return 0  # removed meanwhile
+def _too_much(code: CodeFiles, bound: str, largest: str, amount: str, remedy: str = "") -> ConfigError:
+    remedy = f"leave it out with code.exclude=[{largest}] or a line in .gitignore{remedy}"
+    problem = f"the code in {code.root} has more than {bound}, {largest} alone {amount}"
+    return refusal(problem, f"{remedy}, or copy no code with code.snapshot=none")
 
 
 def _is_launch(names: set[str]) -> bool:
     """Whether a folder with these names is a run or a sweep; a configuration alone may be anything's."""
-    records = {"attempts", "attempts.jsonl", "jobs.jsonl", "code.jsonl"}
-    if {"attempts", "checkpoints", "logs"} <= names or ("config.yaml" in names and names & records):
-        return True
-    return bool(names & {"sweep.json", "jobs.jsonl", "code.jsonl"}) and any(map(str.isdecimal, names))
+    is_run = "config.yaml" in names and not names.isdisjoint(RECORDS)
+    is_sweep = "sweep.json" in names and any(map(str.isdecimal, names))
+    return is_run or is_sweep or {"attempts", "checkpoints", "logs"} <= names
 
 
 def exclude_own_folders(code: CodeFiles, patterns: Sequence[str]) -> list[str]:
@@ -291,7 +281,7 @@ def exclude_own_folders(code: CodeFiles, patterns: Sequence[str]) -> list[str]:
     """
     matches = _matcher(patterns)
     scripts = [path for path in code.copied if Path(path).suffix in INTERPRETERS]
-    with_scripts = {part for path in (*scripts, code.working_directory) for part in parts(path)}
+    with_scripts = {part for path in (*scripts, code.place) for part in parts(path)}
 
     def own_part(path: str) -> str:
         return next((part for part in parts(path) if part not in with_scripts and matches(part)), "")
@@ -327,13 +317,10 @@ def is_empty(folder: Path) -> bool:
 def _matcher(patterns: Iterable[str]) -> Callable[[str], bool]:
     """Return a function that says whether the path of a file or a folder matches one of the patterns."""
     plain = [pattern.removesuffix("/") for pattern in patterns]
-    names = _regex(pattern for pattern in plain if "/" not in pattern)
-    paths = _regex(pattern.removeprefix("/") for pattern in plain if "/" in pattern)
+    of_names = [fnmatch.translate(pattern) for pattern in plain if "/" not in pattern]
+    of_paths = [fnmatch.translate(pattern.removeprefix("/")) for pattern in plain if "/" in pattern]
+    names, paths = (re.compile("|".join(texts) or r"(?!)") for texts in (of_names, of_paths))
     return lambda path: bool(names.fullmatch(path.rpartition("/")[2]) or paths.fullmatch(path))
-
-
-def _regex(patterns: Iterable[str]) -> re.Pattern[str]:
-    return re.compile("|".join(map(fnmatch.translate, patterns)) or r"(?!)")
 
 
 def parts(path: str) -> Iterable[str]:

@@ -1,25 +1,28 @@
-"""The code of a launch: taken when its first run needs it, and recorded in each of its runs."""
+"""The code of a launch: copied when its first run needs it, and recorded in each of its runs."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
-import sys
+import shutil
+import stat
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hpctrain.config.code import Code
 from hpctrain.config.identity import flat
 from hpctrain.config.program import command_of
 from hpctrain.config.root import Config, ProgramConfig, RunConfig
 from hpctrain.errors import ConfigError, RunDirectoryError
-from hpctrain.launch.code_copy import copy_code, warn_of_repair
-from hpctrain.launch.code_files import CodeFilesError
+from hpctrain.files import errors_naming, on_each_file
+from hpctrain.launch import code_files
+from hpctrain.launch.code_files import CodeFiles
 from hpctrain.phrases import listed
-from hpctrain.run.code import CodeSnapshot, current_code, make_own_copy, record_code
+from hpctrain.run.code import CodeFile, CodeSnapshot, current_code, describe_file, make_own_copy, publish, record_code
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.file_system import explain
 from hpctrain.run.import_path import checked_in, hooked_packages, python_prefixes
@@ -35,7 +38,7 @@ class LaunchCode:
     """The code of a launch, which all its runs share.
 
     Args:
-        home: the directory of the run or the sweep, into which the code is copied.
+        home: the directory of the run or the sweep, into which the code is copied unless that has recorded some.
         now: also take it for runs that have recorded code already, as `resume --code=now` does.
         required: refuse a run whose own code can't be copied; otherwise it only gets a warning.
         warn: gets lines on code that isn't copied.
@@ -74,7 +77,8 @@ class LaunchCode:
             self._require_intact(known)
             return known.description
         else:
-            code = self._copy(config, own_folders)
+            # all runs of a search have the code that was copied when it was submitted
+            code = (None if self._now else current_code(self._home)) or self._copy(config, own_folders)
         if code is not None:
             code = replace(code, run=directory)
             # in a sweep, a program that has begun runs in its own copy
@@ -87,14 +91,11 @@ class LaunchCode:
         return None if code is None else code.description
 
     def _own_copy(self, code: CodeSnapshot) -> CodeSnapshot:
-        own_copy = code.as_own_copy
-        if code != own_copy:
-            try:
-                warn_of_repair(own_copy, make_own_copy(code), self._warn)
-            except OSError as error:
-                problem = f"its own copy of the code can't be written ({explain(error)})"
-                raise RunDirectoryError(f"{code.run.path}: {problem}; make room, and resume again") from error
-        return own_copy
+        try:
+            return code if code == code.as_own_copy else make_own_copy(code, self._warn)
+        except OSError as error:
+            problem = f"its own copy of the code can't be written ({explain(error)})"
+            raise RunDirectoryError(f"{code.run.path}: {problem}; make room, and resume again") from error
 
     def _require_intact(self, known: CodeSnapshot) -> None:
         """Refuse what the launcher of the next attempt would refuse, which may wait for hours in the queue."""
@@ -141,40 +142,27 @@ class LaunchCode:
 
     def _copy_once(self, config: RunConfig, own_folders: Sequence[str] | None) -> CodeSnapshot | None:
         try:
-            mode = config.mode
-            code = copy_code(Path.cwd(), config.code, self._home, mode, own_folders=own_folders, warn=self._warn)
-        except CodeFilesError as error:
+            code = copy_code(Path.cwd(), config.code, self._home, config.mode, own_folders=own_folders, warn=self._warn)
+        except ConfigError as error:
             if self._required and needs_code(config):
-                raise ConfigError("code.snapshot", config.code.snapshot, error.problem, error.remedy) from error
-            self._warn(f"the code isn't copied, so the run imports what is there when it starts: {error}")
+                raise
+            problem = f"{error.problem}; {error.remedy}"
+            self._warn(f"the code isn't copied, so the run imports what is there when it starts: {problem}")
             return None
-        if code is not None:
-            prefixes = [Path(sys.prefix)]
-            if isinstance(config, ProgramConfig):
-                prefixes += python_prefixes(command_of(config)[0], os.environ, (code.submit_dir, code.root))
-            if hooked := hooked_packages(code, prefixes):
-                self._warn(
-                    f"{listed(hooked)}: installed editable by an import hook, so the run imports the original and not "
-                    "its copy; reinstall with `pip install -e . --config-settings editable_mode=compat`"
-                )
+        if code is None:
+            return None
+        own_paths = () if self._now else code.own_paths or ()
+        if filled := [path for path in own_paths if not code_files.is_empty(code.root / path)]:
+            remedy = "if the program reads what is in yours, set run.cwd=shared, or run.own_folders without that name"
+            self._warn(f"each run has its own {listed(filled)}, empty at first; {remedy}")
+        prefixes: Iterator[Path] = iter(())
+        if isinstance(config, ProgramConfig):
+            prefixes = python_prefixes(command_of(config)[0], os.environ, (code.submit_dir, code.root))
+        if hooked := hooked_packages(code, prefixes):
+            remedy = "reinstall with `pip install -e . --config-settings editable_mode=compat`"
+            problem = "installed editable by an import hook, so the run imports the original and not its copy"
+            self._warn(f"{listed(hooked)}: {problem}; {remedy}")
         return code
-
-
-class SweepCode(LaunchCode):
-    """The code that was copied when a sweep was submitted, also for runs that are made later.
-
-    Args:
-        home: the directory of the sweep, whose code records name the copy; without one, today's code is taken.
-    """
-
-    def assign_to(self, directory: RunDirectory, config: RunConfig) -> dict[str, Any] | None:
-        """See `LaunchCode`."""
-        code = current_code(self._home)
-        if code is None or current_code(directory) is not None:
-            return super().assign_to(directory, config)
-        code = replace(code, run=directory)
-        record_code(directory, code, time.time())
-        return code.description
 
 
 def needs_code(config: RunConfig) -> bool:
@@ -185,7 +173,7 @@ def needs_code(config: RunConfig) -> bool:
     return any(str(target).partition(".")[0] not in INSTALLED for target in targets if target is not None)
 
 
-@contextmanager
+@contextlib.contextmanager
 def importing_code_of(run_dir: str | Path | None, *, now: bool = False) -> Iterator[None]:
     """Inside the context, classes are looked up in the code with which a run continues.
 
@@ -197,14 +185,17 @@ def importing_code_of(run_dir: str | Path | None, *, now: bool = False) -> Itera
         RunDirectoryError: the run's copy is missing, or files of it are and the code can't be checked.
     """
     code = None if now or run_dir is None else current_code(RunDirectory.at(run_dir))
-    if code is not None and not code.folder.is_dir():
+    if code is None:
+        yield
+        return
+    if not code.folder.is_dir():
         raise RunDirectoryError(code.find_damage())
     try:
         with checked_in(code):
             yield
     except ConfigError as error:
         # its file may have been removed
-        if code is not None and (damage := code.find_damage()):
+        if damage := code.find_damage(contents=False):
             raise RunDirectoryError(damage) from error
         raise
 
@@ -222,23 +213,127 @@ def require_original_folder(directories: Sequence[RunDirectory], warn: Printer =
         RunDirectoryError: the original is there, or the working directory is in another folder of a clone.
     """
     here = Path.cwd().resolve()
-    seen: set[tuple[Path, str]] = set()
-    for directory in directories:
-        known = current_code(directory)
-        if known is None or (known.submit_dir, known.commit) in seen:
+    codes = [code for directory in reversed(directories) if (code := current_code(directory)) is not None]
+    # of runs of a sweep, which began in the same folder, the first one stands for all
+    for known in {(code.submit_dir, code.commit): code for code in codes}.values():
+        expected = _folder_like(known, here)
+        if expected == here:
             continue
-        seen.add((known.submit_dir, known.commit))
-        original = known.submit_dir.resolve()
-        if here == original or (known.commit and _is_clone(here, known)):
-            continue
-        if original.is_dir():
-            typed = f"`cd {shlex.quote(str(original))} && python -m hpctrain resume {directory.as_typed} --code=now`"
-            raise RunDirectoryError(f"{directory.path}: its code comes from {original}, not from {here}: type {typed}")
-        warn(f"{original}, from which the code of {directory.path} comes, is gone: today's code is that in {here}")
+        if expected.is_dir():
+            typed = f"`cd {shlex.quote(str(expected))} && python -m hpctrain resume {known.run.as_typed} --code=now`"
+            raise RunDirectoryError(f"{known.run.path}: its code comes from {expected}, not from {here}: type {typed}")
+        warn(f"{expected}, from which the code of {known.run.path} comes, is gone: today's code is that in {here}")
 
 
-def _is_clone(here: Path, known: CodeSnapshot) -> bool:
-    """Whether a folder stands for that of a run's code in another clone or work tree of its repository."""
-    prefix = ask_git(here, "rev-parse", "--show-prefix").output
-    place = b"" if known.place == "." else os.fsencode(f"{known.place}/")
-    return prefix == place + b"\n" and ask_git(here, "cat-file", "-e", f"{known.commit}^{{commit}}").output is not None
+def _folder_like(known: CodeSnapshot, here: Path) -> Path:
+    """Return the folder of a run's code, in the repository of the working directory if that has the run's commit."""
+    original = known.submit_dir.resolve()
+    if original == here or not known.commit:
+        return original
+    commit = ask_git(here, "cat-file", "-e", f"{known.commit}^{{commit}}", timeout_s=code_files.LIST_TIMEOUT_S)
+    root = None if commit.output is None else code_files.repository_of(here)
+    return original if root is None else root / known.place
+
+
+def copy_code(
+    folder: Path, settings: Code, home: RunDirectory, mode: int, *, own_folders: Sequence[str] | None, warn: Printer
+) -> CodeSnapshot | None:
+    """Copy the code of a launch into the directory of a run or a sweep, which exists; None if there isn't any code.
+
+    Args:
+        folder: the working directory.
+        settings: what to copy.
+        home: the directory.
+        mode: permissions of the run.
+        own_folders: patterns of folders of which each run has its own; None if the runs share everything. With them,
+            even a folder without files is copied.
+        warn: gets lines on what isn't copied, and on an earlier copy that was damaged.
+
+    Returns:
+        The copy, as the code of that run or sweep.
+
+    Raises:
+        ConfigError: the code can't be found or read, or there is too much.
+        RunDirectoryError: the copy can't be written.
+    """
+    files = code_files.find_code(Path(os.path.realpath(folder)), settings, home.path)
+    own = None if own_folders is None else tuple(code_files.exclude_own_folders(files, own_folders))
+    if own is None and not files.copied:
+        return None
+    code_files.require_size(files, settings.max_mb * 1e6)
+    code = CodeSnapshot(
+        run=home, digest="", folder=home.code, root=files.root, place=files.place, commit=files.commit, own_paths=own
+    )
+    with home.permissions(mode):
+        home.close_folder(home.code, mode)
+        try:
+            code = publish(code, lambda target: _copy(files, target), warn)
+            _add_folders_and_links(files, code.folder)  # to an earlier copy
+        except OSError as error:
+            remedy = "make room, choose a folder that you may write to, or copy no code with code.snapshot=none"
+            problem = f"run_dir={home.path}: the code can't be copied there ({explain(error)})"
+            raise RunDirectoryError(f"{problem}; {remedy}") from error
+    if secrets := sorted(files.secrets):
+        cause = "such names are usual for passwords and keys; the run finds the originals through links"
+        warn(f"{listed(secrets)}: not copied with the code, since {cause}. To copy one: code.include=[{secrets[0]}]")
+    return code
+
+
+def _copy(files: CodeFiles, target: Path) -> Sequence[CodeFile]:
+    """Copy all files, and link to what isn't copied; return what was copied."""
+    for folder in {files.place, *(path.rpartition("/")[0] for path in files.copied)}:
+        (target / folder).mkdir(parents=True, exist_ok=True)
+    _add_folders_and_links(files, target)
+    copied = on_each_file(lambda path: _copy_one(files, path, target / path), list(files.copied))
+    return [file for file in copied if file is not None]
+
+
+def _copy_one(files: CodeFiles, path: str, target: Path) -> CodeFile | None:
+    """Copy a file or a symbolic link; None if it vanished."""
+    try:
+        if not files.copied[path] and (files.root / path).is_symlink():
+            target.symlink_to(_link_text(files, path))
+            return describe_file(target, path)
+        source = (files.root / path).open("rb", buffering=0)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return None
+    except PermissionError as error:
+        problem = f"{path} can't be read ({error.strerror})"
+        remedy = f"correct its permissions, or leave it out with code.exclude=[{path}]"
+        raise code_files.refusal(problem, remedy) from error
+    with source, errors_naming(target):
+        mode = os.fstat(source.fileno()).st_mode
+        # users who can't read the original must not be able to read the copy
+        allowed = mode & (0o555 if mode & stat.S_IXUSR else 0o444) | stat.S_IRUSR
+        with open(target, "xb", opener=lambda name, flags: os.open(name, flags, allowed)) as copy:
+            shutil.copyfileobj(source, copy)
+    return describe_file(target, path)
+
+
+def _link_text(files: CodeFiles, path: str) -> str:
+    """Return a symbolic link's text in the copy: relative if the copy has its target, otherwise absolute."""
+    link = files.root / path
+    # os.readlink, since Path.readlink would change its text; a link to a link leads to that one in the copy, too
+    target = Path(os.path.normpath(link.parent / os.readlink(link)))  # noqa: PTH115
+    # the root may have other names
+    roots = [each for each in (target, *target.parents) if os.path.exists(each) and each.samefile(files.root)]  # noqa: PTH110 - exists() raises for a folder of another user
+    if not roots:
+        return str(target)
+    inside = target.relative_to(roots[0]).as_posix()
+    is_copied = any(part in files.copied or part in files.linked for part in code_files.parts(inside))
+    if is_copied or inside == "." or inside in files.folders or not os.path.lexists(files.root / inside):
+        return os.path.relpath(files.root / inside, link.parent)
+    return str(target)
+
+
+def _add_folders_and_links(files: CodeFiles, target: Path) -> None:
+    """Make the folders, and links to what isn't copied, unless the copy has something in their place."""
+    for path in sorted(files.folders | files.linked):
+        place = target / path
+        # not in a folder that the program moved elsewhere, and replaced by a link
+        if not os.path.lexists(place) and place.parent.resolve().is_relative_to(target.resolve()):
+            with contextlib.suppress(FileExistsError, FileNotFoundError, NotADirectoryError):
+                if path in files.linked:
+                    place.symlink_to(files.root / path)
+                else:
+                    place.mkdir()

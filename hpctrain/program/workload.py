@@ -34,7 +34,7 @@ from hpctrain.program.rank import ProgramRank, command_in_copy, program_variable
 from hpctrain.program.reports import EventPipe, Records
 from hpctrain.rank.classification import classify
 from hpctrain.rank.entry import log_to
-from hpctrain.run.code import current_code
+from hpctrain.run.code import current_code, written_files
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.file_system import explain, reserve_for_rank
 from hpctrain.run.launcher import Handover
@@ -44,7 +44,7 @@ from hpctrain.run.reason import Reason
 from hpctrain.run.start_record import address_of_rank_zero
 from hpctrain.run.temporary_folder import temporary_folder
 from hpctrain.run.times import Times
-from hpctrain.run.written_files import written_files, written_originals
+from hpctrain.run.written_files import written_originals
 
 DEADLINES = ("HPCTRAIN_DEADLINE", "SLURM_JOB_END_TIME")
 """Variables with the epoch seconds at which the job's time is over: from the supervisor, and from SLURM since 23.02."""

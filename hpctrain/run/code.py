@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,21 +18,15 @@ from typing import Any
 import xxhash
 
 from hpctrain.errors import RunDirectoryError
-from hpctrain.files import (
-    append_json_line,
-    on_each_file,
-    read_json,
-    read_json_lines,
-    temporary_name,
-    write_atomic,
-)
+from hpctrain.files import append_json_line, on_each_file, read_json, read_json_lines, temporary_name, write_atomic
 from hpctrain.phrases import listed
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.record_fields import COUNT, PATH, TEXT, TEXTS, TIME, require_fields
+from hpctrain.streams import Printer, print_warning
 
 FILE, EXECUTABLE, LINK = "100644", "100755", "120000"
 """Modes of files, as git has them."""
-BLOCK_BYTES = 1 << 20
+CACHE = "__pycache__"
 MISSING = "was removed"
 """The problem with a file of the copy that isn't there."""
 
@@ -119,54 +114,66 @@ class CodeSnapshot:
         folder = os.path.relpath(self.folder, self.run.path)
         return {"digest": self.digest, "folder": folder, "files": self.files, "bytes": self.bytes}
 
-    def damaged_files(self) -> Sequence[tuple[str, str]]:
-        """Compare the files with the list; return the paths of those that differ, each with its problem.
+    def damaged_files(self, files: Sequence[CodeFile], *, contents: bool = True) -> Sequence[tuple[str, str]]:
+        """Compare the files with a list; return the paths of those that differ, each with its problem.
 
-        Raises:
-            OSError: the file system is unavailable, or the list is missing.
-            RunDirectoryError: the list isn't one.
-        """
-        return [damage for damage in on_each_file(self._describe_damage, read_files(self.list)) if damage]
-
-    def find_damage(self) -> str:
-        """Compare the files with the list; return a line on those that are missing or on a changed one, or nothing.
+        Args:
+            files: as they should be.
+            contents: also read the files.
 
         Raises:
             OSError: the file system is unavailable.
         """
+        return list(filter(None, on_each_file(lambda file: self._describe_damage(file, contents), files)))
+
+    def find_damage(self, *, contents: bool = True) -> str:
+        """Compare the files with the list; return a line on those that are missing or on a changed one, or nothing.
+
+        Args:
+            contents: also read the files.
+
+        Raises:
+            OSError: the file system is unavailable.
+        """
+        problem = self._describe(contents=contents)
+        today = f"take today's code with `python -m hpctrain resume {self.run.as_typed} --code=now`"
+        return f"{problem}, or {today}" if problem else ""
+
+    def _describe(self, *, contents: bool) -> str:
         if not self.folder.is_dir():
             restore = "restore it"
             if self.folder.parent != self.run.code:
                 restore = f"if the run was moved out of its sweep, copy the sweep's folder code into {self.run.path}"
-            return f"{self.folder}, the code of this run, is missing: {restore}, or {self._remedy}"
+            return f"{self.folder}, the code of this run, is missing: {restore}"
         try:
             files = read_files(self.list)
         except (FileNotFoundError, RunDirectoryError) as error:
-            return f"{self.list}, the list of the run's code, can't be read ({error}): restore it, or {self._remedy}"
+            return f"{self.list}, the list of the run's code, can't be read ({error}): restore it"
         if digest_of(files) != self.digest:
-            which = f"{self.list}, the list of the run's code, was changed"
-            return f"{which} since the code was taken: restore it, or {self._remedy}"
-        damage = self.damaged_files()
-        missing = [path for path, problem in damage if problem == MISSING]
+            return f"{self.list}, the list of the run's code, was changed since the code was taken: restore it"
+        damage = self.damaged_files(files, contents=contents)
+        missing = [(path, problem) for path, problem in damage if problem == MISSING]
         if len(missing) > 1:
-            which = f"{len(missing)} of {len(files)} files were removed since the code was taken ({listed(missing)})"
-            return f"{self.folder}: {which}: restore them, or {self._remedy}"
-        for path, problem in [(path, MISSING) for path in missing] or damage:
-            return f"{self.folder / path} {problem} since the code was taken: restore it, or {self._remedy}"
+            which = f"{len(missing)} of {len(files)} files were removed since the code was taken"
+            return f"{self.folder}: {which} ({listed([path for path, _ in missing])}): restore them"
+        for path, problem in missing or damage:
+            return f"{self.folder / path} {problem} since the code was taken: restore it"
         return ""
 
-    @property
-    def _remedy(self) -> str:
-        return f"take today's code with `python -m hpctrain resume {self.run.as_typed} --code=now`"
-
-    def _describe_damage(self, file: CodeFile) -> tuple[str, str] | None:
+    def _describe_damage(self, file: CodeFile, contents: bool) -> tuple[str, str] | None:
+        path = self.folder / file.path
         try:
-            found = describe_file(self.folder / file.path, file.path)
+            is_intact = describe_file(path, file.path) == file if contents else bool(path.lstat())
         except (FileNotFoundError, NotADirectoryError):
             return file.path, MISSING
         except PermissionError:
             return file.path, "was closed to this user"
-        return None if found == file else (file.path, "was changed")
+        return None if is_intact else (file.path, "was changed")
+
+    def leads_to_original(self, path: Path) -> bool:
+        """Whether a file of the copy is a link to what wasn't copied: the next copy has one of its own."""
+        target = path.readlink() if path.is_symlink() else Path()
+        return target.is_absolute() and target.is_relative_to(self.root)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,13 +215,9 @@ def describe_file(path: Path, name: str) -> CodeFile:
         return CodeFile(name, LINK, len(text), xxhash.xxh3_128_hexdigest(text))
     if not stat.S_ISREG(state.st_mode):
         return CodeFile(name, f"{stat.S_IFMT(state.st_mode):o}", 0, "")
-    size, digest = 0, xxhash.xxh3_128()
     with path.open("rb", buffering=0) as file:
-        while block := file.read(BLOCK_BYTES):
-            size += len(block)
-            digest.update(block)
-    mode = EXECUTABLE if state.st_mode & stat.S_IXUSR else FILE
-    return CodeFile(name, mode, size, digest.hexdigest())
+        digest, size = hashlib.file_digest(file, xxhash.xxh3_128), file.tell()
+    return CodeFile(name, EXECUTABLE if state.st_mode & stat.S_IXUSR else FILE, size, digest.hexdigest())
 
 
 def digest_of(files: Sequence[CodeFile]) -> str:
@@ -242,11 +245,9 @@ def read_files(path: Path) -> Sequence[CodeFile]:
     records = read_json(path).get("files")
     if not isinstance(records, list):
         raise RunDirectoryError(f"{path}: expected a list of files")
-    found = []
     for record in records:
         require_fields(path, record if isinstance(record, dict) else {}, _FILE, required=tuple(_FILE))
-        found.append(CodeFile(**{name: record[name] for name in _FILE}))
-    return found
+    return [CodeFile(**{name: record[name] for name in _FILE}) for record in records]
 
 
 def record_code(directory: RunDirectory, code: CodeSnapshot | None, when: float) -> None:
@@ -259,12 +260,8 @@ def record_code(directory: RunDirectory, code: CodeSnapshot | None, when: float)
     """
     record: dict[str, Any] = {"digest": None}
     if code is not None:
-        record = {
-            **replace(code, run=directory).description,
-            "root": str(code.root),
-            "working_directory": code.place,
-            "commit": code.commit or None,
-        }
+        record = replace(code, run=directory).description
+        record |= {"root": str(code.root), "working_directory": code.place, "commit": code.commit or None}
         if code.own_paths is not None:
             record["own_paths"] = list(code.own_paths)
     with directory.permissions():
@@ -323,87 +320,125 @@ def code_for_attempt(directory: RunDirectory) -> CheckedCode:
         RunDirectoryError: a field of a record can't be.
     """
     code = current_code(directory)
-    if code is None or (damage := code.find_damage()):
-        return CheckedCode(code, "" if code is None else damage)
-    if code.own_paths is not None and code != code.as_own_copy:
-        make_own_copy(code)
-        code = code.as_own_copy
-    return CheckedCode(code)
+    damage = "" if code is None else code.find_damage()
+    if code is not None and not damage and code.own_paths is not None and code != code.as_own_copy:
+        code = make_own_copy(code)
+    return CheckedCode(code, damage)
 
 
-def make_own_copy(code: CodeSnapshot) -> list[str]:
-    """Make the copy in which a program of a sweep runs, complete or not at all; repair one that was made before.
+def make_own_copy(code: CodeSnapshot, warn: Printer = print_warning) -> CodeSnapshot:
+    """Make the copy in which a program of a sweep runs, or repair one that was made before.
 
     It consists of hard links to the copy that the sweep's runs share: they take no space and no inodes. Its `__file__`
     is in the run directory, so a program that writes beside its source files writes into its own run.
 
     Args:
         code: the copy that the runs of the sweep share.
-
-    Returns:
-        Damaged files of an earlier own copy that were replaced.
+        warn: gets a line on files of an earlier own copy that were damaged.
 
     Raises:
         OSError: it can't be written.
         RunDirectoryError: the list of the copy isn't one.
     """
-    own_copy = code.as_own_copy
     with code.run.permissions():
         code.run.close_folder(code.run.code, 0o777)
-        write_files(own_copy.list, read_files(code.list))
-        temporary = temporary_name(code.run.code / "copy")
+        return publish(code, lambda folder: _link_all(code, folder), warn)
+
+
+def _link_all(code: CodeSnapshot, target: Path) -> Sequence[CodeFile]:
+    """Make the folders of a copy in another one, with hard links to its files; return its list.
+
+    Runs that began with `run.cwd=shared` may have written into the copy, which may also link to folders that are the
+    run's own here.
+    """
+    own_paths = [path for path in code.own_paths or () if (code.folder / path).is_symlink()]
+    left_out = {code.folder / path for path in (*written_files(code), *own_paths)}
+    files = []
+    for above, folders, names in os.walk(code.folder):
+        place = target / Path(above).relative_to(code.folder)
+        place.mkdir(exist_ok=True)
+        names += [name for name in folders if Path(above, name).is_symlink()]
+        folders[:] = [name for name in folders if Path(above, name) not in left_out]
+        files += [(Path(above, name), place / name) for name in names if Path(above, name) not in left_out]
+    on_each_file(lambda pair: _link(*pair), files)
+    for path in code.own_paths or ():
+        if (code.folder / path).is_dir():
+            (target / path).mkdir(parents=True, exist_ok=True)
+    return read_files(code.list)
+
+
+def written_files(code: CodeSnapshot) -> list[str]:
+    """Return files and folders of a copy that aren't in its list, relative to it; of a new folder no contents.
+
+    Raises:
+        OSError: the copy or its list can't be read.
+        RunDirectoryError: the list isn't one.
+    """
+    files = {Path(file.path) for file in read_files(code.list)}
+    folders = {above for path in (*files, Path(code.place, "file")) for above in path.parents}
+
+    def written_below(folder: Path) -> Iterator[Path]:
+        with os.scandir(code.folder / folder) as entries:
+            for entry in entries:
+                path = folder / entry.name
+                if path in files or entry.name == CACHE or path.suffix == ".pyc":
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    # a new folder may have been made for links to the original
+                    inside = written_below(path)
+                    yield from inside if path in folders else ([path] if any(inside) else [])
+                elif not code.leads_to_original(Path(entry.path)):
+                    yield path
+
+    return sorted(path.as_posix() for path in written_below(Path()))
+
+
+def publish(code: CodeSnapshot, fill: Callable[[Path], Sequence[CodeFile]], warn: Printer) -> CodeSnapshot:
+    """Make a copy under a temporary name and rename it, or repair the one of equal files that is there.
+
+    Args:
+        code: the copy; its digest, folder and counts are those of the files. The run's folder of copies exists.
+        fill: makes the files in a folder, and returns their list.
+        warn: gets a line on files that were damaged.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    temporary = temporary_name(code.run.code / "copy")
+    temporary.mkdir()
+    try:
+        files = fill(temporary)
+        code = replace(code, digest=digest_of(files), files=len(files), bytes=sum(file.size for file in files))
+        code = code.as_own_copy
+        write_files(code.list, files)
         try:
-            _link_all(code.folder, temporary)
-            for path in code.own_paths or ():
-                place = temporary / path
-                if place.is_symlink():  # from runs that share the original
-                    is_folder = place.is_dir()
-                    place.unlink()
-                    if is_folder:
-                        place.mkdir()
-            temporary.rename(own_copy.folder)
+            temporary.rename(code.folder)
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
-            return repair(own_copy, code.folder)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-    return []
+            if damaged := _repair(code, files, temporary):
+                remedy = "today's files take their place, and what was there is named NAME.damaged-..."
+                warn(f"{code.folder} was changed since it was taken ({listed(damaged)}): {remedy}")
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)  # nothing of it is left after the renaming
+    return code
 
 
-def _link_all(source: Path, target: Path) -> None:
-    """Make the folders of a copy in another place, with hard links to its files."""
-    files = []
-    for above, folders, names in os.walk(source, onerror=_raise):
-        place = target / Path(above).relative_to(source)
-        place.mkdir()
-        names += [name for name in folders if Path(above, name).is_symlink()]
-        files += [(Path(above, name), place / name) for name in names]
-    on_each_file(lambda pair: _link(*pair), files)
-
-
-def _raise(error: OSError) -> None:
-    raise error
-
-
-def repair(code: CodeSnapshot, source: Path) -> list[str]:
-    """Replace the damaged files of a copy, and return their paths; what is there stays, as `NAME.damaged-XXXXXXXX`.
-
-    Args:
-        code: the copy, which a program may have written into, with its list.
-        source: a folder with the same files.
-
-    Raises:
-        OSError: a file can't be replaced.
-        RunDirectoryError: the list isn't one.
-    """
-    damaged = [path for path, _ in code.damaged_files()]
-    for path in damaged:
-        place = code.folder / path
-        if os.path.lexists(place):
-            place.rename(place.with_name(f"{place.name}.damaged-{secrets.token_hex(4)}"))
-        place.parent.mkdir(parents=True, exist_ok=True)
-        _link(source / path, place)
+def _repair(code: CodeSnapshot, files: Sequence[CodeFile], source: Path) -> list[str]:
+    """Replace the damaged files of a copy, and return their paths; what is there stays, as `NAME.damaged-XXXXXXXX`."""
+    damaged: list[str] = []
+    # where a link was in the place of a folder, more files are missing afterwards
+    while paths := [path for path, _ in code.damaged_files(files) if path not in damaged]:
+        for path in paths:
+            place = code.folder / path
+            above = [code.folder / folder for folder in [*reversed(Path(path).parents)][1:]]
+            # not behind a link that a program put in the place of a folder: it leads out of the run
+            wrong = next((each for each in above if each.is_symlink() or each.is_file()), place)
+            if os.path.lexists(wrong):
+                wrong.rename(wrong.with_name(f"{wrong.name}.damaged-{secrets.token_hex(4)}"))
+            place.parent.mkdir(parents=True, exist_ok=True)
+            _link(source / path, place)
+        damaged += paths
     return damaged
 
 

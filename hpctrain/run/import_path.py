@@ -76,44 +76,40 @@ def imported_from(code: CodeSnapshot | None) -> Iterator[None]:
     Args:
         code: of the run; None if it imports from the working directory.
     """
-    for folder in [folder for folder in _imported if code is None or folder != code.folder]:
-        _forget_modules(folder)
-    before = list(sys.path)
-    places = with_working_directory()
-    variables = dict(os.environ)
+    _forget_modules(_imported - {None if code is None else code.folder})
+    places, variables = with_working_directory(), dict(os.environ)
     if code is not None:
         _imported.add(code.folder)
         places = search_path(code, places, os.environ)
         variables["PYTHONPATH"] = python_path(code, os.environ)
+    with _search_path_replaced(places), environ_replaced(variables):
+        yield
+
+
+@contextlib.contextmanager
+def _search_path_replaced(places: Sequence[str]) -> Iterator[None]:
+    before = list(sys.path)
     sys.path[:] = places
     try:
-        with environ_replaced(variables):
-            yield
+        yield
     finally:
         sys.path[:] = before
 
 
 @contextlib.contextmanager
-def checked_in(code: CodeSnapshot | None) -> Iterator[None]:
-    """Inside the context, classes are looked up in a run's code, without importing them; None changes nothing."""
-    if code is None:
+def checked_in(code: CodeSnapshot) -> Iterator[None]:
+    """Inside the context, classes are looked up in a run's code, without importing them."""
+    places = search_path(code, with_working_directory(), os.environ)
+    with _search_path_replaced(places), working_directory_replaced(code.working_directory, code.root):
         yield
-        return
-    before = list(sys.path)
-    sys.path[:] = search_path(code, with_working_directory(), os.environ)
-    try:
-        with working_directory_replaced(code.working_directory, code.root):
-            yield
-    finally:
-        sys.path[:] = before
 
 
-def _forget_modules(folder: Path) -> None:
-    """Forget modules of another copy: a run that follows in this process has its own version of them."""
-    _imported.discard(folder)
+def _forget_modules(folders: set[Path]) -> None:
+    """Forget modules of other copies: a run that follows in this process has its own version of them."""
+    _imported.difference_update(folders)
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if isinstance(file, str) and Path(file).is_relative_to(folder):
+        if isinstance(file, str) and any(map(Path(file).is_relative_to, folders)):
             del sys.modules[name]
 
 
@@ -124,15 +120,15 @@ def hooked_packages(code: CodeSnapshot, prefixes: Iterable[Path]) -> list[str]:
 
     Args:
         code: of the run.
-        prefixes: of environments; see `python_prefixes`.
+        prefixes: of environments beside that of this process; see `python_prefixes`.
     """
     packages: dict[str, str] = {}
-    for file in _installed_files("__editable___*_finder.py", prefixes):
-        try:
-            mapping = MAPPING.search(file.read_text(errors="replace"))
-            packages |= ast.literal_eval(mapping[1]) if mapping else {}
-        except (OSError, ValueError, SyntaxError, TypeError):
-            continue  # not setuptools', or of a version that writes it differently
+    hooks = "__editable___*_finder.py"
+    for file in (*(file for place in sys.path for file in Path(place).glob(hooks)), *_installed_files(hooks, prefixes)):
+        # not setuptools', or of a version that writes it differently
+        with contextlib.suppress(OSError, ValueError, SyntaxError, TypeError):
+            for mapping in MAPPING.findall(file.read_text(errors="replace")):
+                packages |= ast.literal_eval(mapping)
     places = search_path(code, with_working_directory(), os.environ)
     return sorted(
         name

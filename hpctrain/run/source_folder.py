@@ -32,24 +32,11 @@ SECRET_FILES = (
 )
 """Patterns of names, as in `fnmatch`, in lower case."""
 SECRET_PATHS = (
-    ".docker/config.json",
-    "containers/auth.json",
-    "huggingface/token",
-    "huggingface/stored_tokens",
-    "gh/hosts.yml",
+    *(".docker/config.json", "containers/auth.json", "huggingface/token", "huggingface/stored_tokens", "gh/hosts.yml"),
 )
 """Ends of paths."""
 SECRET_FOLDERS = (
-    ".aws",
-    ".azure",
-    ".gcloud",
-    ".config/gcloud",
-    ".gnupg",
-    ".huggingface",
-    ".kaggle",
-    ".kube",
-    ".oci",
-    ".secrets",
+    *(".aws", ".azure", ".gcloud", ".config/gcloud", ".gnupg", ".huggingface", ".kaggle", ".kube", ".oci", ".secrets"),
     ".ssh",
 )
 """Folders of which every file counts."""

@@ -2,42 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from hpctrain.run.code import CodeSnapshot, read_files
+from hpctrain.run.code import CACHE, CodeSnapshot, written_files
 
-CACHE = "__pycache__"
 MAX_ENTRIES = 1000
 """Entries of a linked folder whose modification times are read."""
-
-
-def written_files(code: CodeSnapshot) -> list[str]:
-    """Return files and folders of a copy that aren't in its list, relative to it; of a new folder no contents.
-
-    Raises:
-        OSError: the copy or its list can't be read.
-        RunDirectoryError: the list isn't one.
-    """
-    files = {Path(file.path) for file in read_files(code.list)}
-    folders = {above for path in (*files, Path(code.place, "file")) for above in path.parents}
-
-    def written_below(folder: Path) -> Iterator[Path]:
-        with os.scandir(code.folder / folder) as entries:
-            for entry in entries:
-                path = folder / entry.name
-                if path in files or entry.name == CACHE or path.suffix == ".pyc":
-                    continue
-                if entry.is_dir(follow_symlinks=False):
-                    # a new folder may have been made for links to the original
-                    inside = written_below(path)
-                    yield from inside if path in folders else ([path] if any(inside) else [])
-                elif not _leads_to_original(code, Path(entry.path)):
-                    yield path
-
-    return sorted(path.as_posix() for path in written_below(Path()))
 
 
 def written_originals(code: CodeSnapshot, since: float) -> list[str]:
@@ -55,26 +29,18 @@ def written_originals(code: CodeSnapshot, since: float) -> list[str]:
     outputs = {code.folder / path for path in written_files(code)}
     links: list[Path] = []
     for above, folders, files in os.walk(code.folder):
-        links += [path for name in (*folders, *files) if _leads_to_original(code, path := Path(above, name))]
+        links += [path for name in (*folders, *files) if code.leads_to_original(path := Path(above, name))]
         folders[:] = [name for name in folders if Path(above, name) not in outputs]
     return sorted(link.relative_to(code.folder).as_posix() for link in links if _newest_time(link) > since)
 
 
 def _newest_time(path: Path) -> float:
-    try:
-        time = path.stat().st_mtime
-        if not path.is_dir():
-            return time
+    times = [0.0]
+    with contextlib.suppress(OSError):  # not a folder, or removed meanwhile
+        times.append(path.stat().st_mtime)
         with os.scandir(path) as entries:
-            return max(time, *(entry.stat().st_mtime for entry in islice(entries, MAX_ENTRIES)), 0.0)
-    except OSError:
-        return 0.0
-
-
-def _leads_to_original(code: CodeSnapshot, path: Path) -> bool:
-    """Whether a file of the copy is a link to what wasn't copied: the next copy has one of its own."""
-    target = path.readlink() if path.is_symlink() else Path()
-    return target.is_absolute() and target.is_relative_to(code.root)
+            times += [entry.stat().st_mtime for entry in islice(entries, MAX_ENTRIES)]
+    return max(times)
 
 
 def carry_over(old: CodeSnapshot, new: CodeSnapshot) -> list[str]:
@@ -93,7 +59,7 @@ def _carry(old: CodeSnapshot, new: CodeSnapshot, path: str) -> Iterator[str]:
         return
     if source.is_dir() and place.is_dir() and not (source.is_symlink() or place.is_symlink()):
         for inside in sorted(source.iterdir()):
-            if inside.name != CACHE and not _leads_to_original(old, inside):
+            if inside.name != CACHE and not old.leads_to_original(inside):
                 yield from _carry(old, new, f"{path}/{inside.name}")
         return
     above = next(each for each in place.parents if os.path.lexists(each))

@@ -17,7 +17,7 @@ from hpctrain.config.root import ProgramConfig, RunConfig
 from hpctrain.errors import ERROR_PREFIX, ConfigError, ExitCode
 from hpctrain.launch.after import require_others, start_options
 from hpctrain.launch.existing_run import nothing_left
-from hpctrain.launch.launch_code import LaunchCode, SweepCode, importing_code_of
+from hpctrain.launch.launch_code import LaunchCode, importing_code_of
 from hpctrain.launch.launcher import launch_here, print_plan
 from hpctrain.launch.prepare import RunPlan, default_path, plan, prepare, refuse_other_files, undone_on_error
 from hpctrain.launch.sbatch import (
@@ -78,7 +78,7 @@ class Sweep:
         """Take the code once, though a sweeper may launch many batches."""
         asks = self.record is not None and is_search(self.record)
         # runs of a search are compared with each other, so they have the same code
-        code = SweepCode(self.home) if asks else LaunchCode(self.home, now=self.code_now)
+        code = LaunchCode(self.home, now=self.code_now and not asks)
         object.__setattr__(self, "code", code)
 
     def launch(self, runs: Sequence[SweepRun]) -> list[int]:

@@ -15,7 +15,7 @@ from hpctrain.config.checkpoint import EVAL_PREFIX
 from hpctrain.config.compose import Composer
 from hpctrain.errors import ERROR_PREFIX, ConfigError, ExitCode, RunDirectoryError
 from hpctrain.launch.existing_run import changed_config
-from hpctrain.launch.launch_code import SweepCode
+from hpctrain.launch.launch_code import LaunchCode
 from hpctrain.launch.launcher import launch_here
 from hpctrain.launch.prepare import RunPlan, prepare
 from hpctrain.retry import retry
@@ -179,7 +179,7 @@ def plan_assigned(home: RunDirectory, record: SweepRecord, assignment: Assignmen
             run.varied,
             manifest(record.command, Path(record.folder)),
             report=lambda _line: None,
-            code=SweepCode(home),
+            code=LaunchCode(home),
         )
     # no line on the changed key: all that changes is the step of the pause, which the search decides
     pause = assignment.pause_at_step
@@ -195,7 +195,7 @@ def drawn_run(home: RunDirectory, record: SweepRecord, assignment: Assignment) -
         RunDirectoryError: files of the copied code are missing.
     """
     code = current_code(home)
-    if code is not None and (damage := code.find_damage()):
+    if code is not None and (damage := code.find_damage(contents=False)):
         raise RunDirectoryError(damage)
     folder = Path(record.folder) if code is None else code.working_directory
     composer = Composer(_in_copy(code, record.config_dir), folder)

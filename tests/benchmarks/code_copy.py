@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from hpctrain.config.code import Code
-from hpctrain.launch.code_copy import copy_code
+from hpctrain.launch.launch_code import copy_code
 from hpctrain.run.directory import RunDirectory
 
 MODE = 0o750
@@ -49,7 +49,7 @@ def main() -> None:
             run = RunDirectory.at(folder / f"run_{number}")
             run.create(MODE)
             begin = time.perf_counter()
-            copy = copy_code(folder / "repository", Code(), run, MODE)
+            copy = copy_code(folder / "repository", Code(), run, MODE, own_folders=None, warn=print)
             copied = time.perf_counter()
             assert copy is not None
             assert copy.files == options.files

@@ -16,10 +16,10 @@ import pytest
 import hpctrain
 from hpctrain.config.code import Code
 from hpctrain.config.run import ProgramRun
-from hpctrain.errors import RunDirectoryError
-from hpctrain.launch import code_copy, code_files
-from hpctrain.launch.code_copy import copy_code
-from hpctrain.launch.code_files import CodeFilesError, find_code, is_home
+from hpctrain.errors import ConfigError, RunDirectoryError
+from hpctrain.launch import code_files
+from hpctrain.launch.code_files import find_code, is_home
+from hpctrain.launch.launch_code import copy_code
 from hpctrain.run.directory import RunDirectory
 
 IDENTITY = ("-c", "user.name=me", "-c", "user.email=me@example.org", "-c", "protocol.file.allow=always")
@@ -74,8 +74,8 @@ def repository(prepared, tmp_path):
     return Path(shutil.copytree(prepared, tmp_path / "repository"))
 
 
-def take(folder, home, warn=lambda _: None, **settings):
-    return copy_code(folder, Code(**settings), home, 0o750, warn=warn)
+def take(folder, home, warn=lambda _: None, own_folders=None, **settings):
+    return copy_code(folder, Code(**settings), home, 0o750, own_folders=own_folders, warn=warn)
 
 
 BASE = {".gitignore": "data/\n*.log\nruns/\n__pycache__/\n", "pkg/net.py": "width = 8\n", "train.py": "lr = 1\n"}
@@ -125,7 +125,7 @@ def test_each_run_has_its_own_output_folders(repository, home, tmp_path, in_git)
         shutil.rmtree(repository / ".git")
     own = ["checkpoints", "outputs", "pkg/logs", "results", "wandb"]
     own = sorted([*own, "logs", "scratch"] if in_git else own)
-    taken = copy_code(repository, Code(), home, 0o750, own_folders=ProgramRun().own_folders)
+    taken = take(repository, home, own_folders=ProgramRun().own_folders)
     assert list(taken.own_paths) == own
     assert all((taken.folder / name).is_dir() and not (taken.folder / name).is_symlink() for name in own)
     copied = {"train.py", "pkg/net.py", ".gitignore", "runs/plot.py", "runs/plot.yaml"}
@@ -138,7 +138,7 @@ def test_each_run_has_its_own_output_folders(repository, home, tmp_path, in_git)
 def test_own_folders_are_configurable(repository, home):
     write(repository, {"data/a": "a", "outputs/b": "b", "weights/c": "c", "last.pt": "d"})
     (repository / ".gitignore").write_text("data/\noutputs/\nweights/\n*.pt\n")
-    taken = copy_code(repository, Code(), home, 0o750, own_folders=["weights/", "*.pt"])
+    taken = take(repository, home, own_folders=["weights/", "*.pt"])
     assert taken.own_paths == ("last.pt", "weights")
     links = {name for name, text in files_in(taken.folder).items() if text.startswith("->")}
     assert links == {"data", "outputs"}
@@ -180,6 +180,16 @@ def test_runs_and_sweeps_are_not_copied_but_what_lies_beside_them_is(repository,
         assert found == {name: BASE[name] for name in ("pkg/net.py", "train.py")} | MINE
 
 
+@pytest.mark.parametrize("in_git", [True, False], ids=["git", "folder"])
+def test_copies_of_any_sweep_are_not_copied_and_folders_that_only_have_its_names_are(repository, home, in_git):
+    copies = [f"waiting/code/{DIGEST}/train.py", f"old/code/{DIGEST}.json", "killed/code/.tmp-copy-01234567/train.py"]
+    mine = {"log/code.jsonl": "a", "log/jobs.jsonl": "b", "log/1/net.py": "c", "pkg/code/net.py": "d"}
+    write(repository, dict.fromkeys(copies, "old") | mine)
+    if not in_git:
+        shutil.rmtree(repository / ".git")
+    assert files_in(take(repository, home).folder) == BASE | mine
+
+
 def test_a_run_that_is_being_made_is_not_copied(repository, home):
     (repository / ".gitignore").unlink()
     RunDirectory.at(repository / "runs" / "digits" / "1").create(0o750)
@@ -188,7 +198,7 @@ def test_a_run_that_is_being_made_is_not_copied(repository, home):
 
 
 def test_a_run_in_the_folder_of_the_code_itself_is_refused(repository):
-    with pytest.raises(CodeFilesError, match=r"^run_dir=.* is the folder of the code itself; choose a folder in it"):
+    with pytest.raises(ConfigError, match=r": run_dir=.* is the folder of the code itself; choose a folder in it"):
         take(repository / "pkg", RunDirectory.at(repository))
 
 
@@ -208,6 +218,9 @@ def test_a_folder_of_secrets_is_linked_and_one_that_is_named_like_a_file_of_secr
     copy = take(repository, home, pytest.fail, include=["secrets.*", ".aws"])
     assert files_in(copy.folder)["secrets.yaml"] == "y"
     assert files_in(copy.folder)[".aws/credentials"] == "key"
+    shutil.rmtree(repository / ".git")
+    take(repository, home, warnings.append)
+    assert warnings[-1].startswith(".aws, secrets.yaml: not copied with the code")
 
 
 def test_secrets_are_linked(repository, home):
@@ -306,9 +319,11 @@ def test_links_stay_inside_if_they_can(repository, home, tmp_path):
     (repository / "scratch").symlink_to(tmp_path / "elsewhere")
     (repository / "pkg" / "up").symlink_to("../../elsewhere")
     (repository / "nowhere").symlink_to("gone")
+    (repository / "latest").symlink_to("scratch")
     found = files_in(take(repository, home).folder)
     outside = f"-> {tmp_path / 'elsewhere'}"
     links = {"pkg/same.py": "-> ../train.py", "whole.py": "-> pkg/net.py", "folder": "-> pkg", "nowhere": "-> gone"}
+    links["latest"] = "-> scratch"
     assert found == BASE | links | {"scratch": outside, "pkg/up": outside}
 
 
@@ -397,9 +412,8 @@ def test_launches_at_once_make_one_copy(repository, home):
 
     def act(_):
         barrier.wait()
-        return code_copy._publish(find_code(repository, Code(), home.path), home, None)[0].folder
+        return take(repository, home).folder
 
-    home.code.mkdir()
     with ThreadPoolExecutor(4) as pool:
         assert len(set(pool.map(act, range(4)))) == 1
     assert len(list(home.code.iterdir())) == 2
@@ -438,11 +452,12 @@ def test_names_that_are_not_utf8(repository, home):
 
 def test_too_large(repository, home):
     (repository / "weights.bin").write_bytes(bytes(2_000_000))
-    with pytest.raises(CodeFilesError) as caught:
+    with pytest.raises(ConfigError) as caught:
         take(repository, home, max_mb=1)
     assert str(caught.value) == (
-        f"the code in {repository} has more than code.max_mb=1 MB, weights.bin alone 2 MB; leave it out with "
-        "code.exclude=[weights.bin] or a line in .gitignore, raise code.max_mb, or copy no code with code.snapshot=none"
+        f"code.snapshot=auto: the code in {repository} has more than code.max_mb=1 MB, weights.bin alone 2 MB; "
+        "leave it out with code.exclude=[weights.bin] or a line in .gitignore, raise code.max_mb, or copy no code with "
+        "code.snapshot=none"
     )
     assert not home.code.exists()
     assert "weights.bin" in files_in(take(repository, home, max_mb=3).folder) | {}
@@ -454,8 +469,22 @@ def test_too_many_files(repository, home, monkeypatch, in_git):
     write(repository, {f"images/{n}.png": "x" for n in range(9)})
     if not in_git:
         shutil.rmtree(repository / ".git")
-    with pytest.raises(CodeFilesError, match=r"more than 5 files, images alone .*exclude=\[images\]"):
+    with pytest.raises(ConfigError, match=r"more than 5 files, images alone .*exclude=\[images\]"):
         take(repository, home)
+
+
+def test_too_many_folders_outside_of_git(folder, home, monkeypatch):
+    monkeypatch.setattr(code_files, "MAX_FILES", 5)
+    for number in range(6):
+        (folder / "deep" / str(number)).mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"more than 5 files, deep alone 3; leave it out with code\.exclude=\[deep\]"):
+        take(folder, home)
+
+
+def test_an_ignored_working_directory_in_a_repository_of_too_many_files(repository, home, monkeypatch):
+    monkeypatch.setattr(code_files, "MAX_FILES", 2)
+    write(repository, {"data/mine/task.py": "x = 1\n"})
+    assert files_in(take(repository / "data" / "mine", home).folder) == {"task.py": "x = 1\n"}
 
 
 @pytest.mark.nightly
@@ -476,7 +505,7 @@ def test_a_file_that_cannot_be_read(repository, home):
     assert files_in(take(repository, home).folder) == BASE
     if os.geteuid():
         (repository / "train.py").chmod(0)
-        with pytest.raises(CodeFilesError, match=r"train\.py can't be read .*exclude=\[train\.py\]"):
+        with pytest.raises(ConfigError, match=r"train\.py can't be read .*exclude=\[train\.py\]"):
             take(repository, home)
 
 
@@ -486,7 +515,7 @@ def test_files_that_vanish_or_change_kind_meanwhile(repository, home, monkeypatc
     (repository / "pkg").write_text("a file now")
     (repository / "train.py").unlink()
     (repository / "train.py").mkdir()
-    monkeypatch.setattr(code_copy, "find_code", lambda *_: found)
+    monkeypatch.setattr(code_files, "find_code", lambda *_: found)
     assert files_in(take(repository, home).folder) == {".gitignore": BASE[".gitignore"]}
 
 
@@ -518,7 +547,7 @@ def test_nothing_that_the_repository_configures_is_executed(repository, home, tm
 def test_a_repository_of_another_user(repository, home):
     for path in [repository, *repository.rglob("*")]:
         os.chown(path, 12345, 12345, follow_symlinks=False)
-    with pytest.raises(CodeFilesError, match=rf"another user: trust it with `git config .*directory {repository}`"):
+    with pytest.raises(ConfigError, match=rf"another user: trust it with `git config .*directory {repository}`"):
         take(repository / "pkg", home)
 
 
@@ -542,21 +571,21 @@ def broken_git(tmp_path, monkeypatch):
 )
 def test_a_repository_that_git_cannot_read_is_refused(repository, home, broken_git, ends, problem):
     broken_git(ends)
-    with pytest.raises(CodeFilesError) as caught:
+    with pytest.raises(ConfigError) as caught:
         take(repository / "pkg", home)
     remedy = "correct that, or copy no code with code.snapshot=none"
-    assert str(caught.value) == f"git can't read the repository {repository} ({problem}); {remedy}"
+    assert str(caught.value) == f"code.snapshot=auto: git can't read the repository {repository} ({problem}); {remedy}"
 
 
 def test_a_repository_without_the_program_git_is_refused(repository, home, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(CodeFilesError, match=r"git can't be executed: .*No such file.*; correct that"):
+    with pytest.raises(ConfigError, match=r"git can't be executed: .*No such file.*; correct that"):
         take(repository, home)
 
 
 def test_a_repository_of_a_newer_git_is_refused(repository, home):
     git(repository, "config", "core.repositoryformatversion", "99")
-    with pytest.raises(CodeFilesError, match=r"git can't read the repository .*version.*99"):
+    with pytest.raises(ConfigError, match=r"git can't read the repository .*version.*99"):
         take(repository, home)
 
 
@@ -571,14 +600,14 @@ def test_a_folder_does_not_need_git(folder, home, broken_git):
 
 @pytest.mark.parametrize("inside", [".git", ".git/refs"])
 def test_files_of_git_itself_are_no_code(repository, home, inside):
-    with pytest.raises(CodeFilesError, match=r"git can't read .*must be run in a work tree"):
+    with pytest.raises(ConfigError, match=r"git can't read .*must be run in a work tree"):
         take(repository / inside, home)
 
 
 def test_a_broken_submodule_says_how_to_repair_it(repository, prepared, home):
     git(repository, "submodule", "add", "-q", str(prepared), "party")
     shutil.rmtree(repository / ".git" / "modules")
-    with pytest.raises(CodeFilesError, match=r"party \(.*\); repair it with `git submodule update --init party`"):
+    with pytest.raises(ConfigError, match=r"party \(.*\); repair it with `git submodule update --init party`"):
         take(repository, home)
     assert "party" in files_in(take(repository, home, exclude=["party"]).folder)
 
@@ -641,14 +670,14 @@ def test_a_folder_that_contains_the_run(folder):
 
 def test_a_folder_that_is_too_large(folder, home):
     write(folder, {f"texts/{n}.txt": "x" * 1000 for n in range(20)})
-    with pytest.raises(CodeFilesError, match=r"code\.max_mb=0\.01 MB, texts alone .*exclude=\[texts\]"):
+    with pytest.raises(ConfigError, match=r"code\.max_mb=0\.01 MB, texts alone .*exclude=\[texts\]"):
         take(folder, home, max_mb=0.01)
     assert files_in(take(folder, home, max_mb=0.01, exclude=["texts"]).folder)["texts"] == f"-> {folder / 'texts'}"
 
 
 def test_a_home_is_not_searched(folder, home, monkeypatch):
     monkeypatch.setenv("HOME", str(folder))
-    with pytest.raises(CodeFilesError, match=r"is not a folder of code; change into"):
+    with pytest.raises(ConfigError, match=r"is not a folder of code; change into"):
         take(folder, home)
     git(folder, "init", "-q")  # as for the configuration files in it
     write(folder, {"project/mine.py": "x = 1\n"})

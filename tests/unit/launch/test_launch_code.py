@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 
 import pytest
 
@@ -137,7 +136,8 @@ def test_which_trainings_need_code(project, composer):
 
 
 def test_a_package_behind_an_import_hook_is_warned_of(project, prepared, monkeypatch):
-    monkeypatch.setattr(sys, "prefix", str(hooked(project, "env")))
+    (packages,) = hooked(project, "env").glob("lib/*/*")
+    monkeypatch.syspath_prepend(packages)  # as those of a user are, outside of sys.prefix
     warnings = []
     prepared(*OWN, warn=warnings.append)
     assert warnings[0].startswith("mine: installed editable by an import hook")
@@ -300,7 +300,9 @@ def test_each_program_of_a_sweep_has_its_own_copy_also_with_today_s_code(project
         programs(3)
     programs(3, code_now=True)  # the same code
     assert code_for_attempt(runs[1]).damage == ""
-    assert f"{folder} was changed since it was taken (my_task.py)" in capsys.readouterr().err
+    warnings = capsys.readouterr().err
+    assert f"{folder} was changed since it was taken (my_task.py)" in warnings
+    assert "empty at first" not in warnings
     (project / "my_task.py").write_text("")
     programs(3, code_now=True)
     for run in runs[:2]:
@@ -382,17 +384,18 @@ def test_today_s_code_is_that_of_the_run_s_own_folder(project, prepared, monkeyp
     (project / "lib" / "a.py").write_text("")
     committed(project)
     directory = prepared(*OWN)
-    subprocess.run(["git", "clone", "-q", project, project.parent / "clone"], check=True)
     for name in ("lib", "../clone/lib"):
-        here = (project / name).resolve()
-        monkeypatch.chdir(here)
+        if "clone" in name:
+            subprocess.run(["git", "clone", "-q", project, project.parent / "clone"], check=True)
+        expected = (project / name).resolve().parent
+        monkeypatch.chdir(project / name)
         before = tree(directory.path)
         assert main(["resume", str(directory.path), "--code=now"]) == 2
-        remedy = f"type `cd {project} && python -m hpctrain resume {directory.path} --code=now`"
-        line = f"{directory.path}: its code comes from {project}, not from {here}: {remedy}\n"
+        remedy = f"type `cd {expected} && python -m hpctrain resume {directory.path} --code=now`"
+        line = f"{directory.path}: its code comes from {expected}, not from {expected / 'lib'}: {remedy}\n"
         assert capsys.readouterr().err == f"hpctrain: error: {line}"
         assert tree(directory.path) == before
-        monkeypatch.chdir(here.parent)
+        monkeypatch.chdir(expected)
         require_original_folder([directory], pytest.fail)
     elsewhere = project.parent / "elsewhere"
     elsewhere.mkdir()
@@ -407,6 +410,9 @@ def test_today_s_code_is_that_of_the_run_s_own_folder(project, prepared, monkeyp
     assert warnings == [f"{where}: today's code is that in {elsewhere}"]
     monkeypatch.chdir(project.with_name("renamed"))
     require_original_folder([RunDirectory.at(elsewhere / "R")], pytest.fail)
+    monkeypatch.chdir("lib")
+    with pytest.raises(RunDirectoryError, match=rf"type `cd {project.with_name('renamed')} && "):
+        require_original_folder([RunDirectory.at(elsewhere / "R")])
 
 
 def test_the_command_of_a_rank(project, prepared, composer, monkeypatch):

@@ -22,12 +22,14 @@ from hpctrain.run.code import (
     describe_file,
     digest_of,
     list_of,
+    make_own_copy,
     read_files,
     record_code,
     write_files,
+    written_files,
 )
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.written_files import written_files, written_originals
+from hpctrain.run.written_files import written_originals
 
 
 @pytest.fixture
@@ -216,6 +218,35 @@ def test_a_run_reads_the_copy_and_the_data_and_writes_for_itself(home):
     assert code_for_attempt(runs[0]).copy == codes[0]  # after a requeue
     assert (codes[0].folder / "new").read_text() == "mine"
     assert [path.name for path in runs[0].code.glob(".*")] == []
+
+
+def test_what_other_runs_wrote_into_the_copy_stays_there(home):
+    shared = begin(home, 0, own_paths=None)
+    assert code_for_attempt(shared).copy.folder == home.folder
+    (home.folder / "outputs").unlink()
+    for path in ("outputs/last", "log", "pkg/state", "new/state"):
+        (home.folder / path).parent.mkdir(exist_ok=True)
+        (home.folder / path).write_text("shared")
+    folder = code_for_attempt(begin(home, 1)).copy.folder
+    assert [path.name for path in (folder / "outputs").iterdir()] == []
+    assert not any((folder / path).exists() for path in ("log", "pkg/state", "new"))
+
+
+def test_a_folder_that_a_program_replaced_by_a_link_or_a_file_is_repaired_inside_of_the_run(home, tmp_path):
+    run = begin(home, 0)
+    code = code_for_attempt(run).copy
+    storage = tmp_path / "storage"
+    storage.mkdir()
+    (storage / "net.py").write_text("changed\n")
+    for replace_it in (lambda: (code.folder / "pkg").symlink_to(storage), (code.folder / "pkg").touch):
+        shutil.rmtree(code.folder / "pkg")
+        replace_it()
+        warnings = []
+        make_own_copy(replace(home, run=run), warnings.append)
+        assert "was changed since it was taken (pkg/net.py): today's files take their place" in warnings[0]
+        assert (code.find_damage(), (code.folder / "pkg").is_symlink()) == ("", False)
+    assert {path.name: path.read_text() for path in storage.iterdir()} == {"net.py": "changed\n"}
+    assert len(list(code.folder.glob("pkg.damaged-*"))) == 2
 
 
 @pytest.mark.parametrize("is_root", [True, False])

@@ -39,6 +39,8 @@ def test_code_that_was_purged_is_not_taken_for_values_that_do_not_fit(tmp_path: 
     write_files(list_of(home.code / digest), files)
     code = CodeSnapshot(run=home, digest=digest, folder=folder.rename(home.code / digest), root=tmp_path, place=".")
     record_code(home, code, 1.0)
+    (code.folder / "mine.py").write_text("changed")  # the launcher of each attempt compares contents, and names it
+    assert drawn_run(home, optuna(tmp_path), FIRST).varied
     for name in ("mine.py", "other.py"):
         (code.folder / name).unlink()
     with pytest.raises(RunDirectoryError, match=r"2 of 2 files were removed .*\(mine\.py, other\.py\): restore them"):
