@@ -70,9 +70,11 @@ def test_every_pass_is_the_same_with_any_number_of_workers(num_workers: int) -> 
 
 
 def test_a_rank_without_samples_starts_no_worker() -> None:
+    # those of a test before this one may still be ending
+    earlier = multiprocessing.active_children()
     loader = EvalLoader(TensorBatches(torch.arange(1)), 2, rank=0, world_size=2, workers=Workers(2))
     assert list(loader.rounds()) == [None]
-    assert multiprocessing.active_children() == []
+    assert set(multiprocessing.active_children()) <= set(earlier)
 
 
 class Endless(IterableDataset[Any]):
