@@ -102,7 +102,7 @@ def _parse(words: list[str], command: Sequence[str] | None) -> argparse.Namespac
 def parse_words(
     parser: argparse.ArgumentParser, words: Sequence[str], command: Sequence[str] | None
 ) -> argparse.Namespace:
-    """Parse the words before `--`; one that is no override, and a missing command, end the process with one line.
+    """Parse the words before `--`; one that isn't an override, and a missing command, end the process with one line.
 
     Args:
         parser: of the command.

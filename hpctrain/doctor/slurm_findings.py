@@ -315,7 +315,7 @@ SILENCE_CHECKS: tuple[Check[SilentSlurm], ...] = (
     Check(
         "slurm",
         Severity.WARNING,
-        # a machine without SLURM's commands is no cluster's
+        # a machine without SLURM's commands isn't in a cluster
         lambda slurm: when(not slurm.is_typed and shutil.which("scontrol")),
         problem="SLURM's commands are here, but it doesn't answer: {measured.error}",
         why="jobs can't be submitted now",
@@ -329,7 +329,7 @@ def view_slurm(config: Config, slurm: Slurm) -> tuple[SlurmView | None, list[Fin
     """Read SLURM's settings, and find out what they mean for a run; None if SLURM doesn't answer.
 
     Args:
-        config: of the run; with another cluster than SLURM, a cluster that doesn't answer is no finding.
+        config: of the run; with another cluster than SLURM, a cluster that doesn't answer isn't a finding.
         slurm: is asked.
     """
     is_typed = isinstance(config.cluster, SlurmCluster)
