@@ -92,7 +92,8 @@ def main(workload: Callable[[RunDirectory], Workload]) -> NoReturn:
         print(f"{ERROR_PREFIX}{visible(str(error))}", file=sys.stderr)  # noqa: T201 - no log yet
     except OSError as error:
         reason = Reason.INFRASTRUCTURE
-        problem = f"the rank's process can't start: {explain(error)}"
+        # at its start, or while it records its end
+        problem = f"the rank's process failed: {explain(error)}"
     if problem:
         print(f"{ERROR_PREFIX}{visible(problem)}", file=sys.stderr)  # noqa: T201 - no log yet
         record_early_end(directory, reason, problem, os.environ)

@@ -190,7 +190,7 @@ def test_a_rank_that_cant_make_its_session_leaves_a_record(program, tmp_path):
     assert run.start(TMPDIR=folder).wait(timeout=30) == 1
     record = run.record()
     assert record.reason is Reason.INFRASTRUCTURE
-    assert "can't start: " in record.message
+    assert "the rank's process failed: " in record.message
     assert record.message.endswith("File name too long")
 
 
