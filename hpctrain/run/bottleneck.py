@@ -4,32 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 from hpctrain.files import read_json_or_empty, write_json
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.record_fields import COUNT, NUMBER, TEXT, TEXTS, FieldType, describe_wrong_field
+from hpctrain.run.record_fields import COUNT, NUMBER, NUMBERS_BY_NAME, TEXT, TEXTS, decode
 
 FILE_NAME = "verdict.json"  # part of the run directory's format, and older than the name of the class
 STEP_PARTS = ("data", "forward", "backward", "gradient_sync", "optimizer")
 """Parts of a step, in their order."""
 PARTS = (*STEP_PARTS, "between_steps", "evaluation", "saving")
 """Categories of the time after an attempt's first step; together they cover all of it."""
-
-_NUMBERS = ("slowest_ratio", "samples_per_s_per_device", "flops_per_sample", "mfu", "memory_peak_bytes")
-_FIELD_TYPES = {
-    "text": TEXT,
-    "also": TEXTS,
-    "step": COUNT,
-    "steps_timed": COUNT,
-    "shares": FieldType(
-        "numbers by name", lambda value: isinstance(value, dict) and all(map(NUMBER.accepts, value.values()))
-    ),
-    "slowest_rank": COUNT,
-    "slowest_host": TEXT,
-    **dict.fromkeys(_NUMBERS, NUMBER),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,18 +39,18 @@ class Bottleneck:
         memory_peak_bytes: the largest peak of any rank.
     """
 
-    text: str
-    also: tuple[str, ...] = ()
-    step: int = 0
-    steps_timed: int = 0
-    shares: Mapping[str, float] = field(default_factory=dict)
-    slowest_rank: int | None = None
-    slowest_host: str | None = None
-    slowest_ratio: float | None = None
-    samples_per_s_per_device: float | None = None
-    flops_per_sample: float | None = None
-    mfu: float | None = None
-    memory_peak_bytes: int | None = None
+    text: Annotated[str, TEXT]
+    also: Annotated[tuple[str, ...], TEXTS] = ()
+    step: Annotated[int, COUNT] = 0
+    steps_timed: Annotated[int, COUNT] = 0
+    shares: Annotated[Mapping[str, float], NUMBERS_BY_NAME] = field(default_factory=dict)
+    slowest_rank: Annotated[int | None, COUNT] = None
+    slowest_host: Annotated[str | None, TEXT] = None
+    slowest_ratio: Annotated[float | None, NUMBER] = None
+    samples_per_s_per_device: Annotated[float | None, NUMBER] = None
+    flops_per_sample: Annotated[float | None, NUMBER] = None
+    mfu: Annotated[float | None, NUMBER] = None
+    memory_peak_bytes: Annotated[int | None, NUMBER] = None
 
     def write(self, claim: Path) -> None:
         """Write it into the attempt's claim; an error of the file system is ignored."""
@@ -74,13 +61,7 @@ class Bottleneck:
 
 def read_bottleneck(claim: Path) -> Bottleneck | None:
     """Read the bottleneck of an attempt; None if the file is missing or unreadable."""
-    record = read_json_or_empty(claim / FILE_NAME)
-    if describe_wrong_field(record, _FIELD_TYPES, required=("text",)):
-        return None
-    # another version of hpctrain may have written other fields
-    known = {field.name: record[field.name] for field in fields(Bottleneck) if record.get(field.name) is not None}
-    known["also"] = tuple(known.get("also") or ())
-    return Bottleneck(**known)
+    return decode(Bottleneck, read_json_or_empty(claim / FILE_NAME))
 
 
 def last_bottleneck(directory: RunDirectory, claims: Sequence[int] | None = None) -> Bottleneck | None:
@@ -90,6 +71,4 @@ def last_bottleneck(directory: RunDirectory, claims: Sequence[int] | None = None
         directory: of the run.
         claims: the attempts that claimed it, if they are known already; oldest first.
     """
-    claims = directory.claimed_attempts() if claims is None else claims
-    found = (read_bottleneck(directory.attempt(attempt)) for attempt in reversed(claims))
-    return next((bottleneck for bottleneck in found if bottleneck is not None), None)
+    return directory.newest(read_bottleneck, claims)

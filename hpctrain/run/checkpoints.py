@@ -27,7 +27,8 @@ from hpctrain.run.checkpoint_manifest import (
     read_manifest,
 )
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.evaluation import Score, best_steps, last_evaluation, score_of
+from hpctrain.run.evaluation import Score, best_steps, last_evaluation
+from hpctrain.run.record_fields import decode
 from hpctrain.run.saves import last_save
 
 ShowRead: TypeAlias = Callable[[int, int], None]
@@ -205,7 +206,7 @@ def _describe(
         weights_digest=manifest["weights_digest"],
         time=manifest["time"],
         config_digest=manifest["config_digest"],
-        score=score_of(manifest.get("score")),
+        score=decode(Score, manifest.get("score")),
     )
 
 

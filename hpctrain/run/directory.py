@@ -6,18 +6,35 @@ import os
 import re
 import shlex
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from hpctrain.errors import RunDirectoryError, RunDirectoryUnavailableError
 from hpctrain.files import fsync_directory
 from hpctrain.run.file_system import explain
 
+R = TypeVar("R")
+
 STEP_DIGITS = 8  # so that `ls` lists checkpoints in the order of their steps
 SET_ASIDE = re.compile(rf"damaged-step_(?P<step>\d{{{STEP_DIGITS},}})-[0-9a-f]{{8}}")
 """Names of damaged checkpoints that a resume passed over."""
+
+
+class _Inside:
+    """An attribute of `RunDirectory`: the path of a file or a folder in it.
+
+    Args:
+        place: relative to the directory.
+    """
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+
+    def __get__(self, directory: RunDirectory, _owner: type[RunDirectory]) -> Path:
+        return directory.path / self._place
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +46,57 @@ class RunDirectory:
     """
 
     path: Path
+
+    config = _Inside("config.yaml")
+    """The resolved configuration."""
+    config_before = _Inside("config.before.yaml")
+    """The configuration before the last resume's change, until an attempt has trained with the change."""
+    config_changes = _Inside("config_changes.jsonl")
+    """One record per resume that changed what decides the weights; see `hpctrain.run.config_change`."""
+    sweep = _Inside("sweep.json")
+    """In a sweep's directory: how the sweep finds its runs; see `SweepRecord`."""
+    launching = _Inside("launching.json")
+    """In the directory of a launch that is under way or was killed; see `LaunchMark`."""
+    manifest = _Inside("manifest.json")
+    """Command, git commit and diff, versions, host."""
+    attempts = _Inside("attempts.jsonl")
+    """The ledger: one start and one end record per attempt."""
+    code = _Inside("code")
+    """Copies of the code, each with a list of its files."""
+    code_records = _Inside("code.jsonl")
+    """One record per copy of the code with which the run was launched or resumed."""
+    metrics = _Inside("metrics.jsonl")
+    """One record per logged step."""
+    saves = _Inside("saves.jsonl")
+    """One record per save that a program reported; see `hpctrain.run.saves`."""
+    metrics_csv = _Inside("metrics.csv")
+    """The same as a table, if `logger.csv` is set."""
+    media = _Inside("media")
+    """Images, texts and other media that the task logs."""
+    media_records = _Inside("media.jsonl")
+    """One record per medium."""
+    sync = _Inside("sync")
+    """What was sent to W&B and MLflow."""
+    jobs = _Inside("jobs.jsonl")
+    """One record per submission to a scheduler, and per cancellation; see `JobRecords`."""
+    checkpoints = _Inside("checkpoints")
+    """One directory per checkpoint."""
+    earlier = _Inside("earlier")
+    """Metrics and other records that a resume dropped because checkpoints were gone; a folder per attempt."""
+    tensorboard = _Inside("tensorboard")
+    """TensorBoard's event files."""
+    logs = _Inside("logs")
+    """The output of ranks and batch scripts."""
+    submitit = _Inside("logs/submitit")
+    """The scripts of jobs, and the pickled calls that they make."""
+    claims = _Inside("attempts")
+    """One directory per attempt: creating it claims the run, and it keeps the exit records of the ranks."""
+    launcher_log = _Inside("logs/launcher.log")
+    """What the launcher of a run printed that `hpctrain.submit` started on this machine."""
+    notify_log = _Inside("logs/notify.log")
+    """The output of `notify.command`, over all attempts."""
+    sweep_stop_file = _Inside("sweep_stop")
+    """In a sweep's directory: by it the user keeps a sweep on one machine from beginning another run."""
 
     @classmethod
     def at(cls, path: str | os.PathLike[str]) -> RunDirectory:
@@ -55,123 +123,24 @@ class RunDirectory:
         """The path quoted for a shell, for commands that are shown to the user."""
         return shlex.quote(str(self.path))
 
-    @property
-    def config(self) -> Path:
-        """The resolved configuration."""
-        return self.path / "config.yaml"
-
-    @property
-    def config_before(self) -> Path:
-        """The configuration before the last resume's change, until an attempt has trained with the change."""
-        return self.path / "config.before.yaml"
-
-    @property
-    def config_changes(self) -> Path:
-        """One record per resume that changed what decides the weights; see `hpctrain.run.config_change`."""
-        return self.path / "config_changes.jsonl"
-
-    @property
-    def sweep(self) -> Path:
-        """In a sweep's directory: how the sweep finds its runs; see `SweepRecord`."""
-        return self.path / "sweep.json"
-
-    @property
-    def launching(self) -> Path:
-        """In the directory of a launch that is under way or was killed; see `LaunchMark`."""
-        return self.path / "launching.json"
-
-    @property
-    def manifest(self) -> Path:
-        """Command, git commit and diff, versions, host."""
-        return self.path / "manifest.json"
-
-    @property
-    def attempts(self) -> Path:
-        """The ledger: one start and one end record per attempt."""
-        return self.path / "attempts.jsonl"
-
-    @property
-    def code(self) -> Path:
-        """Copies of the code, each with a list of its files."""
-        return self.path / "code"
-
-    @property
-    def code_records(self) -> Path:
-        """One record per copy of the code with which the run was launched or resumed."""
-        return self.path / "code.jsonl"
-
-    @property
-    def metrics(self) -> Path:
-        """One record per logged step."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def saves(self) -> Path:
-        """One record per save that a program reported; see `hpctrain.run.saves`."""
-        return self.path / "saves.jsonl"
-
-    @property
-    def metrics_csv(self) -> Path:
-        """The same as a table, if `logger.csv` is set."""
-        return self.path / "metrics.csv"
-
-    @property
-    def media(self) -> Path:
-        """Images, texts and other media that the task logs."""
-        return self.path / "media"
-
-    @property
-    def media_records(self) -> Path:
-        """One record per medium."""
-        return self.path / "media.jsonl"
-
-    @property
-    def sync(self) -> Path:
-        """What was sent to W&B and MLflow."""
-        return self.path / "sync"
-
-    @property
-    def jobs(self) -> Path:
-        """One record per submission to a scheduler, and per cancellation; see `JobRecords`."""
-        return self.path / "jobs.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        """One directory per checkpoint."""
-        return self.path / "checkpoints"
-
-    @property
-    def earlier(self) -> Path:
-        """Metrics and other records that a resume dropped because checkpoints were gone; a folder per attempt."""
-        return self.path / "earlier"
-
-    @property
-    def tensorboard(self) -> Path:
-        """TensorBoard's event files."""
-        return self.path / "tensorboard"
-
-    @property
-    def logs(self) -> Path:
-        """The output of ranks and batch scripts."""
-        return self.path / "logs"
-
-    @property
-    def submitit(self) -> Path:
-        """The scripts of jobs, and the pickled calls that they make."""
-        return self.logs / "submitit"
-
     def bundle(self, name: str) -> Path:
         """The description of the container of an attempt's ranks, for SLURM's own containers."""
         return self.path / "containers" / name
 
-    @property
-    def claims(self) -> Path:
-        """One directory per attempt: creating it claims the run, and it keeps the exit records of the ranks."""
-        return self.path / "attempts"
-
     def attempt(self, number: int) -> Path:
         """The folder of one attempt, counted from 1, which `Ledger.claim` makes."""
         return self.claims / f"{number:04d}"
+
+    def newest(self, read: Callable[[Path], R | None], claims: Sequence[int] | None = None) -> R | None:
+        """The newest record that any attempt left in its claim; None without one.
+
+        Args:
+            read: the record in a claim, if there is one.
+            claims: the attempts that claimed the run, if they are known already; oldest first.
+        """
+        claims = self.claimed_attempts() if claims is None else claims
+        records = (read(self.attempt(attempt)) for attempt in reversed(claims))
+        return next((record for record in records if record is not None), None)
 
     def claimed_attempts(self) -> list[int]:
         """Numbers of the attempts that claimed the run, oldest first."""
@@ -184,16 +153,6 @@ class RunDirectory:
     def rank_log(self, rank: int | str) -> Path:
         """The output of one rank, over all attempts."""
         return self.logs / f"rank_{rank}.log"
-
-    @property
-    def launcher_log(self) -> Path:
-        """What the launcher of a run printed that `hpctrain.submit` started on this machine."""
-        return self.logs / "launcher.log"
-
-    @property
-    def notify_log(self) -> Path:
-        """The output of `notify.command`, over all attempts."""
-        return self.logs / "notify.log"
 
     def sample_log(self, rank: int | str) -> Path:
         """The samples of one rank, step by step, if `logger.samples` is set."""
@@ -218,11 +177,6 @@ class RunDirectory:
     def is_cancelled(self, attempt: int) -> bool:
         """Whether an attempt has a stop file, as far as the file system can tell."""
         return os.path.exists(self.stop_file(attempt))  # noqa: PTH110 - never raises
-
-    @property
-    def sweep_stop_file(self) -> Path:
-        """In a sweep's directory: by it the user keeps a sweep on one machine from beginning another run."""
-        return self.path / "sweep_stop"
 
     def ranks_with(self, pattern: Path) -> list[int]:
         """The ranks that have such a file; ``pattern`` is the path for the rank `*`, as in ``rank_log("*")``."""

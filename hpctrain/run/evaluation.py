@@ -5,15 +5,47 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 from hpctrain.config.checkpoint import EVAL_PREFIX
 from hpctrain.files import read_json_or_empty, write_json
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.record_fields import COUNT, NUMBER, finite_numbers
+from hpctrain.run.record_fields import COUNT, NUMBER, TEXT, FieldType, decode, finite_numbers
 
 FILE_NAME = "evaluation.json"
+MODES = ("min", "max")
+_MODE = FieldType("min or max", lambda value: value in MODES)
+_MEANS = FieldType("an object", lambda value: isinstance(value, dict), finite_numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A metric's value.
+
+    Attributes:
+        name: of the metric, as the task's `evaluate` names it.
+        mode: `min` or `max`: which values are better.
+        value: finite.
+    """
+
+    name: Annotated[str, TEXT]
+    mode: Annotated[str, _MODE]
+    value: Annotated[float, NUMBER]
+
+    def __post_init__(self) -> None:
+        assert self.mode in MODES
+        assert math.isfinite(self.value)
+
+    @property
+    def loss(self) -> float:
+        """The value; negated if larger values are better."""
+        return self.value if self.mode == "min" else -self.value
+
+
+_SCORE = FieldType("a score", lambda _: True, partial(decode, Score))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,19 +59,17 @@ class EvaluationRecord:
         best_step: its step.
     """
 
-    step: int
-    means: Mapping[str, float] = field(default_factory=dict)
-    best: Score | None = None
-    best_step: int | None = None
+    step: Annotated[int, COUNT]
+    means: Annotated[Mapping[str, float], _MEANS] = field(default_factory=dict)
+    best: Annotated[Score | None, _SCORE] = None
+    best_step: Annotated[int | None, COUNT] = None
 
     def write(self, claim: Path) -> None:
         """Write it into the attempt's claim; an error of the file system is ignored."""
         finite = {name: value for name, value in self.means.items() if math.isfinite(value)}
-        best = None if self.best is None else self.best.as_record()
-        record = {"step": self.step, "means": finite, "best": best, "best_step": self.best_step}
         # training doesn't depend on it, and metrics.jsonl has the values as well
         with contextlib.suppress(OSError):
-            write_json(claim / FILE_NAME, record, durable=False)
+            write_json(claim / FILE_NAME, {**asdict(self), "means": finite}, durable=False)
 
 
 def is_evaluation(names: Iterable[str]) -> bool:
@@ -54,60 +84,7 @@ def last_evaluation(directory: RunDirectory, claims: Sequence[int] | None = None
         directory: of the run.
         claims: the attempts that claimed it, if they are known already; oldest first.
     """
-    claims = directory.claimed_attempts() if claims is None else claims
-    found = (_read(directory.attempt(attempt)) for attempt in reversed(claims))
-    return next((evaluation for evaluation in found if evaluation is not None), None)
-
-
-def _read(claim: Path) -> EvaluationRecord | None:
-    record = read_json_or_empty(claim / FILE_NAME)
-    step, means, best_step = record.get("step"), record.get("means"), record.get("best_step")
-    if not isinstance(step, int) or not COUNT.accepts(step) or not isinstance(means, dict):
-        return None
-    best = score_of(record.get("best")) if COUNT.accepts(best_step) else None
-    best_step = None if best is None else best_step
-    return EvaluationRecord(step=step, means=finite_numbers(means), best=best, best_step=best_step)
-
-
-MODES = ("min", "max")
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """A metric's value.
-
-    Attributes:
-        name: of the metric, as the task's `evaluate` names it.
-        mode: `min` or `max`: which values are better.
-        value: finite.
-    """
-
-    name: str
-    mode: str
-    value: float
-
-    def __post_init__(self) -> None:
-        assert self.mode in MODES
-        assert math.isfinite(self.value)
-
-    @property
-    def loss(self) -> float:
-        """The value; negated if larger values are better."""
-        return self.value if self.mode == "min" else -self.value
-
-    def as_record(self) -> dict[str, str | float]:
-        """The score as JSON has it; `score_of` reads it."""
-        return {"name": self.name, "mode": self.mode, "value": self.value}
-
-
-def score_of(record: object) -> Score | None:
-    """Return the score in a manifest; None without one."""
-    if not isinstance(record, dict) or record.keys() != {"name", "mode", "value"}:
-        return None
-    name, mode, value = record["name"], record["mode"], record["value"]
-    if mode not in MODES or not NUMBER.accepts(value):
-        return None
-    return Score(str(name), mode, float(value))
+    return directory.newest(lambda claim: decode(EvaluationRecord, read_json_or_empty(claim / FILE_NAME)), claims)
 
 
 def best_steps(scores: Mapping[int, Score | None], count: int) -> list[int]:

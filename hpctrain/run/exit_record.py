@@ -5,37 +5,47 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from hpctrain.errors import RunDirectoryError
-from hpctrain.files import read_json, write_json
+from hpctrain.files import read_json_or_empty, write_json
 from hpctrain.run.file_system import release_of_rank, write_with_reserve
 from hpctrain.run.reason import Reason
-from hpctrain.run.record_fields import COUNT, FLAG, TEXT, TIME, FieldType, describe_wrong_field
+from hpctrain.run.record_fields import COUNT, COUNTS_BY_NAME, FLAG, TEXT, TIME, FieldType, decode
 
-_FIELD_TYPES = {
-    "rank": COUNT,
-    "host": TEXT,
-    "reason": TEXT,
-    "step": COUNT,
-    "message": TEXT,
-    "traceback": TEXT,
-    "blames_peer": FLAG,
-    "stop_signal": FieldType("a signal", lambda value: value in set(signal.Signals)),
-    "time": TIME,
-    "done": FLAG,
-    "lost_lines": COUNT,
-    "lost_bytes": COUNT,
-}
-_COLLECTIVES = {
-    "begun": FieldType(
-        "counts by group", lambda value: isinstance(value, dict) and all(map(COUNT.accepts, value.values()))
-    ),
-    "group": TEXT,
-    "operation": TEXT,
-    "number": COUNT,
-}
+_REASON = FieldType("a reason", lambda value: TEXT.accepts(value) and value in set(Reason), Reason)
+_SIGNAL = FieldType("a signal", lambda value: COUNT.accepts(value) and value in set(signal.Signals))
+
+
+@dataclass(frozen=True, slots=True)
+class Collectives:
+    """The collectives of one rank.
+
+    Attributes:
+        begun: how many it had begun, by backend and group, such as ``nccl default_pg``.
+        group: of the oldest collective that wasn't finished; empty if all were.
+        operation: of that collective, such as ``all_reduce``.
+        number: of that collective in its group, from 1.
+    """
+
+    begun: Annotated[Mapping[str, int], COUNTS_BY_NAME] = field(default_factory=dict)
+    group: Annotated[str, TEXT] = ""
+    operation: Annotated[str, TEXT] = ""
+    number: Annotated[int, COUNT] = 0
+
+    @property
+    def waits_on_nccl(self) -> bool:
+        """Whether the unfinished collective is one of NCCL, for whose result whatever follows on the GPU waits."""
+        return self.group.startswith("nccl ")
+
+    @property
+    def description(self) -> str:
+        """The unfinished one, such as ``all_reduce (collective 120 of nccl default_pg)``; empty without one."""
+        return f"{self.operation} (collective {self.number} of {self.group})" if self.group else ""
+
+
+_COLLECTIVES = FieldType("collectives", lambda _: True, partial(decode, Collectives))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,19 +69,19 @@ class ExitRecord:
         collectives: of a rank that hung among others, as far as they are known.
     """
 
-    rank: int
-    host: str
-    reason: Reason
-    step: int
-    message: str = ""
-    traceback: str = ""
-    blames_peer: bool = False
-    stop_signal: int | None = None
-    time: float = 0.0
-    done: bool = False
-    lost_lines: int = 0
-    lost_bytes: int = 0
-    collectives: Collectives | None = None
+    rank: Annotated[int, COUNT]
+    host: Annotated[str, TEXT]
+    reason: Annotated[Reason, _REASON]
+    step: Annotated[int, COUNT]
+    message: Annotated[str, TEXT] = ""
+    traceback: Annotated[str, TEXT] = ""
+    blames_peer: Annotated[bool, FLAG] = False
+    stop_signal: Annotated[int | None, _SIGNAL] = None
+    time: Annotated[float, TIME] = 0.0
+    done: Annotated[bool, FLAG] = False
+    lost_lines: Annotated[int, COUNT] = 0
+    lost_bytes: Annotated[int, COUNT] = 0
+    collectives: Annotated[Collectives | None, _COLLECTIVES] = None
 
     def write(self, claim: Path) -> None:
         """Write the record into the attempt's claim.
@@ -86,18 +96,8 @@ class ExitRecord:
 
 def read_exit_records(claim: Path) -> dict[int, ExitRecord]:
     """The exit records of an attempt by rank; a record that can't be read counts as absent."""
-    records: dict[int, ExitRecord] = {}
-    for path in claim.glob("rank_*.json"):
-        try:
-            fields = {name: value for name, value in read_json(path).items() if value is not None}
-            if describe_wrong_field(fields, _FIELD_TYPES, required=("rank", "host", "reason", "step")):
-                continue
-            collectives = Collectives.from_json(fields.get("collectives"))
-            record = ExitRecord(**{**fields, "reason": Reason(fields["reason"]), "collectives": collectives})
-        except (OSError, RunDirectoryError, ValueError, TypeError):
-            continue
-        records[record.rank] = record
-    return records
+    records = (decode(ExitRecord, read_json_or_empty(path)) for path in claim.glob("rank_*.json"))
+    return {record.rank: record for record in records if record is not None}
 
 
 def first_cause(records: Mapping[int, ExitRecord]) -> ExitRecord | None:
@@ -121,38 +121,3 @@ def _failed_alike(one: ExitRecord, other: ExitRecord) -> bool:
     """Whether two ranks failed with the same error, which isn't that of a machine or of another rank."""
     failures = {(record.reason, record.message, record.blames_peer) for record in (one, other)}
     return failures == {(Reason.FAILED, other.message, False)}
-
-
-@dataclass(frozen=True, slots=True)
-class Collectives:
-    """The collectives of one rank.
-
-    Attributes:
-        begun: how many it had begun, by backend and group, such as ``nccl default_pg``.
-        group: of the oldest collective that wasn't finished; empty if all were.
-        operation: of that collective, such as ``all_reduce``.
-        number: of that collective in its group, from 1.
-    """
-
-    begun: Mapping[str, int] = field(default_factory=dict)
-    group: str = ""
-    operation: str = ""
-    number: int = 0
-
-    @classmethod
-    def from_json(cls, value: object) -> Collectives | None:
-        """Read the field of a record; None if it isn't there, or has another form."""
-        if not isinstance(value, dict) or describe_wrong_field(value, _COLLECTIVES, required=tuple(_COLLECTIVES)):
-            return None
-        known: dict[str, Any] = {name: value[name] for name in _COLLECTIVES}
-        return cls(**known)
-
-    @property
-    def waits_on_nccl(self) -> bool:
-        """Whether the unfinished collective is one of NCCL, for whose result whatever follows on the GPU waits."""
-        return self.group.startswith("nccl ")
-
-    @property
-    def description(self) -> str:
-        """The unfinished one, such as ``all_reduce (collective 120 of nccl default_pg)``; empty without one."""
-        return f"{self.operation} (collective {self.number} of {self.group})" if self.group else ""

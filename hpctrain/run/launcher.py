@@ -7,19 +7,17 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import read_json, write_json
 from hpctrain.run.file_system import write_with_reserve
 from hpctrain.run.process import command_line, process_start
-from hpctrain.run.record_fields import NAME, WHOLE, FieldType, require_fields
+from hpctrain.run.record_fields import FLAG, NAME, TIME, WHOLE, FieldType, decode
 
 PREFIX = "HPCTRAIN_"
 FILE_NAME = "owner.json"
-_FIELD_TYPES = {
-    "host": NAME,
-    "pid": FieldType("a process id", lambda value: WHOLE.accepts(value) and 0 < value < 2**31),
-}
+_PID = FieldType("a process id", lambda value: WHOLE.accepts(value) and 0 < value < 2**31)
 CLOCK_SLACK_S = 5.0
 """Seconds by which the clocks of a file server and of this machine may differ."""
 
@@ -79,19 +77,17 @@ class Owner:
         in_program: whether it is a user's program or notebook, which outlives the run, and gets no signal by `cancel`.
     """
 
-    host: str
-    pid: int
-    written: float
-    in_program: bool = False
+    host: Annotated[str, NAME]
+    pid: Annotated[int, _PID]
+    written: Annotated[float, TIME]
+    in_program: Annotated[bool, FLAG] = False
 
     @classmethod
     def read(cls, claim: Path) -> Owner | None:
         """The owner of an attempt; None if it wasn't launched locally or the record can't be read."""
         path = claim / FILE_NAME
         try:
-            record = read_json(path)
-            require_fields(path, record, _FIELD_TYPES, required=("host", "pid"))
-            return cls(record["host"], record["pid"], path.stat().st_mtime, record.get("in_program") is True)
+            return decode(cls, {**read_json(path), "written": path.stat().st_mtime})
         except (OSError, RunDirectoryError):
             return None
 

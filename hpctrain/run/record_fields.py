@@ -7,12 +7,14 @@ import math
 import os
 import reprlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import read_json_or_empty
+
+R = TypeVar("R")
 
 _LARGEST = 2**63
 """Bound on whole numbers: JSON allows hundreds of digits, which no float holds."""
@@ -26,10 +28,12 @@ class FieldType:
     Attributes:
         name: as in ``expected NAME``.
         accepts: whether a value has the type.
+        convert: makes what Python has for it; None if that is the same.
     """
 
     name: str
     accepts: Callable[[Any], bool]
+    convert: Callable[[Any], Any] | None = None
 
 
 def _is_number(value: object) -> bool:
@@ -59,9 +63,9 @@ def up_to(largest: int) -> FieldType:
 
 
 TEXT = FieldType("a string", lambda value: isinstance(value, str))
-PATH = FieldType("a path", _is_path)
+PATH = FieldType("a path", _is_path, Path)
 NAME = FieldType("a name", lambda value: TEXT.accepts(value) and len(value.split()) == 1)
-TEXTS = FieldType("a list of strings", _are_texts)
+TEXTS = FieldType("a list of strings", _are_texts, tuple)
 TEXT_BY_NAME = FieldType(
     "an object of strings", lambda value: isinstance(value, dict) and _are_texts([*value.values()])
 )
@@ -69,9 +73,15 @@ TEXTS_BY_NAME = FieldType(
     "an object of lists of strings", lambda value: isinstance(value, dict) and all(map(_are_texts, value.values()))
 )
 NUMBER = FieldType("a number", _is_number)
+NUMBERS_BY_NAME = FieldType(
+    "numbers by name", lambda value: isinstance(value, dict) and all(map(_is_number, value.values()))
+)
 POSITIVE = FieldType("a number above 0", lambda value: _is_number(value) and value > 0)
 WHOLE = FieldType("a whole number", _is_whole)
 COUNT = FieldType("a whole number, 0 or more", lambda value: _is_whole(value) and value >= 0)
+COUNTS_BY_NAME = FieldType(
+    "counts by name", lambda value: isinstance(value, dict) and all(map(COUNT.accepts, value.values()))
+)
 RANKS = up_to(2**20)
 """A number of ranks: some messages list them."""
 TIME = FieldType("epoch seconds", lambda value: _is_number(value) and 0 <= value < _LAST_TIME)
@@ -83,6 +93,23 @@ def field_types(schema: type) -> dict[str, FieldType]:
     """The types of a record's fields by name, from a dataclass with fields such as ``Annotated[int | None, COUNT]``."""
     hints = get_type_hints(schema, include_extras=True)
     return {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")}
+
+
+def decode(schema: type[R], record: object) -> R | None:
+    """Make a record from JSON; None if a field of it is wrong, or one without a default is missing.
+
+    Args:
+        schema: a dataclass whose fields have types; see `field_types`.
+        record: as read; fields that the schema doesn't have are left out, as those of a later version.
+    """
+    kind: type = schema  # mypy doesn't know that a type[R] is hashable
+    types = field_types(kind)
+    needed = [field.name for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING]
+    if not isinstance(record, dict) or describe_wrong_field(record, types, tuple(needed)):
+        return None
+    values = {name: record[name] for name in types if record.get(name) is not None}
+    converters = {name: convert for name in values if (convert := types[name].convert) is not None}
+    return schema(**values | {name: convert(values[name]) for name, convert in converters.items()})
 
 
 def describe_wrong_field(

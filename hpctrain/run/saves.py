@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 from hpctrain.files import LARGEST_LOG_BYTES, append_json_line, read_json_lines
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.record_fields import COUNT, PATH, TIME, describe_wrong_field
-
-_FIELD_TYPES = {"step": COUNT, "path": PATH, "time": TIME, "attempt": COUNT}
+from hpctrain.run.record_fields import COUNT, PATH, TIME, decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,10 +25,10 @@ class Save:
         attempt: that reported it.
     """
 
-    step: int
-    path: Path
-    time: float
-    attempt: int
+    step: Annotated[int, COUNT]
+    path: Annotated[Path, PATH]
+    time: Annotated[float, TIME]
+    attempt: Annotated[int, COUNT]
 
 
 def record_save(directory: RunDirectory, attempt: int, step: int, path: Path) -> None:
@@ -53,14 +52,10 @@ def record_save(directory: RunDirectory, attempt: int, step: int, path: Path) ->
 def read_saves(directory: RunDirectory) -> list[Save]:
     """The reported saves in order; a record that can't be read is left out."""
     try:
-        records = list(read_json_lines(directory.saves, at_most=LARGEST_LOG_BYTES))
+        saves = [decode(Save, record) for record in read_json_lines(directory.saves, at_most=LARGEST_LOG_BYTES)]
     except OSError:
         return []
-    found = [record for record in records if not describe_wrong_field(record, _FIELD_TYPES, tuple(_FIELD_TYPES))]
-    return [
-        Save(step=one["step"], path=directory.path / one["path"], time=one["time"], attempt=one["attempt"])
-        for one in found
-    ]
+    return [replace(save, path=directory.path / save.path) for save in saves if save is not None]
 
 
 def unreported_files(directory: RunDirectory) -> list[tuple[Path, float]]:

@@ -14,21 +14,19 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from hpctrain.errors import RendezvousError, RunDirectoryError
-from hpctrain.files import read_json, read_json_or_empty, write_json
+from hpctrain.errors import RendezvousError
+from hpctrain.files import read_json_or_empty, write_json
 from hpctrain.phrases import numbered
-from hpctrain.run.record_fields import COUNT, RANKS, TEXT, TIME, describe_wrong_field
+from hpctrain.run.record_fields import COUNT, RANKS, TEXT, TIME, decode
 
 if TYPE_CHECKING:
     from hpctrain.cluster.environment import ClusterEnvironment
 
 RANK_ZERO_S = 60.0
 """Seconds to wait for rank zero's record: srun may take long to start the tasks of a large step."""
-_FIELD_TYPES = {"rank": COUNT, "node": TEXT, "host": TEXT, "pid": COUNT, "time": TIME}
 UNCONNECTED_FILE_NAME = "unconnected_ranks.json"
-_UNCONNECTED = {"count": RANKS, "unit": TEXT, "framework": TEXT}
 
 log = logging.getLogger("hpctrain.run")
 
@@ -45,11 +43,11 @@ class StartRecord:
         time: epoch seconds.
     """
 
-    rank: int
-    node: str
-    host: str
-    pid: int
-    time: float
+    rank: Annotated[int, COUNT]
+    node: Annotated[str, TEXT]
+    host: Annotated[str, TEXT]
+    pid: Annotated[int, COUNT]
+    time: Annotated[float, TIME]
 
     @classmethod
     def of_this_process(cls, environment: ClusterEnvironment) -> StartRecord:
@@ -60,13 +58,7 @@ class StartRecord:
     @classmethod
     def read(cls, path: Path) -> StartRecord | None:
         """Read a record; None if it is absent, or can't be parsed."""
-        try:
-            fields = read_json(path)
-            if describe_wrong_field(fields, _FIELD_TYPES, required=tuple(_FIELD_TYPES)):
-                return None
-            return cls(**{name: fields[name] for name in _FIELD_TYPES})
-        except (OSError, RunDirectoryError, TypeError):
-            return None
+        return decode(cls, read_json_or_empty(path))
 
     def write(self, claim: Path) -> None:
         """Write the record into the attempt's claim; file system errors are logged, not raised."""
@@ -136,9 +128,9 @@ class UnconnectedRanks:
             otherwise empty.
     """
 
-    count: int
-    unit: str
-    framework: str = ""
+    count: Annotated[int, RANKS]
+    unit: Annotated[str, TEXT]
+    framework: Annotated[str, TEXT] = ""
 
     @property
     def text(self) -> str:
@@ -151,10 +143,7 @@ class UnconnectedRanks:
     @classmethod
     def read(cls, claim: Path) -> UnconnectedRanks | None:
         """Read the record of an attempt; None if there is none."""
-        fields = read_json_or_empty(claim / UNCONNECTED_FILE_NAME)
-        if not fields or describe_wrong_field(fields, _UNCONNECTED, required=tuple(_UNCONNECTED)):
-            return None
-        return cls(**{name: fields[name] for name in _UNCONNECTED})
+        return decode(cls, read_json_or_empty(claim / UNCONNECTED_FILE_NAME))
 
     def write(self, claim: Path) -> None:
         """Write the record.

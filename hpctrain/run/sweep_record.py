@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from hpctrain.config.sweep import MAX_RUNS, SAMPLERS
 from hpctrain.errors import RunDirectoryError
@@ -22,6 +22,7 @@ from hpctrain.run.record_fields import (
     TIME,
     FieldType,
     describe_wrong_field,
+    field_types,
     list_of,
     up_to,
 )
@@ -31,25 +32,10 @@ OPTIONS = ("seed", "num_runs", "min_steps", "reduction_factor", "sampler", "star
 REMEDY = "repair it; or remove it, and type the sweep's command again"
 """What to do about a damaged record."""
 _RUNS = up_to(MAX_RUNS)
-_FIELD_TYPES = {
-    "kind": TEXT,
-    "space": TEXT_BY_NAME,
-    "fixed": TEXTS,
-    "folder": PATH,
-    "submitted": TIME,
-    "command": TEXTS,
-    "config_dir": PATH,
-    "seed": COUNT,
-    "num_runs": _RUNS,
-    "time_limit_min": NUMBER,
-    "deadline": NUMBER,
-    "min_steps": FieldType("a whole number, 1 or more", lambda value: COUNT.accepts(value) and value >= 1),
-    "reduction_factor": FieldType("a whole number, 2 or more", lambda value: COUNT.accepts(value) and value >= 2),
-    "sampler": FieldType(f"one of {', '.join(SAMPLERS)}", lambda value: value in SAMPLERS),
-    "startup_runs": _RUNS,
-    "program": TEXTS,
-    "earlier": list_of({"space": TEXT_BY_NAME, "num_runs": _RUNS}, ("space", "num_runs")),
-}
+_STEPS = FieldType("a whole number, 1 or more", lambda value: COUNT.accepts(value) and value >= 1)
+_FACTOR = FieldType("a whole number, 2 or more", lambda value: COUNT.accepts(value) and value >= 2)
+_SAMPLER = FieldType(f"one of {', '.join(SAMPLERS)}", lambda value: value in SAMPLERS)
+_SPACES = list_of({"space": TEXT_BY_NAME, "num_runs": _RUNS}, ("space", "num_runs"))
 _REQUIRED = ("kind", "space", "fixed", "folder", "submitted", "command")
 _REQUIRED_OF_KIND = {
     "random": ("num_runs",),
@@ -82,23 +68,23 @@ class SweepRecord:
         earlier: spaces from which the first runs were drawn: ``{"space": ..., "num_runs": N}``, oldest first.
     """
 
-    kind: str
-    space: Mapping[str, str]
-    fixed: Sequence[str]
-    folder: str
-    submitted: float
-    command: Sequence[str]
-    config_dir: str | None = None
-    seed: int | None = None
-    num_runs: int | None = None
-    time_limit_min: float | None = None
-    deadline: float | None = None
-    min_steps: int | None = None
-    reduction_factor: int | None = None
-    sampler: str | None = None
-    startup_runs: int | None = None
-    program: Sequence[str] | None = None
-    earlier: Sequence[Mapping[str, Any]] = field(default=())
+    kind: Annotated[str, TEXT]
+    space: Annotated[Mapping[str, str], TEXT_BY_NAME]
+    fixed: Annotated[Sequence[str], TEXTS]
+    folder: Annotated[str, PATH]
+    submitted: Annotated[float, TIME]
+    command: Annotated[Sequence[str], TEXTS]
+    config_dir: Annotated[str | None, PATH] = None
+    seed: Annotated[int | None, COUNT] = None
+    num_runs: Annotated[int | None, _RUNS] = None
+    time_limit_min: Annotated[float | None, NUMBER] = None
+    deadline: Annotated[float | None, NUMBER] = None
+    min_steps: Annotated[int | None, _STEPS] = None
+    reduction_factor: Annotated[int | None, _FACTOR] = None
+    sampler: Annotated[str | None, _SAMPLER] = None
+    startup_runs: Annotated[int | None, _RUNS] = None
+    program: Annotated[Sequence[str] | None, TEXTS] = None
+    earlier: Annotated[Sequence[Mapping[str, Any]], _SPACES] = ()
 
     @classmethod
     def read(cls, home: RunDirectory | Path) -> SweepRecord | None:
@@ -127,10 +113,10 @@ class SweepRecord:
         required = (*_REQUIRED, *_REQUIRED_OF_KIND.get(str(found.get("kind")), ()))
         if missing := [name for name in required if found.get(name) is None]:
             raise RunDirectoryError(f"{path}: {missing[0]} is missing; {REMEDY}")
-        if mistake := describe_wrong_field(found, _FIELD_TYPES):
+        if mistake := describe_wrong_field(found, field_types(SweepRecord)):
             raise RunDirectoryError(f"{path}: {mistake}; {REMEDY}")
         # a later version may add fields, and null stands for one that isn't there
-        return cls(**{name: found[name] for name in _FIELD_TYPES if found.get(name) is not None})
+        return cls(**{name: found[name] for name in field_types(SweepRecord) if found.get(name) is not None})
 
     def write(self, home: RunDirectory, mode: int) -> None:
         """Replace the record of a sweep, atomically.

@@ -6,7 +6,8 @@ from dataclasses import asdict
 
 import pytest
 
-from hpctrain.run.evaluation import EvaluationRecord, Score, best_steps, last_evaluation, score_of
+from hpctrain.run.evaluation import EvaluationRecord, Score, best_steps, last_evaluation
+from hpctrain.run.record_fields import decode
 
 
 def test_the_newest_record_counts(directory):
@@ -21,9 +22,7 @@ def test_the_newest_record_counts(directory):
     assert last_evaluation(directory) == EvaluationRecord(step=8, means={"eval/loss": 2.0}, best=best, best_step=4)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", '{"step": "x", "means": {}}', '{"step": 1, "means": 3}', '{"step": 1, "means": null}']
-)
+@pytest.mark.parametrize("text", ["", "[]", '{"step": "x", "means": {}}', '{"step": 1, "means": 3}'])
 def test_a_damaged_record_counts_as_absent(directory, text):
     directory.attempt(1).mkdir()
     (directory.attempt(1) / "evaluation.json").write_text(text)
@@ -36,7 +35,7 @@ def test_a_record_of_a_directory_that_is_gone_is_not_an_error(directory):
 
 def test_a_score_comes_back_from_its_record():
     score = Score("accuracy", "max", 0.1 + 0.2)
-    assert score_of(json.loads(json.dumps(asdict(score)))) == score
+    assert decode(Score, json.loads(json.dumps(asdict(score)))) == score
 
 
 @pytest.mark.parametrize(
@@ -44,7 +43,7 @@ def test_a_score_comes_back_from_its_record():
     [None, 3, {}, {"name": "a", "mode": "up", "value": 1.0}, {"name": "a", "mode": "min", "value": math.nan}],
 )
 def test_a_record_that_is_not_a_score(record):
-    assert score_of(record) is None
+    assert decode(Score, record) is None
 
 
 def test_less_or_more_is_better_and_of_equals_the_earlier():
