@@ -274,16 +274,16 @@ def resume_advice(directory: RunDirectory, reason: Reason) -> str:
     # with the same code and the same keys, it would fail again
     if reason is not Reason.FAILED:
         return f"to resume: {resume_command(directory)}"
-    now = " --code=now" if _has_copy(directory) else ""
+    now = " --code=now" if _code_digest(directory) else ""
     return f"once the cause is fixed, resume with: {resume_command(directory)}{now}"
 
 
-def _has_copy(directory: RunDirectory) -> bool:
-    """Whether the run has a copy of the code, which no correction reaches."""
+def _code_digest(directory: RunDirectory) -> str | None:
+    """Digest of the run's copy of the code, which no correction reaches; None if there is none, or it isn't known."""
     try:
-        return current_code(directory) is not None
+        return None if (copy := current_code(directory)) is None else copy.digest
     except (OSError, RunDirectoryError):
-        return False
+        return None
 
 
 def record_end(
@@ -297,7 +297,6 @@ def record_end(
     job_id: str | None = None,
     nodes: Sequence[str] = (),
     ends_run: bool = False,
-    code: str = "",
     facts: EndFacts | None = None,
 ) -> None:
     """Record the end of an attempt, and its start if the ranks didn't get that far; the first recorded end counts.
@@ -307,12 +306,11 @@ def record_end(
         attempt: the attempt's number.
         outcome: how it ended.
         lost: by rank, the output that its log lacks, in addition to what its exit record says.
-        world_size: number of ranks; this, `job_id`, `nodes` and `code` are fields of the start.
+        world_size: number of ranks; this, `job_id` and `nodes` are fields of the start.
         job_id: its job's id.
         nodes: the nodes of its ranks.
         ends_run: whether no attempt follows automatically. If so, and no step was trained with the configuration of a
             resume, the one from before it is restored, unless the attempt was stopped or cancelled.
-        code: digest of the copy of the code; empty if there is none, or it isn't known.
         facts: more fields of the end; `saved_step`, `error_after_signal` and `incomplete_logs` follow from the others.
 
     Raises:
@@ -330,7 +328,7 @@ def record_end(
         if may_start_over(directory):
             allow_start_over(directory, attempt)
         start = partial(ledger.start, attempt, job_id=job_id, nodes=nodes, world_size=world_size, step=step)
-        write_with_reserve(directory.attempt(attempt), partial(start, StartFacts(code=code or None)))
+        write_with_reserve(directory.attempt(attempt), partial(start, StartFacts(code=_code_digest(directory))))
         outcome = replace(outcome, step=max(step, outcome.step))
     if ends_run and directory.config_before.exists():
         conclude = partial(_conclude_change, directory, attempt, outcome.reason)

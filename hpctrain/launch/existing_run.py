@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,16 +13,14 @@ from hpctrain.attempt.outcome import TIME_BOUND, train_on_command
 from hpctrain.config.checks import check
 from hpctrain.config.identity import decides_the_weights, flat, flat_values
 from hpctrain.config.plain_yaml import read_plain_config
-from hpctrain.config.program import default_texts, placeholders, split_command, values_of_args
+from hpctrain.config.program import default_texts, values_of_args
 from hpctrain.config.root import Config, ProgramConfig, RunConfig
 from hpctrain.config.stored import OPEN_GROUPS, OPEN_OF_PROGRAMS, load_run
 from hpctrain.errors import ConfigError, RunDirectoryError
-from hpctrain.files import read_json_or_empty
 from hpctrain.launch.launch_code import importing_code_of
 from hpctrain.run.config_change import revert_config, trained_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.gone_checkpoints import describe_gone
-from hpctrain.run.manifest import read_varied
 from hpctrain.run.reason import Reason
 from hpctrain.status.before_launch import statuses_before_launch
 from hpctrain.status.run_status import RunStatus
@@ -34,8 +31,6 @@ if TYPE_CHECKING:
     from hpctrain.config.compose import Composer
 
 GLOBAL_BATCH_SIZE = "trainer.global_batch_size"
-TYPED = ["python", "-m", "hpctrain", "run"]
-"""The first words of a command that launches a program."""
 
 
 def revert_failed_changes(directories: Sequence[RunDirectory], report: Printer = print) -> None:
@@ -239,44 +234,8 @@ def print_completed(status: RunStatus, config: RunConfig, *, code_now: bool = Fa
     else:
         print(f"{directory.path}: already completed{status.at_step}{idle}")
     if isinstance(config, ProgramConfig):
-        unused, _ = placeholders(config)
-        used = [key for key in _args(config) if key not in unused]
-        if used:
-            resume = f"python -m hpctrain resume {directory.as_typed} {used[0]}=VALUE"
-            print(f"  {resume} resume.allow_config_change=true    # to continue it with another value")
-        print(f"  {again_command(directory, config)}    # to run it again, in a run directory of its own")
+        print("  to run it again, type its command without run_dir, or with another one")
         return
     assert isinstance(config, Config)
     length = "max_epochs" if config.trainer.max_steps is None else "max_steps"
     print(f"  python -m hpctrain resume {directory.as_typed} trainer.{length}=N    # to train longer")
-
-
-def again_command(directory: RunDirectory, config: ProgramConfig) -> str:
-    """The command that launches the same program as a new run: as it was typed, without the folder of that run."""
-    manifest = read_json_or_empty(directory.manifest)
-    words, command = split_command(_words(manifest.get("command")))
-    if words[: len(TYPED)] != TYPED or not command:
-        values = [f"{key}={config.run.args_as_typed.get(key, value)}" for key, value in _args(config).items()]
-        return shlex.join([*TYPED, *values, "--", *config.run.command])
-    varied = read_varied(directory)
-    kept = [word for word in words[len(TYPED) :] if not _is_replaced(word, varied)]
-    values = [f"{key}={value}" for key, value in varied.items()]
-    folder = str(manifest.get("folder", Path.cwd()))
-    there = "" if Path(folder) == Path.cwd() else f"cd {shlex.quote(folder)} && "
-    return there + shlex.join([*TYPED, *kept, *values, "--", *command])
-
-
-def _args(config: ProgramConfig) -> dict[str, Any]:
-    return flat_values({"args": config.args}) if config.args else {}
-
-
-def _words(typed: object) -> list[str]:
-    try:
-        return shlex.split(typed) if isinstance(typed, str) else []
-    except ValueError:
-        return []
-
-
-def _is_replaced(word: str, varied: Mapping[str, str]) -> bool:
-    key = word.lstrip("+").partition("=")[0]
-    return word == "--multirun" or key in ("run_dir", *varied) or (word == "-m" and bool(varied))

@@ -32,7 +32,7 @@ from hpctrain.rank.private_folder import lockable_folder
 from hpctrain.rank.rank import HostProgram
 from hpctrain.rank.stop_request import STOP_SIGNALS
 from hpctrain.run.checkpoints import saved_step
-from hpctrain.run.code import CheckedCode, code_for_attempt, current_code
+from hpctrain.run.code import code_for_attempt, current_code
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord, first_cause, read_exit_records
 from hpctrain.run.file_system import explain
@@ -83,33 +83,34 @@ def _launch(run: RunPlan, program: HostProgram | None, quiet: Collection[Reason]
     directory, world_size = run.directory, run.resources.world_size
     UnrecordedEnds(directory, Slurm()).close(world_size)
     # a program has imported its code already
-    code = code_for_attempt(directory) if program is None else CheckedCode(current_code(directory))
+    code, damage = code_for_attempt(directory) if program is None else (current_code(directory), "")
+    digest = "" if code is None else code.digest
     # without an address from their user, local ranks meet at a file that only the user can open
     needs_secret = world_size > 1 and not run.is_program and run.training.parallel.init_method != "env://"
     number = Ledger(directory).claim(secret=needs_secret)
     Owner.write(directory.attempt(number), in_program=program is not None)
     attempt = _Attempt(run, number, Notifier(directory, run.config, os.environ), quiet)
-    if code.damage:
-        return attempt.refuse(code.damage, code.digest)
+    if damage:
+        return attempt.refuse(damage)
     attempt.notifier.started(number, socket.gethostname())
     # a process that has lost its GPU can't train another run of its sweep, and keeps its memory there until it ends
     if world_size == 1 and not run.is_program and (program is not None or not has_lost_gpu()):
         # inside an allocation, or in a shell with leftover variables, the launched rank is still the only one
-        alone = environ_replaced(scrubbed(os.environ) | Handover(attempt=number, code=code.digest).variables())
+        alone = environ_replaced(scrubbed(os.environ) | Handover(attempt=number, code=digest).variables())
         # a program's search path is its own
-        imports = imported_from(code.copy) if program is None else contextlib.nullcontext()
+        imports = imported_from(code) if program is None else contextlib.nullcontext()
         with _sudden_exit_concluded(attempt.conclude), alone, imports:
             run_rank(TrainingWorkload(run.training, directory, program=program))
         return attempt.conclude()
     port = run.config.cluster.master_port or free_port()
-    ranks = LocalRanks(directory, number, world_size, port=port, code=code.digest, independent=run.is_program)
+    ranks = LocalRanks(directory, number, world_size, port=port, code=digest, independent=run.is_program)
     try:
-        ranks.run(rank_command(run, code.copy), code_variables(run, code.copy, os.environ))
+        ranks.run(rank_command(run, code), code_variables(run, code, os.environ))
     except OSError as error:
         if len(ranks.processes) == world_size:
             raise
         # on a full disk, a log can't be made
-        return attempt.refuse(f"the ranks can't be started: {explain(error)}", code.digest)
+        return attempt.refuse(f"the ranks can't be started: {explain(error)}")
     return attempt.conclude(ranks)
 
 
@@ -151,11 +152,11 @@ class _Attempt:
     quiet: Collection[Reason]
     kills: int = field(default_factory=oom_kills)
 
-    def refuse(self, why: str, digest: str) -> int:
+    def refuse(self, why: str) -> int:
         """End it before its ranks start: the code isn't what was submitted, or the system refuses to start them."""
         directory, world_size = self.run.directory, self.run.resources.world_size
         outcome = Outcome(Reason.FAILED, saved_step(directory), why)
-        record_end(directory, self.number, outcome, world_size=world_size, ends_run=True, code=digest)
+        record_end(directory, self.number, outcome, world_size=world_size, ends_run=True)
         print(f"hpctrain: {outcome.reason.value}: {why}", file=sys.stderr)
         self.notifier.ended(self.number, outcome)
         self.notifier.finish()
@@ -181,10 +182,8 @@ class _Attempt:
             # because their user asked for it, so that they left no exit record
             report = "ended at once by a second Ctrl-C, without a save"
             outcome = replace(outcome, reason=Reason.INTERRUPTED, report=report)
-        copy = current_code(directory)
-        digest = "" if copy is None else copy.digest
         lost = {} if ranks is None else {0: ranks.lost}
-        record_end(directory, self.number, outcome, lost, world_size=world_size, ends_run=True, code=digest)
+        record_end(directory, self.number, outcome, lost, world_size=world_size, ends_run=True)
         if outcome.report and not is_recorded and outcome.reason not in (Reason.COMPLETED, *self.quiet):
             print(f"hpctrain: {self._end(outcome, first_cause(records))}", file=sys.stderr)
             print(resume_advice(directory, outcome.reason), file=sys.stderr)

@@ -17,7 +17,7 @@ import xxhash
 
 from hpctrain.errors import CheckpointDamagedError
 from hpctrain.files import parse_json, read_bytes
-from hpctrain.run.record_fields import COUNT, TEXT, TIME, describe_wrong_field
+from hpctrain.run.record_fields import COUNT, TEXT, TIME, by_name, describe_wrong_field
 
 INDEX = "index.json"
 FORMAT_VERSION = 1
@@ -39,6 +39,7 @@ _FIELD_TYPES = {
     **dict.fromkeys(("format_version", "step", "samples_seen", "world_size"), COUNT),
     **dict.fromkeys(("algorithm", "config_digest", "weights_digest"), TEXT),
     "time": TIME,
+    "files": by_name({"bytes": COUNT, "checksum": TEXT}, ("bytes", "checksum")),
 }
 
 
@@ -90,19 +91,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
             f"its format is version {version} with {record.get('algorithm')} checksums; "
             f"this hpctrain reads versions {FORMAT_VERSION} and {SHARDED_VERSION} with {ALGORITHM}"
         )
-    if describe_wrong_field(record, _FIELD_TYPES, required=tuple(_FIELD_TYPES)) or not _are_files(record.get("files")):
+    wrong = describe_wrong_field(record, _FIELD_TYPES, required=tuple(_FIELD_TYPES))
+    if wrong or not all(map(_is_name, record["files"])):
         raise CheckpointDamagedError(f"{MANIFEST} lacks fields of the format")
     return dict(record)
-
-
-def _are_files(files: object) -> bool:
-    types = {"bytes": COUNT, "checksum": TEXT}
-    return isinstance(files, dict) and all(
-        isinstance(entry, dict)
-        and not describe_wrong_field(entry, types, required=("bytes", "checksum"))
-        and _is_name(name)
-        for name, entry in files.items()
-    )
 
 
 def _is_name(name: str) -> bool:

@@ -212,15 +212,8 @@ def _describe(
 
 def is_complete(directory: RunDirectory, step: int) -> bool:
     """Whether a step's checkpoint is there by names and sizes; one that the file system fails to read counts."""
-    path = directory.checkpoint(step)
-    try:
-        manifest = read_manifest(path)
-    except ManifestUnreadableError:
-        return True
-    except CheckpointDamagedError:
-        return False
-    problems = wrong_files(path, manifest["files"], verify=False)
-    return manifest["step"] == step and (not problems or any(problem.unreadable for problem in problems))
+    info = _describe(directory.checkpoint(step), step, verify=False)
+    return info.intact or info.unreadable
 
 
 def _still_there(info: CheckpointInfo) -> bool:

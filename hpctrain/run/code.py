@@ -176,24 +176,6 @@ class CodeSnapshot:
         return target.is_absolute() and target.is_relative_to(self.root)
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedCode:
-    """The code of an attempt that is about to start.
-
-    Attributes:
-        copy: from which its ranks import; None for their working directory.
-        damage: what is wrong with it, in one line; empty if nothing is.
-    """
-
-    copy: CodeSnapshot | None = None
-    damage: str = ""
-
-    @property
-    def digest(self) -> str:
-        """Of the copy; empty without one."""
-        return "" if self.copy is None else self.copy.digest
-
-
 def list_of(folder: Path) -> Path:
     """The path of the list of files that belongs to a copy."""
     return folder.with_name(f"{folder.name}.json")
@@ -310,10 +292,14 @@ def current_code(directory: RunDirectory, digest: str | None = None) -> CodeSnap
     )
 
 
-def code_for_attempt(directory: RunDirectory) -> CheckedCode:
-    """Return the checked code of an attempt that is about to start, and make the run's own copy if it needs one.
+def code_for_attempt(directory: RunDirectory) -> tuple[CodeSnapshot | None, str]:
+    """Check the code of an attempt that is about to start, and make the run's own copy if it needs one.
 
     Only the launcher of the attempt calls this, before the ranks start on any node.
+
+    Returns:
+        The copy from which its ranks import, None for their working directory; and what is wrong with it, in one line
+        that is empty if nothing is.
 
     Raises:
         OSError: the file system is unavailable, or full.
@@ -323,7 +309,7 @@ def code_for_attempt(directory: RunDirectory) -> CheckedCode:
     damage = "" if code is None else code.find_damage()
     if code is not None and not damage and code.own_paths is not None and code != code.as_own_copy:
         code = make_own_copy(code)
-    return CheckedCode(code, damage)
+    return code, damage
 
 
 def make_own_copy(code: CodeSnapshot, warn: Printer = print_warning) -> CodeSnapshot:

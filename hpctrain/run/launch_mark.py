@@ -8,13 +8,12 @@ import json
 import os
 import shlex
 import shutil
-import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.errors import RunDirectoryError
-from hpctrain.files import TEMPORARY_PREFIX, read_json_or_empty
+from hpctrain.files import TEMPORARY_PREFIX, open_file, read_json_or_empty
 from hpctrain.run.directory import RunDirectory
 
 _BEGINNING = b'{"command": '
@@ -88,19 +87,13 @@ class LaunchMark:
     def exists(self) -> bool:
         """Whether the directory has the mark of a launch, and not a file of the user with this name."""
         try:
-            file = os.open(self.directory.launching, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with open_file(self.directory.launching) as file:
+                # a launch that was killed, or met a full disk, may have written less
+                return _BEGINNING.startswith(file.read(len(_BEGINNING)))
         except PermissionError:
             return True  # of another user
         except OSError:
             return False
-        try:
-            beginning = os.read(file, len(_BEGINNING)) if stat.S_ISREG(os.fstat(file).st_mode) else b"other"
-        except OSError:
-            return False
-        finally:
-            os.close(file)
-        # a launch that was killed, or met a full disk, may have written less
-        return _BEGINNING.startswith(beginning)
 
     def _open(self) -> int:
         try:

@@ -20,7 +20,7 @@ from hpctrain.launch.containers import ContainerError, RankContainer
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.launch.rank_command import code_variables, rank_command, rank_python
 from hpctrain.run.checkpoints import saved_step
-from hpctrain.run.code import CheckedCode, CodeSnapshot
+from hpctrain.run.code import CodeSnapshot
 from hpctrain.run.exit_record import read_exit_records
 from hpctrain.run.launcher import Handover
 from hpctrain.run.ledger import Attempt, Ledger
@@ -81,12 +81,12 @@ class Ranks:
         self._environ = environ
         self._allocation = allocation
 
-    def run(self, attempt: int, code: CheckedCode, *, in_allocation: int) -> RanksEnd:
+    def run(self, attempt: int, code: CodeSnapshot | None, *, in_allocation: int) -> RanksEnd:
         """Start the ranks, and wait until all have ended.
 
         Args:
             attempt: number of the attempt.
-            code: from which the ranks import.
+            code: from which the ranks import; None for their working directory.
             in_allocation: the number of attempts in this allocation, with this one.
         """
         variables = self._variables(attempt, code, in_allocation)
@@ -98,11 +98,11 @@ class Ranks:
             environ=self._environ,
             step_variables=variables,
             nodes=nodes,
-            code=code.copy,
+            code=code,
         )
         job_name = self._environ.get("SLURM_JOB_NAME")
         try:
-            command = srun_command(self._plan, nodes if outlives_a_node else (), job_name, code.copy, container)
+            command = srun_command(self._plan, nodes if outlives_a_node else (), job_name, code, container)
         except (ContainerError, OSError) as error:
             # a file system that has been lost since the ranks began may come back
             has_begun = isinstance(error, OSError) or self._have_begun()
@@ -117,10 +117,11 @@ class Ranks:
             return RanksEnd(complaints=unseen or unable, nodes=step.nodes)
         return RanksEnd(complaints=unseen or "; ".join(step.complaints), refusal=unable, nodes=step.nodes)
 
-    def _variables(self, attempt: int, code: CheckedCode, in_allocation: int) -> dict[str, str]:
+    def _variables(self, attempt: int, code: CodeSnapshot | None, in_allocation: int) -> dict[str, str]:
         """The variables of the ranks, in addition to the batch script's environment."""
-        handover = Handover(attempt=attempt, logged=True, code=code.digest, version=__version__)
-        variables = {**handover.variables(), **code_variables(self._plan, code.copy, self._environ)}
+        digest = "" if code is None else code.digest
+        handover = Handover(attempt=attempt, logged=True, code=digest, version=__version__)
+        variables = {**handover.variables(), **code_variables(self._plan, code, self._environ)}
         if self._plan.is_program:
             variables |= program_variables(self._plan, self._environ, self._job.slurm, self._job.job_id, in_allocation)
         return variables

@@ -24,7 +24,7 @@ from hpctrain.attempt.unrecorded import UnrecordedEnds
 from hpctrain.errors import ExitCode, HpctrainError, RunDirectoryUnavailableError, SchedulerError, SupersededError
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.retry import retry
-from hpctrain.run.code import CheckedCode, code_for_attempt
+from hpctrain.run.code import CodeSnapshot, code_for_attempt
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.run.start_record import nodes_by_rank
@@ -97,11 +97,13 @@ class Supervisor:
             return exit_code
         while True:
             try:
-                code = self._before_ranks(lambda: code_for_attempt(self.directory), "the run's code can't be read yet")
+                code, damage = self._before_ranks(
+                    lambda: code_for_attempt(self.directory), "the run's code can't be read yet"
+                )
                 attempt = self._claim()
             except STORAGE_ERRORS as error:
                 return self._leave_unwritable(error)
-            ended = RanksEnd(refusal=code.damage) if code.damage else self._run_ranks(attempt, code)
+            ended = RanksEnd(refusal=damage) if damage else self._run_ranks(attempt, code)
             try:
                 outcome, decision = self._conclude(attempt, ended)
             except SupersededError:
@@ -111,7 +113,7 @@ class Supervisor:
                 return ExitCode.INTERRUPTED
             except STORAGE_ERRORS as error:
                 return self._leave_unwritable(error)
-            self._record(attempt, outcome, decision, code.digest)
+            self._record(attempt, outcome, decision)
             # a requeue comes first: it must not wait for the user's command
             exit_code = None if decision.action is Action.RESTART else self._leave(decision)
             self._notify(attempt, outcome, decision, exit_code)
@@ -158,7 +160,7 @@ class Supervisor:
         secret = self._world_size > 1 and not self.plan.is_program
         return self._before_ranks(lambda: self.job.claim(secret=secret), "the run can't be claimed yet")
 
-    def _run_ranks(self, attempt: int, code: CheckedCode) -> RanksEnd:
+    def _run_ranks(self, attempt: int, code: CodeSnapshot | None) -> RanksEnd:
         self._in_allocation += 1
         log.info("attempt %d on %s", attempt, self.allocation.described)
         if self._in_allocation == 1:  # that new ranks follow in the same job was part of the last notification
@@ -238,7 +240,7 @@ class Supervisor:
             return outcome
         return Outcome(Reason.NODE_FAILURE, outcome.step, f"{' '.join(failed)} failed", suspects=failed)
 
-    def _record(self, attempt: int, outcome: Outcome, decision: RequeueDecision, code: str) -> None:
+    def _record(self, attempt: int, outcome: Outcome, decision: RequeueDecision) -> None:
         final = replace(outcome, reason=decision.reason)
         if decision.reason is not outcome.reason:
             # the ranks' own reason would be lost, unless the decision names it
@@ -256,7 +258,6 @@ class Supervisor:
                     job_id=self.job.job_id,
                     nodes=self.allocation.step_nodes,
                     ends_run=decision.action is Action.END,
-                    code=code,
                 ),
                 on=STORAGE_ERRORS,
                 # SLURM will kill this process soon, and it still has to requeue the job

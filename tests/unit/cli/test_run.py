@@ -11,7 +11,6 @@ from hpctrain.cli import main, train
 from hpctrain.config.compose import ProgramComposer
 from hpctrain.config.program import split_command
 from hpctrain.errors import ConfigError
-from hpctrain.launch.existing_run import again_command
 from hpctrain.launch.prepare import prepare
 from hpctrain.launch.rank_command import rank_variables
 from hpctrain.run.exit_record import ExitRecord
@@ -162,35 +161,14 @@ def test_what_other_commands_cannot_do_with_a_program_is_one_line(completed, wor
 
 def test_a_completed_program_has_nothing_left_to_do_and_says_how_to_run_it_again(completed, capsys):
     assert main(["resume", completed]) == 0
-    first, resume, again = capsys.readouterr().out.splitlines()
+    first, again = capsys.readouterr().out.splitlines()
     assert first.endswith("runs/done: already completed; nothing is left to run, and nothing was changed")
-    assert "args.lr=VALUE resume.allow_config_change=true" in resume
-    assert again.strip().startswith("python -m hpctrain run nodes=1 args.lr=1 -- true '{args.lr}'    #")
+    assert again == "  to run it again, type its command without run_dir, or with another one"
     assert main(["resume", completed, "--code=now"]) == 0
     assert "nothing was changed\n" in capsys.readouterr().out
     assert main(["inspect", completed]) == 0
     assert main(["cancel", completed]) == 0
     assert "nothing to cancel: the run is completed" in capsys.readouterr().out
-
-
-def test_a_command_is_repeated_where_it_was_typed_and_one_of_python_is_put_together(completed, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    config = ProgramComposer(["true", "a b"]).compose_program([f"run_dir={tmp_path}/own", "args.x=3"])
-    elsewhere = prepare(config, ["python", "-m", "hpctrain", "run", "args.x=3", "--", "true", "a b"]).directory
-    assert again_command(elsewhere, config) == "python -m hpctrain run args.x=3 -- true 'a b'"
-    monkeypatch.chdir("/")
-    assert again_command(elsewhere, config) == f"cd {tmp_path} && python -m hpctrain run args.x=3 -- true 'a b'"
-    elsewhere.manifest.unlink()
-    assert again_command(elsewhere, config) == "python -m hpctrain run args.x=3 -- true 'a b'"
-
-
-def test_a_value_that_the_command_does_not_use_is_not_proposed_for_a_change(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    words = ["run", "run_dir=own", "args.x=3", "--", "true"]
-    assert main(words) == main(words) == 0
-    out = capsys.readouterr().out
-    assert "own: already completed" in out
-    assert "allow_config_change" not in out
 
 
 def test_warnings_of_several_runs_name_those_that_continue_and_no_completed_one(tmp_path, monkeypatch, capsys):

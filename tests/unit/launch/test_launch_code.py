@@ -292,25 +292,25 @@ def test_each_program_of_a_sweep_has_its_own_copy_also_with_today_s_code(project
     runs = programs(3)
     assert "warning: each run has its own outputs, empty at first; if the program reads" in capsys.readouterr().err
     for run in runs[:2]:
-        folder = code_for_attempt(run).copy.folder
+        folder = code_for_attempt(run)[0].folder
         assert folder.parent == run.code
         (folder / "outputs" / "last").write_text(run.path.name)
     (folder / "my_task.py").unlink()
     with pytest.raises(RunDirectoryError, match=r"R/1/code/\w+/my_task\.py was removed .*--code=now`$"):
         programs(3)
     programs(3, code_now=True)  # the same code
-    assert code_for_attempt(runs[1]).damage == ""
+    assert code_for_attempt(runs[1])[1] == ""
     warnings = capsys.readouterr().err
     assert f"{folder} was changed since it was taken (my_task.py)" in warnings
     assert "empty at first" not in warnings
     (project / "my_task.py").write_text("")
     programs(3, code_now=True)
     for run in runs[:2]:
-        folder = code_for_attempt(run).copy.folder
+        folder = code_for_attempt(run)[0].folder
         assert (folder / "my_task.py").read_text() == ""
         assert (folder / "outputs" / "last").read_text() == run.path.name
     assert not runs[2].code.exists()  # it hasn't begun
-    assert list((code_for_attempt(runs[2]).copy.folder / "outputs").iterdir()) == []
+    assert list((code_for_attempt(runs[2])[0].folder / "outputs").iterdir()) == []
     with pytest.raises(ConfigError, match=r"^run\.cwd=shared: the run in .* began with own, and its files are there"):
         programs(3, ["run.cwd=shared"])
 
@@ -322,13 +322,13 @@ def test_the_programs_of_a_sweep_share_outputs_if_configured_or_begun_so(project
         run.config.write_text(f"{text}  signal: TERM\n")
     (project / "my_task.py").write_text("")
     for now in (False, True):
-        folders = {code_for_attempt(run).copy.folder for run in programs(2, code_now=now)}
+        folders = {code_for_attempt(run)[0].folder for run in programs(2, code_now=now)}
         assert [folder.parent for folder in folders] == [project / "R" / "code"]
 
 
 def test_a_sweep_s_programs_in_an_empty_folder_have_their_own(folder):
     for run in programs(2):
-        assert code_for_attempt(run).copy.folder.parent == run.code
+        assert code_for_attempt(run)[0].folder.parent == run.code
 
 
 def test_programs_of_a_sweep_without_a_copy_are_warned_that_they_share_their_files(folder, capsys):

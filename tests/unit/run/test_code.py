@@ -201,7 +201,7 @@ def begin(home, number, **fields):
 
 def test_a_run_reads_the_copy_and_the_data_and_writes_for_itself(home):
     runs = [begin(home, number) for number in range(2)]
-    codes = [code_for_attempt(run).copy for run in runs]
+    codes = [code_for_attempt(run)[0] for run in runs]
     for run, code in zip(runs, codes, strict=True):
         assert code.folder == run.code / home.digest
         assert (code, code.find_damage()) == (current_code(run), "")
@@ -215,26 +215,26 @@ def test_a_run_reads_the_copy_and_the_data_and_writes_for_itself(home):
         assert not (codes[1].folder / path).exists()
         assert not (home.folder / path).exists()
     assert written_files(codes[0]) == ["new", "outputs", "pkg/beside"]
-    assert code_for_attempt(runs[0]).copy == codes[0]  # after a requeue
+    assert code_for_attempt(runs[0])[0] == codes[0]  # after a requeue
     assert (codes[0].folder / "new").read_text() == "mine"
     assert [path.name for path in runs[0].code.glob(".*")] == []
 
 
 def test_what_other_runs_wrote_into_the_copy_stays_there(home):
     shared = begin(home, 0, own_paths=None)
-    assert code_for_attempt(shared).copy.folder == home.folder
+    assert code_for_attempt(shared)[0].folder == home.folder
     (home.folder / "outputs").unlink()
     for path in ("outputs/last", "log", "pkg/state", "new/state"):
         (home.folder / path).parent.mkdir(exist_ok=True)
         (home.folder / path).write_text("shared")
-    folder = code_for_attempt(begin(home, 1)).copy.folder
+    folder = code_for_attempt(begin(home, 1))[0].folder
     assert [path.name for path in (folder / "outputs").iterdir()] == []
     assert not any((folder / path).exists() for path in ("log", "pkg/state", "new"))
 
 
 def test_a_folder_that_a_program_replaced_by_a_link_or_a_file_is_repaired_inside_of_the_run(home, tmp_path):
     run = begin(home, 0)
-    code = code_for_attempt(run).copy
+    code = code_for_attempt(run)[0]
     storage = tmp_path / "storage"
     storage.mkdir()
     (storage / "net.py").write_text("changed\n")
@@ -252,7 +252,7 @@ def test_a_folder_that_a_program_replaced_by_a_link_or_a_file_is_repaired_inside
 @pytest.mark.parametrize("is_root", [True, False])
 def test_files_are_links_except_for_root_who_may_write_to_them(home, monkeypatch, is_root):
     monkeypatch.setattr(os, "access", lambda *_: is_root)
-    code = code_for_attempt(begin(home, 0)).copy
+    code = code_for_attempt(begin(home, 0))[0]
     assert code.find_damage() == ""
     assert (code.folder / "run.sh").samefile(home.folder / "run.sh") is not is_root
 
@@ -264,7 +264,7 @@ def test_files_that_cannot_have_another_link_are_copied(home, monkeypatch, numbe
 
     monkeypatch.setattr(os, "link", refuse)
     monkeypatch.setattr(os, "access", lambda *_: False)
-    code = code_for_attempt(begin(home, 0)).copy
+    code = code_for_attempt(begin(home, 0))[0]
     assert code.find_damage() == ""
     assert not (code.folder / "run.sh").samefile(home.folder / "run.sh")
 
@@ -272,7 +272,7 @@ def test_files_that_cannot_have_another_link_are_copied(home, monkeypatch, numbe
 def test_a_damaged_copy_is_not_copied(home):
     run = begin(home, 0)
     (home.folder / "run.sh").unlink()
-    assert f"{home.folder}/run.sh was removed" in code_for_attempt(run).damage
+    assert f"{home.folder}/run.sh was removed" in code_for_attempt(run)[1]
     assert not run.code.exists()
 
 
@@ -282,12 +282,12 @@ def test_a_run_that_is_moved_out_of_its_sweep_takes_its_copy_along(home, tmp_pat
     moved = RunDirectory.at(tmp_path / "moved")
     run.path.rename(moved.path)
     shutil.rmtree(home.run.path)
-    code = code_for_attempt(moved)
-    assert (code.damage, code.copy.folder) == ("", moved.code / home.digest)
+    code, damage = code_for_attempt(moved)
+    assert (damage, code.folder) == ("", moved.code / home.digest)
 
 
 def test_what_is_written_through_a_link_is_named(home):
-    code = code_for_attempt(begin(home, 0)).copy
+    code = code_for_attempt(begin(home, 0))[0]
     began = (home.root / "data").stat().st_mtime
     os.utime(home.root / "data" / "old", (began, began))
     assert written_originals(code, began) == []
