@@ -97,7 +97,6 @@ class RankContainer:
         plan: RunPlan,
         attempt: int,
         *,
-        step: str,
         environ: Mapping[str, str],
         step_variables: Mapping[str, str],
         nodes: Sequence[str],
@@ -108,7 +107,6 @@ class RankContainer:
         Args:
             plan: of the run.
             attempt: the attempt's number.
-            step: name of the run's steps: other runs may share the job.
             environ: of the batch script.
             step_variables: the variables of the step that hpctrain sets itself, name to value.
             nodes: of the ranks, in the order of the ranks if each has one.
@@ -118,7 +116,7 @@ class RankContainer:
         if keys.image is None or keys.engine is None:
             return None
         job = JobVariables.read(Variables(environ))
-        name = f"{step}_{job.number}_{job.restart_count}"
+        name = f"{plan.directory.step_name}_{job.number}_{job.restart_count}"
         return cls(
             engine=keys.engine,
             image=keys.image,

@@ -16,7 +16,7 @@ from hpctrain.config.plain_yaml import read_plain_config
 from hpctrain.config.program import default_texts, values_of_args
 from hpctrain.config.root import Config, ProgramConfig, RunConfig
 from hpctrain.config.stored import OPEN_GROUPS, OPEN_OF_PROGRAMS, load_run
-from hpctrain.errors import ConfigError, RunDirectoryError
+from hpctrain.errors import ConfigError
 from hpctrain.launch.launch_code import importing_code_of
 from hpctrain.run.config_change import revert_config, trained_config
 from hpctrain.run.directory import RunDirectory
@@ -72,16 +72,6 @@ def nothing_left(status: RunStatus, config: RunConfig) -> bool:
     else:
         length += [key for key in changed if decides_the_weights(key)]  # refused later, for a training
     return not any(key in length for key in changed)
-
-
-def require_checkpoint(directory: RunDirectory, config: RunConfig) -> None:
-    """Require, before a run is launched again, that a checkpoint is left if it saved any.
-
-    Raises:
-        RunDirectoryError: all are gone, and `resume.from_scratch` doesn't allow starting over.
-    """
-    if not config.resume.from_scratch and (problem := describe_gone(directory)):
-        raise RunDirectoryError(problem)
 
 
 def stored_values(path: Path) -> dict[str, Any]:
@@ -181,12 +171,13 @@ def changed_config(
     """
     keys = {override: override.lstrip("+~").partition("=")[0] for override in overrides}
     stored = load_run(directory.config)
+    command = stored.run.command if isinstance(stored, ProgramConfig) else None
     groups = {key for key in keys.values() if "." not in key}
     default = type(stored)()
     typed = {name for name in type(stored).__dataclass_fields__ if dataclasses.is_dataclass(getattr(default, name))}
     chosen = groups & {*typed, *OPEN_GROUPS}
     if {key.split(".")[0] for key in keys.values()} - {*type(stored).__dataclass_fields__}:
-        _composer(stored, config_dir).refuse_foreign(overrides)
+        composer_of(command, config_dir).refuse_foreign(overrides)
     values = [override for override in overrides if keys[override].split(".")[0] not in chosen]
     config = dataclasses.replace(load_run(directory.config, values), run_dir=str(directory.path))
     if chosen:
@@ -196,21 +187,19 @@ def changed_config(
             wanted.append(f"nodes={config.nodes}")
         if isinstance(stored, Config) and "trainer" not in chosen:
             wanted.append(f"{GLOBAL_BATCH_SIZE}={stored.trainer.global_batch_size}")
-        composed = _composer(stored, config_dir).compose_run(wanted)
+        composed = composer_of(command, config_dir).compose_run(wanted)
         config = dataclasses.replace(config, **{group: getattr(composed, group) for group in chosen})
     with importing_code_of(directory.path, now=code_now):
         check(config)
     return config
 
 
-def _composer(stored: RunConfig, config_dir: str | None) -> Composer:
-    """The composer of the run's kind."""
-    # Hydra takes a tenth of a second to import, and only a changed group needs it
+def composer_of(command: Sequence[str] | None, config_dir: str | None) -> Composer:
+    """The composer of a training, or of a program with its command."""
+    # Hydra takes a tenth of a second to import, and an existing run seldom needs it
     from hpctrain.config.compose import Composer, ProgramComposer
 
-    if isinstance(stored, ProgramConfig):
-        return ProgramComposer(stored.run.command, config_dir)
-    return Composer(config_dir)
+    return Composer(config_dir) if command is None else ProgramComposer(list(command), config_dir)
 
 
 def print_completed(status: RunStatus, config: RunConfig, *, code_now: bool = False) -> None:

@@ -11,12 +11,13 @@ from hpctrain.config.cluster import Slurm
 from hpctrain.config.root import RunConfig
 from hpctrain.errors import ExitCode, RunDirectoryError
 from hpctrain.launch.after import require_others, start_options
-from hpctrain.launch.existing_run import nothing_left, print_completed, require_checkpoint, revert_failed_changes
+from hpctrain.launch.existing_run import nothing_left, print_completed, revert_failed_changes
 from hpctrain.launch.launch_code import LaunchCode, importing_code_of
 from hpctrain.launch.prepare import RunPlan, default_path, plan, prepare, refuse_other_files, undone_on_error
 from hpctrain.launch.sbatch import require_sbatch
 from hpctrain.phrases import counted
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.gone_checkpoints import describe_gone
 from hpctrain.run.reason import Reason
 from hpctrain.status.before_launch import require_stopped
 from hpctrain.status.run_status import RunStatus
@@ -99,7 +100,8 @@ def begin(
         status = require_stopped(existing, force=force)
         if nothing_left(status, config):
             return status
-        require_checkpoint(existing, config)
+        if not config.resume.from_scratch and (problem := describe_gone(existing)):
+            raise RunDirectoryError(problem)
     elif existing is not None:
         refuse_other_files(existing)
     with importing_code_of(config.run_dir, now=code_now):
@@ -117,7 +119,11 @@ def begin(
         seen_bytes = log.stat().st_size if log.exists() else 0
         code = LaunchCode(directory, now=code_now, required=code_required, warn=warn)
         run = prepare(dataclasses.replace(config, run_dir=str(directory.path)), command, report=report, code=code)
-        job_id = _submit(run) if isinstance(config.cluster, Slurm) else None
+        job_id = None
+        if isinstance(config.cluster, Slurm):
+            from hpctrain.launch.submission import submit  # it imports submitit, which is slow
+
+            (job_id,) = submit([run], run.directory)
     return PreparedLaunch(run=run, job_id=job_id, seen_bytes=seen_bytes)
 
 
@@ -149,13 +155,6 @@ def print_plan(run: RunPlan, varied: str = "") -> None:
     else:
         processes = "1 process" if ranks == 1 else f"{ranks} processes"
         print(f"nothing was launched; {processes} here would {verb} in {path}{varied and f' with {varied}'}")
-
-
-def _submit(run: RunPlan) -> str:
-    from hpctrain.launch.submission import submit
-
-    (job_id,) = submit([run], run.directory)
-    return job_id
 
 
 def _report_and_wait(prepared: PreparedLaunch) -> int:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import IO, NoReturn
@@ -26,7 +27,6 @@ from hpctrain.cluster.variables import scrubbed
 from hpctrain.errors import ExitCode
 from hpctrain.files import TEMPORARY_PREFIX
 from hpctrain.launch.prepare import RunPlan
-from hpctrain.launch.rank_command import code_variables, rank_command, rank_variables
 from hpctrain.rank.entry import run_rank
 from hpctrain.rank.private_folder import lockable_folder
 from hpctrain.rank.rank import HostProgram
@@ -105,7 +105,7 @@ def _launch(run: RunPlan, program: HostProgram | None, quiet: Collection[Reason]
     port = run.config.cluster.master_port or free_port()
     ranks = LocalRanks(directory, number, world_size, port=port, code=digest, independent=run.is_program)
     try:
-        ranks.run(rank_command(run, code), code_variables(run, code, os.environ))
+        ranks.run(run.rank_command(code), run.code_variables(code, os.environ))
     except OSError as error:
         if len(ranks.processes) == world_size:
             raise
@@ -212,6 +212,19 @@ def free_port() -> int:
         return port
 
 
+def rank_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
+    """The environment variables of a local rank, which are those of torchrun."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
 @dataclass
 class LocalRanks:
     """The ranks of one attempt as processes of this machine.
@@ -255,7 +268,15 @@ class LocalRanks:
             folder = stack.enter_context(temporary_folder("ranks", lockable_folder()))
             # for a bar: what rank zero prints goes through a pipe
             terminal = os.dup(sys.stdout.fileno()) if can_redraw(sys.stdout) else None
-            common = {**self._handover(f"{folder}/store", terminal).variables(), **more}
+            handover = Handover(
+                attempt=self.attempt,
+                logged=True,
+                store=f"{folder}/store",
+                parent=os.getpid(),
+                terminal=terminal,
+                code=self.code,
+            )
+            common = {**handover.variables(), **more}
             stack.enter_context(handlers_restored(FORWARDED))
             for number in FORWARDED if may_handle_signals() else ():
                 if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
@@ -268,7 +289,9 @@ class LocalRanks:
                     self.processes.append(process)
                     if process.stdout is not None:
                         log = LogFile(self.directory.rank_log(0))
-                        copier = self._copy(process.stdout, log, over_bar=terminal is not None)
+                        copying = partial(copy_output, process.stdout, log, over_bar=terminal is not None)
+                        copier = threading.Thread(target=copying, daemon=True)
+                        copier.start()
             if terminal is not None:
                 os.close(terminal)
             self._watch()
@@ -276,12 +299,6 @@ class LocalRanks:
             self._kill_all()
             copier.join(timeout=GRACE_S)
             self.lost = log.lost
-
-    def _handover(self, store: str, terminal: int | None) -> Handover:
-        parent = os.getpid()
-        return Handover(
-            attempt=self.attempt, logged=True, store=store, parent=parent, terminal=terminal, code=self.code
-        )
 
     def _start(
         self, rank: int, command: list[str], variables: Mapping[str, str], terminal: int | None
@@ -296,11 +313,6 @@ class LocalRanks:
                 pass_fds=() if rank or terminal is None else (terminal,),
                 start_new_session=True,  # the terminal's Ctrl-C reaches the ranks through this process alone, once
             )
-
-    def _copy(self, source: IO[bytes], log: LogFile, *, over_bar: bool) -> threading.Thread:
-        copier = threading.Thread(target=copy_output, args=(source, log), kwargs={"over_bar": over_bar}, daemon=True)
-        copier.start()
-        return copier
 
     def _watch(self) -> None:
         while not self.cut_short:
@@ -361,21 +373,13 @@ def copy_output(source: IO[bytes], log: LogFile, *, over_bar: bool = False) -> N
         over_bar: whether the rank may have drawn a bar on the console, which lines replace.
     """
     at_start = True
-    warnings: list[str] = []
-    log.report = warnings.append
+    log.report = print_warning
     with source, log:
         # to the end in any case: a rank whose pipe is full blocks, and one whose pipe is closed fails
         while data := os.read(source.fileno(), 65536):
             log.write(data)
-            lines = data[: data.rfind(b"\n") + 1] if warnings else data
-            _print(CLEAR_LINE + lines if over_bar and at_start else lines)
-            if lines.endswith(b"\n"):
-                while warnings:
-                    print_warning(warnings.pop())
-            _print(data[len(lines) :])
+            _print(CLEAR_LINE + data if over_bar and at_start else data)
             at_start = data.endswith(b"\n")
-    for warning in warnings:
-        print_warning(warning)
 
 
 def _print(data: bytes) -> None:

@@ -8,8 +8,9 @@ import itertools
 import os
 import shutil
 import stat
+import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,19 +24,26 @@ from hpctrain.config.resume import Resume
 from hpctrain.config.root import Config, ProgramConfig, RunConfig, with_absolute_init
 from hpctrain.config.stored import load_run, to_yaml
 from hpctrain.errors import RunDirectoryError
-from hpctrain.files import read_json_lines, write_atomic, write_json
+from hpctrain.files import write_atomic, write_json
 from hpctrain.launch.after import resolved
 from hpctrain.launch.existing_run import changed_keys, refuse_other_run, with_stored_texts
 from hpctrain.launch.launch_code import LaunchCode
-from hpctrain.run.code import list_of
+from hpctrain.run.code import CodeSnapshot
 from hpctrain.run.config_change import change_config, trained_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.file_system import explain
 from hpctrain.run.gone_checkpoints import STARTS_OVER, allow_start_over
+from hpctrain.run.import_path import python_path
 from hpctrain.run.launch_mark import LaunchMark
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.manifest import manifest
+from hpctrain.startup import is_found_here
 from hpctrain.streams import Printer
+
+IMAGE_PYTHON = "python3"
+"""The Python of an image, by the name that all official ones give it."""
+_COPIES = "[!.]*"
+"""Copies of the code and their lists, without unfinished ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +86,35 @@ class RunPlan:
     def is_program(self) -> bool:
         """Whether the run is a program's, and not a training."""
         return isinstance(self.config, ProgramConfig)
+
+    @property
+    def rank_python(self) -> str:
+        """The Python of the ranks: a path, or a name that is looked up in PATH; in a container, of that."""
+        cluster = self.config.cluster
+        if not isinstance(cluster, Slurm):
+            return sys.executable
+        return cluster.python or (sys.executable if cluster.container.image is None else IMAGE_PYTHON)
+
+    def rank_command(self, code: CodeSnapshot | None) -> list[str]:
+        """Return the command of a rank, which the run directory follows.
+
+        Args:
+            code: from which the rank imports; None for its working directory.
+        """
+        module = "hpctrain.program" if self.is_program else "hpctrain.train"
+        safe = [] if code is None or is_found_here() else ["-P"]
+        return [self.rank_python, *safe, "-u", "-m", module]
+
+    def code_variables(self, code: CodeSnapshot | None, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables with which a rank, and the processes that it starts, import the run's code.
+
+        A rank of a program gets none: it makes those of the program.
+
+        Args:
+            code: from which the rank imports; None for its working directory.
+            environ: of the launcher.
+        """
+        return {} if code is None or self.is_program else {"PYTHONPATH": python_path(code, environ)}
 
 
 def plan(config: RunConfig) -> RunPlan:
@@ -246,7 +283,7 @@ def _content_restored_on_error(directory: RunDirectory) -> Iterator[None]:
         *(directory.attempt(number) / STARTS_OVER for number in directory.claimed_attempts()[-1:]),
     ]
     before = {file: (file.read_bytes(), file.stat()) if file.is_file() else None for file in files}
-    launches, copies = _launches(directory), _copies(directory)
+    launches, copies = _launches(directory), set(directory.code.glob(_COPIES))
     try:
         yield
     except BaseException:
@@ -254,7 +291,8 @@ def _content_restored_on_error(directory: RunDirectory) -> Iterator[None]:
             if _launches(directory) == launches:
                 for file, content in before.items():
                     _restore(file, content)
-                _remove_copies(directory, _copies(directory) - copies)
+                for copy in set(directory.code.glob(_COPIES)) - copies:
+                    shutil.rmtree(copy) if copy.is_dir() else copy.unlink()
                 _remove_empty(absent)
                 # a sweep's folder with a new run in it keeps its new mode
                 if found is not None and set(path.iterdir()) == found[1]:
@@ -262,28 +300,14 @@ def _content_restored_on_error(directory: RunDirectory) -> Iterator[None]:
         raise
 
 
-def _launches(directory: RunDirectory) -> tuple[dict[Path, int], list[int]]:
-    """What changes when a job is recorded or an attempt claimed."""
+def _launches(directory: RunDirectory) -> set[tuple[Path, int]]:
+    """What changes when a job is recorded or an attempt claimed: of a run, of a sweep's runs, or of a search."""
     path, name = directory.path, directory.jobs.name
-    records = [directory.jobs, *path.glob(f"[0-9]*/{name}")]  # of a sweep's runs, too
-    if path.name.isdecimal():
-        records.append(path.parent / name)  # of a search, whose tasks ask for this run
-    sizes = {file: size for file in records if file.is_file() and (size := file.stat().st_size)}
-    return sizes, directory.claimed_attempts()
-
-
-def _copies(directory: RunDirectory) -> set[str]:
-    """The digests of the copies of the code, without unfinished ones."""
-    return {path.stem for path in directory.code.glob("[!.]*")}
-
-
-def _remove_copies(directory: RunDirectory, digests: Collection[str]) -> None:
-    """Remove copies of the code that no run uses; another launch into the same sweep may have made some of them."""
-    records = [directory.code_records, *directory.path.glob("*/code.jsonl")] if digests else []
-    used = {record.get("digest") for file in records for record in read_json_lines(file)}
-    for digest in set(digests) - used:
-        shutil.rmtree(directory.code / digest, ignore_errors=True)
-        list_of(directory.code / digest).unlink(missing_ok=True)
+    # the tasks of a search ask for this run
+    folders = [path, *path.glob("[0-9]*"), *([path.parent] if path.name.isdecimal() else [])]
+    sizes = {(folder / name, (folder / name).stat().st_size) for folder in folders if (folder / name).is_file()}
+    claims = {(claim, 0) for folder in folders for claim in RunDirectory(folder).claims.glob("[0-9]*")}
+    return {record for record in sizes if record[1]} | claims
 
 
 def _restore(file: Path, before: tuple[bytes, os.stat_result] | None) -> None:

@@ -350,13 +350,9 @@ def _cancelled(job_ids: Sequence[str], recorded: Sequence[str], error: BaseExcep
     else:
         why = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
     others = f"; {numbered('job', recorded)} stayed" if recorded else ""
-    left = list(job_ids)
-    try:
-        while left:
-            Slurm().cancel(left[0])
-            del left[0]
-    except SchedulerError as problem:
-        failed = f"{numbered('job', left)} could be neither recorded ({why}) nor cancelled ({problem}){others}"
-        return SchedulerError(f"{failed}; cancel with `scancel {' '.join(left)}`")
+    if refused := Slurm().cancel_all(job_ids):
+        problem = next(iter(refused.values()))
+        failed = f"{numbered('job', list(refused))} could be neither recorded ({why}) nor cancelled ({problem}){others}"
+        return SchedulerError(f"{failed}; cancel with `scancel {' '.join(refused)}`")
     done = f"{numbered('job', job_ids)} could not be recorded ({why}), and had to be cancelled{others}"
     return SchedulerError(f"{done}; run the command again")

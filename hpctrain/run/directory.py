@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import stat
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -122,6 +123,11 @@ class RunDirectory:
     def as_typed(self) -> str:
         """The path quoted for a shell, for commands that are shown to the user."""
         return shlex.quote(str(self.path))
+
+    @property
+    def step_name(self) -> str:
+        """The name of SLURM's steps of the run, by which a new supervisor finds its ranks: others are the user's."""
+        return f"hpctrain_{zlib.crc32(os.fsencode(self.path)):08x}"
 
     def bundle(self, name: str) -> Path:
         """The description of the container of an attempt's ranks, for SLURM's own containers."""

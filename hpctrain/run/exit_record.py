@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 from hpctrain.files import read_json_or_empty, write_json
-from hpctrain.run.file_system import release_of_rank, write_with_reserve
+from hpctrain.run.file_system import release, write_with_reserve
 from hpctrain.run.reason import Reason
 from hpctrain.run.record_fields import COUNT, COUNTS_BY_NAME, FLAG, TEXT, TIME, FieldType, decode
 
@@ -91,7 +91,7 @@ class ExitRecord:
         """
         path = claim / f"rank_{self.rank}.json"
         write_with_reserve(claim, lambda: write_json(path, asdict(self)), rank=self.rank)
-        release_of_rank(claim, self.rank)
+        release(claim, self.rank)
 
 
 def read_exit_records(claim: Path) -> dict[int, ExitRecord]:

@@ -33,7 +33,7 @@ RESERVED_BYTES = 256 * 2**10
 """Size of the file that the launcher and the ranks share: a traceback may be long."""
 SMALL_RESERVED_BYTES = 16 * 2**10
 """Size of each other file."""
-LAUNCHER_RESERVES = tuple(f"{RESERVE}_{number}" for number in (1, 2, 3))
+LAUNCHER_RESERVES = ("room_1", "room_2", "room_3")
 """For the marker of the end, a record that doesn't exist yet, and a temporary file."""
 
 
@@ -189,17 +189,11 @@ def reserve_for_rank(claim: Path, rank: int) -> None:
         _of_rank(claim, rank).write_bytes(os.urandom(SMALL_RESERVED_BYTES))
 
 
-def release(claim: Path) -> None:
-    """Release what is left, once the end is recorded."""
+def release(claim: Path, rank: int | None = None) -> None:
+    """Release what is left, once the end of the attempt is recorded, or that of a rank."""
     with contextlib.suppress(OSError):
-        for path in claim.glob(f"{RESERVE}*"):
+        for path in claim.glob(f"{RESERVE}*") if rank is None else [_of_rank(claim, rank)]:
             path.unlink(missing_ok=True)
-
-
-def release_of_rank(claim: Path, rank: int) -> None:
-    """Release the file of a rank that has written its exit record."""
-    with contextlib.suppress(OSError):
-        _of_rank(claim, rank).unlink(missing_ok=True)
 
 
 def write_with_reserve(claim: Path, write: Callable[[], None], *, rank: int | None = None) -> None:

@@ -131,9 +131,8 @@ class Attempt(StartFacts, EndFacts, TimesRecord):
         return replace(self, **_recorded(TimesRecord.read(directory.attempt(self.attempt)))) if self.open else self
 
 
-_FIELD_TYPES = {"step": COUNT, "time": TIME, "reason": TEXT, **field_types(Attempt)}
+_EVENT_TYPES = {"step": COUNT, "time": TIME, "reason": TEXT}
 _EVENTS = ("start", "end")
-_FACTS = [field.name for facts in (StartFacts, EndFacts, TimesRecord) for field in fields(facts)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,27 +153,23 @@ class Ledger:
             RunDirectoryError: a field of a record has the wrong type.
         """
         by_number: dict[int, dict[str, Any]] = {}
-        path = self.directory.attempts
+        path, types = self.directory.attempts, _EVENT_TYPES | field_types(Attempt)
         for record in read_json_lines(path):
             number = record.get("attempt")
             if not isinstance(number, int) or not COUNT.accepts(number):
                 continue
-            require_fields(path, record, _FIELD_TYPES)
+            require_fields(path, record, types)
             values = by_number.setdefault(number, {})
             event = str(record.get("event"))
             if event not in _EVENTS or f"{event}_time" in values:
                 continue
-            facts = {name: value for name in _FACTS if (value := record.get(name)) is not None}
+            facts = {name: value for name in field_types(Attempt) if (value := record.get(name)) is not None}
             facts |= {name: tuple(value) for name, value in facts.items() if isinstance(value, list)}
             values |= {f"{event}_{name}": record.get(name) for name in ("step", "time")}
-            if event == "start":
-                values |= {"job_id": record.get("job_id"), "world_size": record.get("world_size")}
-                values["nodes"] = tuple(record.get("nodes") or ())
-                # the end may come first in the file, and its facts are newer
-                values |= facts | values
-            else:
+            # the end may come first in the file, and its facts are newer
+            values |= facts | values if event == "start" else facts
+            if event == "end":
                 values["reason"], values["detail"] = _reason(record)
-                values |= facts
         return [Attempt(attempt=number, **values) for number, values in sorted(by_number.items())]
 
     def attempt(self, number: int) -> Attempt:

@@ -57,6 +57,10 @@ def _is_path(value: object) -> bool:
         return False
 
 
+def _values_of(values: FieldType, name: str) -> FieldType:
+    return FieldType(name, lambda value: isinstance(value, dict) and all(map(values.accepts, value.values())))
+
+
 def up_to(largest: int) -> FieldType:
     """The type of whole numbers from 0 to a largest one, for what is counted through or allocated."""
     return FieldType(f"a whole number from 0 to {largest}", lambda value: COUNT.accepts(value) and value <= largest)
@@ -66,22 +70,14 @@ TEXT = FieldType("a string", lambda value: isinstance(value, str))
 PATH = FieldType("a path", _is_path, Path)
 NAME = FieldType("a name", lambda value: TEXT.accepts(value) and len(value.split()) == 1)
 TEXTS = FieldType("a list of strings", _are_texts, tuple)
-TEXT_BY_NAME = FieldType(
-    "an object of strings", lambda value: isinstance(value, dict) and _are_texts([*value.values()])
-)
-TEXTS_BY_NAME = FieldType(
-    "an object of lists of strings", lambda value: isinstance(value, dict) and all(map(_are_texts, value.values()))
-)
+TEXT_BY_NAME = _values_of(TEXT, "an object of strings")
+TEXTS_BY_NAME = _values_of(TEXTS, "an object of lists of strings")
 NUMBER = FieldType("a number", _is_number)
-NUMBERS_BY_NAME = FieldType(
-    "numbers by name", lambda value: isinstance(value, dict) and all(map(_is_number, value.values()))
-)
+NUMBERS_BY_NAME = _values_of(NUMBER, "numbers by name")
 POSITIVE = FieldType("a number above 0", lambda value: _is_number(value) and value > 0)
 WHOLE = FieldType("a whole number", _is_whole)
 COUNT = FieldType("a whole number, 0 or more", lambda value: _is_whole(value) and value >= 0)
-COUNTS_BY_NAME = FieldType(
-    "counts by name", lambda value: isinstance(value, dict) and all(map(COUNT.accepts, value.values()))
-)
+COUNTS_BY_NAME = _values_of(COUNT, "counts by name")
 RANKS = up_to(2**20)
 """A number of ranks: some messages list them."""
 TIME = FieldType("epoch seconds", lambda value: _is_number(value) and 0 <= value < _LAST_TIME)
@@ -158,24 +154,20 @@ def read_fields(path: Path, types: Mapping[str, FieldType], required: tuple[str,
 
 def list_of(types: Mapping[str, FieldType], required: tuple[str, ...]) -> FieldType:
     """The type of lists of records."""
-
-    def accepts(value: object) -> bool:
-        return isinstance(value, list) and all(_is_record(one, types, required) for one in value)
-
-    return FieldType(f"a list of objects with {', '.join(required)}", accepts)
+    record = _record_of(types, required)
+    name = f"a list of {record.name}"
+    return FieldType(name, lambda value: isinstance(value, list) and all(map(record.accepts, value)))
 
 
 def by_name(types: Mapping[str, FieldType], required: tuple[str, ...]) -> FieldType:
     """The type of records by name."""
-
-    def accepts(value: object) -> bool:
-        return isinstance(value, dict) and all(_is_record(one, types, required) for one in value.values())
-
-    return FieldType(f"an object of objects with {', '.join(required)}", accepts)
+    record = _record_of(types, required)
+    return _values_of(record, f"an object of {record.name}")
 
 
-def _is_record(value: object, types: Mapping[str, FieldType], required: tuple[str, ...]) -> bool:
-    return isinstance(value, dict) and not describe_wrong_field(value, types, required)
+def _record_of(types: Mapping[str, FieldType], required: tuple[str, ...]) -> FieldType:
+    name = f"objects with {', '.join(required)}"
+    return FieldType(name, lambda value: isinstance(value, dict) and not describe_wrong_field(value, types, required))
 
 
 def finite_numbers(record: Mapping[str, Any]) -> dict[str, float]:

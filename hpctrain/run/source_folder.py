@@ -32,7 +32,8 @@ SECRET_FILES = (
 )
 """Patterns of names, as in `fnmatch`, in lower case."""
 SECRET_PATHS = (
-    *(".docker/config.json", "containers/auth.json", "huggingface/token", "huggingface/stored_tokens", "gh/hosts.yml"),
+    *("/.docker/config.json", "/containers/auth.json", "/huggingface/token", "/huggingface/stored_tokens"),
+    "/gh/hosts.yml",
 )
 """Ends of paths."""
 SECRET_FOLDERS = (
@@ -47,7 +48,6 @@ NO_SECRETS = (
 """Ends of names of code, texts, and samples without values, whatever else the names say."""
 SAMPLE = re.compile(r"\.(example|sample|template)\.")
 _IS_SECRET_FILE = re.compile("|".join(map(fnmatch.translate, SECRET_FILES)))
-_SECRET_ENDS = tuple(f"/{path}" for path in SECRET_PATHS)
 _IN_SECRET_FOLDER = re.compile(
     rf"(?P<folder>(?:.*?/)?(?:{'|'.join(map(re.escape, SECRET_FOLDERS))}))(?:/|\Z)", re.DOTALL
 )
@@ -166,7 +166,7 @@ def secret_part(path: str) -> str:
     name = lower.rpartition("/")[2]
     if name.endswith(NO_SECRETS) or SAMPLE.search(name):
         return ""
-    return path if _IS_SECRET_FILE.fullmatch(name) or f"/{lower}".endswith(_SECRET_ENDS) else ""
+    return path if _IS_SECRET_FILE.fullmatch(name) or f"/{lower}".endswith(SECRET_PATHS) else ""
 
 
 def secret_folder(path: str) -> str:

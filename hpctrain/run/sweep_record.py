@@ -104,16 +104,14 @@ class SweepRecord:
             found = read_json(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except IrregularFileError as error:
-            raise RunDirectoryError(f"{path}: {error.strerror}; {REMEDY}") from error
         except OSError as error:
-            raise RunDirectoryError(f"{path}: can't be read ({error.strerror}); ask its owner") from error
+            remedy = REMEDY if isinstance(error, IrregularFileError) else "ask its owner"
+            raise RunDirectoryError(f"{path}: can't be read ({error.strerror}); {remedy}") from error
         except RunDirectoryError as error:
             raise RunDirectoryError(f"{error}; {REMEDY}") from error
         required = (*_REQUIRED, *_REQUIRED_OF_KIND.get(str(found.get("kind")), ()))
-        if missing := [name for name in required if found.get(name) is None]:
-            raise RunDirectoryError(f"{path}: {missing[0]} is missing; {REMEDY}")
-        if mistake := describe_wrong_field(found, field_types(SweepRecord)):
+        missing = next((f"{name} is missing" for name in required if found.get(name) is None), "")
+        if mistake := missing or describe_wrong_field(found, field_types(SweepRecord)):
             raise RunDirectoryError(f"{path}: {mistake}; {REMEDY}")
         # a later version may add fields, and null stands for one that isn't there
         return cls(**{name: found[name] for name in field_types(SweepRecord) if found.get(name) is not None})

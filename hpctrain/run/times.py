@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,7 +46,7 @@ class PhaseTimes:
         return sum(max(0.0, getattr(self, name) or 0.0) for name in STARTING)
 
 
-SPENT = tuple(field.name for field in fields(PhaseTimes))
+SPENT = tuple(PhaseTimes.__annotations__)
 STARTING = ("import_s", "rendezvous_s", "build_s", "load_s", "first_step_s")
 """From the process's start to the end of the first new step, in this order; without evaluations."""
 
@@ -68,10 +68,7 @@ class TimesRecord(PhaseTimes):
     def read(cls, claim: Path) -> TimesRecord:
         """Read the record in a claim; without one, all fields are None."""
         record: dict[str, Any] = read_times(claim)
-        return cls(**{name: record[name] for name in _FIELD_TYPES if name in record})
-
-
-_FIELD_TYPES = field_types(TimesRecord)
+        return cls(**{name: record[name] for name in field_types(TimesRecord) if name in record})
 
 
 class Times:
@@ -189,4 +186,5 @@ def describe_start(spent: Mapping[str, float]) -> str:
 def read_times(claim: Path) -> dict[str, float]:
     """The fields of an attempt's `TimesRecord`, and numbers that only a later version knows; empty without a record."""
     found = finite_numbers(read_json_or_empty(claim / FILE_NAME))
-    return {name: value for name, value in found.items() if _FIELD_TYPES.get(name, NUMBER).accepts(value)}
+    types = field_types(TimesRecord)
+    return {name: value for name, value in found.items() if types.get(name, NUMBER).accepts(value)}

@@ -22,7 +22,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from hpctrain.cluster.environment import ClusterEnvironment, is_rank
 from hpctrain.cluster.slurm_step import JobVariables
@@ -33,6 +32,7 @@ from hpctrain.config.resources import resources_of
 from hpctrain.config.stored import load_run
 from hpctrain.errors import ERROR_PREFIX, ClusterEnvironmentError, ConfigError, ExitCode, HpctrainError
 from hpctrain.files import read_bytes
+from hpctrain.launch.existing_run import composer_of
 from hpctrain.launch.prepare import RunPlan, prepare_as_rank
 from hpctrain.retry import retry
 from hpctrain.run.directory import RunDirectory, umask_of
@@ -44,9 +44,6 @@ from hpctrain.supervise.allocation import allocation_overrides
 from hpctrain.supervise.job import forbid_requeue
 from hpctrain.supervise.supervisor import STORAGE_ERRORS, STORAGE_S, Supervisor
 from hpctrain.terminal import guard_output
-
-if TYPE_CHECKING:
-    from hpctrain.config.compose import Composer
 
 COMMAND = "python -m hpctrain.supervise"
 
@@ -104,15 +101,21 @@ def plan_run(arguments: Sequence[str], environ: Mapping[str, str]) -> RunPlan:
     if "SLURM_JOB_ID" in environment.unparsable:
         raise Variables(environ).error("expected SLURM_JOB_ID to be a whole number in a batch script", "SLURM_JOB_ID")
     if environment.job_id is None or is_rank(environ):
-        elsewhere = (
-            f"{'run ' if '--' in arguments else ''}cluster=slurm KEY=VALUE ...{' -- COMMAND' * ('--' in arguments)}"
-        )
+        elsewhere = "run cluster=slurm KEY=VALUE ... -- COMMAND" if is_program else "cluster=slurm KEY=VALUE ..."
         problem = f"{COMMAND} is for batch scripts; elsewhere type python -m hpctrain {elsewhere}"
         raise ClusterEnvironmentError(problem, {})
     if not is_program and len(words) == 1 and "=" not in words[0] and not words[0].startswith("~"):
         return _patiently(lambda: _open_run(words[0]), environment, "the run directory can't be read")
-    composer = _composer(command if is_program else None, options.config_dir)
-    return _prepare_run(composer, words, [*COMMAND.split(), *arguments], environ, environment)
+    composer = composer_of(command if is_program else None, options.config_dir)
+    config = composer.compose_run([*allocation_overrides(environ, words), *words])
+    if not isinstance(config.cluster, SlurmCluster):
+        raise ConfigError("cluster", config.cluster.kind, "isn't a SLURM cluster", "leave it out in a batch script")
+    typed_words = [*COMMAND.split(), *arguments]
+    return _patiently(
+        lambda: prepare_as_rank(config, typed_words, environment, takes_code=True),
+        environment,
+        "the run directory can't be prepared",
+    )
 
 
 def _open_run(path: str) -> RunPlan:
@@ -120,35 +123,6 @@ def _open_run(path: str) -> RunPlan:
     read_bytes(directory.config)  # `load` would report an error of the file system as one of the configuration
     config = load_run(directory.config)
     return RunPlan(config, directory, resources_of(config))
-
-
-def _composer(command: list[str] | None, config_dir: str | None) -> "Composer":
-    """The composer of a training, or of a program with its command."""
-    # they import Hydra, which a run that exists doesn't need
-    if command is None:
-        from hpctrain.config.compose import Composer
-
-        return Composer(config_dir)
-    from hpctrain.config.compose import ProgramComposer
-
-    return ProgramComposer(command, config_dir)
-
-
-def _prepare_run(
-    composer: "Composer",
-    words: list[str],
-    command: Sequence[str],
-    environ: Mapping[str, str],
-    environment: ClusterEnvironment,
-) -> RunPlan:
-    config = composer.compose_run([*allocation_overrides(environ, words), *words])
-    if not isinstance(config.cluster, SlurmCluster):
-        raise ConfigError("cluster", config.cluster.kind, "isn't a SLURM cluster", "leave it out in a batch script")
-    return _patiently(
-        lambda: prepare_as_rank(config, command, environment, takes_code=True),
-        environment,
-        "the run directory can't be prepared",
-    )
 
 
 def _patiently(act: Callable[[], RunPlan], environment: ClusterEnvironment, problem: str) -> RunPlan:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import signal
 import threading
 import time
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -23,7 +21,6 @@ from hpctrain.errors import ExitCode, HpctrainError, SchedulerError, SupersededE
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.retry import retry
 from hpctrain.run.checkpoints import saved_step
-from hpctrain.run.directory import RunDirectory
 from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.run.reason import Reason
@@ -39,11 +36,6 @@ KILLING_S = 10
 T = TypeVar("T")
 
 log = logging.getLogger("hpctrain.supervise")
-
-
-def step_name(directory: RunDirectory) -> str:
-    """The name of the steps of a run, by which a new supervisor finds its ranks: others in the job are the user's."""
-    return f"hpctrain_{zlib.crc32(os.fsencode(directory.path)):08x}"
 
 
 def forbid_requeue(slurm: Slurm, job_id: str) -> None:
@@ -66,7 +58,6 @@ class CurrentJob:
         plan: of the run.
         slurm: queries and requeues the job.
         environ: the batch script's environment.
-        silence_s: seconds for which to retry a query while SLURM doesn't answer.
 
     Attributes:
         job_id: as users type it.
@@ -78,7 +69,7 @@ class CurrentJob:
         follows: which job continues the run, in a phrase; empty as long as none does.
     """
 
-    def __init__(self, plan: RunPlan, slurm: Slurm, environ: Mapping[str, str], silence_s: float = SILENCE_S) -> None:
+    def __init__(self, plan: RunPlan, slurm: Slurm, environ: Mapping[str, str]) -> None:
         self.plan = plan
         self.directory = plan.directory
         self.slurm = slurm
@@ -91,7 +82,6 @@ class CurrentJob:
         self.attempt = 0
         self.began = time.time()
         self.follows = ""
-        self._silence_s = silence_s
         self._ledger = Ledger(plan.directory)
         self._claiming = threading.Lock()
         # guards the attributes below, and is held during queries to SLURM: two threads must not requeue the job twice;
@@ -170,10 +160,6 @@ class CurrentJob:
             if self._termination is not None or is_known:
                 return self._termination
             return self.termination(outcome.stop_signal)
-
-    def check_in_background(self) -> None:
-        """Check the job in another thread, so that the caller can keep reading srun's output."""
-        threading.Thread(target=self.check, daemon=True).start()
 
     def check(self) -> None:
         """Find out whether SLURM is killing the job; if so, record why, and requeue the job if that is what follows."""
@@ -387,7 +373,7 @@ class CurrentJob:
                 self.slurms_restarts = record.restarts
 
     def _steps(self) -> tuple[str, ...]:
-        return self._ask(lambda: self.slurm.steps(self.job_id, step_name(self.directory))) or ()
+        return self._ask(lambda: self.slurm.steps(self.job_id, self.directory.step_name)) or ()
 
     def _ask(self, question: Callable[[], T | None]) -> T | None:
         def ask() -> T | None:
@@ -411,7 +397,7 @@ class CurrentJob:
         return retry(
             act,
             on=SchedulerSilentError,
-            for_s=self._silence_s,
+            for_s=SILENCE_S,
             every_s=0.5,
             slowing_to_s=15.0,
             problem="SLURM doesn't answer",

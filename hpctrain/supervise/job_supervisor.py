@@ -15,10 +15,10 @@ from hpctrain.run.directory import umask_of
 from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Attempt
 from hpctrain.run.reason import Reason
-from hpctrain.scheduler.slurm import SILENCE_S, Slurm
+from hpctrain.scheduler.slurm import Slurm
 from hpctrain.supervise.ranks import print_error
 from hpctrain.supervise.signals import catch_signals, watch_signals
-from hpctrain.supervise.supervisor import STORAGE_S, Supervisor
+from hpctrain.supervise.supervisor import Supervisor
 
 STANDARD_OUTPUT = 1
 """Its file descriptor."""
@@ -50,22 +50,11 @@ class JobSupervisor:
     Args:
         environ: the batch script's environment.
         slurm: queries and requeues the job; None for that of the environment.
-        storage_s: seconds to retry I/O while the file system is unavailable.
-        silence_s: seconds to retry a query while SLURM doesn't answer.
     """
 
-    def __init__(
-        self,
-        environ: Mapping[str, str],
-        slurm: Slurm | None = None,
-        *,
-        storage_s: float = STORAGE_S,
-        silence_s: float = SILENCE_S,
-    ) -> None:
+    def __init__(self, environ: Mapping[str, str], slurm: Slurm | None = None) -> None:
         self._environ = environ
         self._slurm = slurm or Slurm(environ)
-        self._storage_s = storage_s
-        self._silence_s = silence_s
         self._lost: frozenset[str] = frozenset()
         self._current: Supervisor | None = None
         watch_signals(catch_signals(), self._check)
@@ -79,7 +68,8 @@ class JobSupervisor:
             plan: of the run.
         """
         is_first = self._current is None
-        supervisor = self._supervisor(plan)
+        supervisor = self._current = Supervisor(plan, self._environ, self._slurm, shares_job=True)
+        supervisor.allocation.lose(self._lost)
         # a job whose time limit is shorter than the warning has to gain something each time
         if not is_first and supervisor.job.requeue_if_ending(plan.slurm.signal_delay_s):
             return RunEnd(ExitCode.INTERRUPTED, None, job_ends=True)
@@ -91,19 +81,6 @@ class JobSupervisor:
         finally:
             # SLURM doesn't give a dead node back to the allocation
             self._lost |= supervisor.allocation.lost
-
-    def _supervisor(self, plan: RunPlan) -> Supervisor:
-        supervisor = Supervisor(
-            plan,
-            self._environ,
-            self._slurm,
-            storage_s=self._storage_s,
-            silence_s=self._silence_s,
-            shares_job=True,
-        )
-        supervisor.allocation.lose(self._lost)
-        self._current = supervisor
-        return supervisor
 
     def _run(self, supervisor: Supervisor) -> RunEnd:
         job, records = supervisor.job, JobRecords(supervisor.directory)

@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,7 +19,6 @@ from hpctrain.cluster.variables import Variables
 from hpctrain.errors import ClusterEnvironmentError, HpctrainError, SchedulerError
 from hpctrain.launch.containers import ContainerError, RankContainer
 from hpctrain.launch.prepare import RunPlan
-from hpctrain.launch.rank_command import code_variables, rank_command, rank_python
 from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.code import CodeSnapshot
 from hpctrain.run.exit_record import read_exit_records
@@ -27,7 +27,7 @@ from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.startup import __version__
 from hpctrain.supervise.allocation import Allocation
-from hpctrain.supervise.job import CurrentJob, step_name
+from hpctrain.supervise.job import CurrentJob
 
 COMPLAINT = re.compile(r"(?:srun|slurmstepd\S*): (?:error: |fatal: )?(?P<text>.*)")
 NOT_OF_INTEREST = re.compile(r"launch/slurm: |Job step aborted|Force Terminated")
@@ -94,7 +94,6 @@ class Ranks:
         container = RankContainer.of_attempt(
             self._plan,
             attempt,
-            step=step_name(self._directory),
             environ=self._environ,
             step_variables=variables,
             nodes=nodes,
@@ -111,7 +110,7 @@ class Ranks:
         step = Step(command, environ, ends_with_a_node=outlives_a_node)
         unseen = self._watch(step)
         log.info("srun exited with code %d", step.code)
-        unable = unable_python(self._directory, attempt, step.complaints, rank_python(self._plan))
+        unable = unable_python(self._directory, attempt, step.complaints, self._plan.rank_python)
         if unable and self._have_begun():
             # it worked before: a node has lost it, such as with a file system, and the next attempt may find it
             return RanksEnd(complaints=unseen or unable, nodes=step.nodes)
@@ -121,7 +120,7 @@ class Ranks:
         """The variables of the ranks, in addition to the batch script's environment."""
         digest = "" if code is None else code.digest
         handover = Handover(attempt=attempt, logged=True, code=digest, version=__version__)
-        variables = {**handover.variables(), **code_variables(self._plan, code, self._environ)}
+        variables = {**handover.variables(), **self._plan.code_variables(code, self._environ)}
         if self._plan.is_program:
             variables |= program_variables(self._plan, self._environ, self._job.slurm, self._job.job_id, in_allocation)
         return variables
@@ -137,7 +136,8 @@ class Ranks:
             if first := {message for message in awaited if message.match(line)}:
                 awaited -= first
                 # what srun says may be the only sign that SLURM kills the job: its SIGTERM may not reach this process
-                self._job.check_in_background()
+                # in another thread: srun blocks if its output isn't read
+                threading.Thread(target=self._job.check, daemon=True).start()
         return unseen
 
     def _describe_unseen(self, rank: str) -> str:
@@ -186,7 +186,7 @@ def srun_command(
     num_nodes = max(len(nodes), plan.node_counts[-1]) if nodes else plan.resources.num_nodes
     # --job-name also changes SLURM_JOB_NAME in the environment of the ranks
     restored = [] if job_name is None else ["env", f"SLURM_JOB_NAME={job_name}"]
-    command = [*restored, *rank_command(plan, code), str(plan.directory.path)]
+    command = [*restored, *plan.rank_command(code), str(plan.directory.path)]
     options, command = ([], command) if container is None else container.enter(command)
     return [*srun_options(plan, nodes, num_nodes=num_nodes, container=options), *command]
 
@@ -208,7 +208,7 @@ def srun_options(plan: RunPlan, nodes: Sequence[str], *, num_nodes: int, contain
         f"--ntasks-per-node={resources.processes_per_node}",
         "--kill-on-bad-exit=1",
         f"--wait={0 if plan.is_program else EXITING_S}",  # 0: without a limit
-        f"--job-name={step_name(directory)}",
+        f"--job-name={directory.step_name}",
         "--export=ALL",  # with a site's --export=NONE srun would keep this process's environment from the ranks, too
         "--open-mode=append",
         f"--output={str(directory.logs).replace('%', '%%')}/rank_%t.log",

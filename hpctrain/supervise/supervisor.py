@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from hpctrain.attempt.notification import SOON_S, Notifier
@@ -28,11 +29,11 @@ from hpctrain.run.code import CodeSnapshot, code_for_attempt
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.run.start_record import nodes_by_rank
-from hpctrain.scheduler.slurm import SILENCE_S, Slurm
+from hpctrain.scheduler.slurm import Slurm
 from hpctrain.supervise.allocation import Allocation
 from hpctrain.supervise.job import CurrentJob
 from hpctrain.supervise.ranks import Ranks, RanksEnd, print_error
-from hpctrain.supervise.waiting import Waiting
+from hpctrain.supervise.waiting import exit_code_before_attempts
 
 STORAGE_S = 60.0
 """Seconds to retry I/O in the run directory while its file system is unavailable."""
@@ -51,8 +52,6 @@ class Supervisor:
         plan: of the run.
         environ: the batch script's environment.
         slurm: queries and requeues the job.
-        storage_s: seconds to retry I/O while the file system is unavailable.
-        silence_s: seconds to retry a query while SLURM doesn't answer.
         shares_job: whether the job trains other runs as well, and is needed after the end of this one.
 
     Attributes:
@@ -63,21 +62,11 @@ class Supervisor:
         ranks: starts the ranks on them.
     """
 
-    def __init__(
-        self,
-        plan: RunPlan,
-        environ: Mapping[str, str],
-        slurm: Slurm,
-        *,
-        storage_s: float = STORAGE_S,
-        silence_s: float = SILENCE_S,
-        shares_job: bool = False,
-    ) -> None:
+    def __init__(self, plan: RunPlan, environ: Mapping[str, str], slurm: Slurm, *, shares_job: bool = False) -> None:
         self.plan = plan
         self.directory = plan.directory
-        self.storage_s = storage_s
         self.shares_job = shares_job
-        self.job = CurrentJob(plan, slurm, environ, silence_s)
+        self.job = CurrentJob(plan, slurm, environ)
         self.notifier = Notifier(plan.directory, plan.config, environ, self.job.job_id)
         self.ledger = Ledger(plan.directory)
         self.allocation = Allocation(self.job.nodes, plan.node_counts, plan.outlives_a_node)
@@ -105,7 +94,12 @@ class Supervisor:
                 return self._leave_unwritable(error)
             ended = RanksEnd(refusal=damage) if damage else self._run_ranks(attempt, code)
             try:
-                outcome, decision = self._conclude(attempt, ended)
+                outcome, decision = retry(
+                    partial(self._conclude, attempt, ended),
+                    on=STORAGE_ERRORS,
+                    for_s=STORAGE_S,
+                    problem=f"how attempt {attempt} ended can't be read yet",
+                )
             except SupersededError:
                 log.warning("attempt %d was superseded: this job ends here", attempt)
                 if self._continues_elsewhere():
@@ -127,13 +121,13 @@ class Supervisor:
             log.info("the run in %s is %s: nothing to do", self.directory.path, over.value)
             return over.meaning.exit_code
         try:
-            return Waiting(self.job, self.notifier).exit_code()
+            return exit_code_before_attempts(self.job, self.notifier)
         except STORAGE_ERRORS as error:
             return self._leave_unwritable(error)
 
     def _before_ranks(self, act: Callable[[], T], problem: str) -> T:
         """Retry I/O before ranks start, but not for a new run, whose directory may be a mistake."""
-        for_s = self.storage_s if self._in_allocation or self.job.restarts else 0.0
+        for_s = STORAGE_S if self._in_allocation or self.job.restarts else 0.0
         return retry(act, on=STORAGE_ERRORS, for_s=for_s, problem=problem)
 
     def _begin(self) -> Reason | None:
@@ -172,16 +166,8 @@ class Supervisor:
 
         Raises:
             SupersededError: a later attempt owns the run.
-            OSError: the file system stayed unavailable.
+            OSError: the file system is unavailable.
         """
-        return retry(
-            lambda: self._try_to_conclude(attempt, ended),
-            on=STORAGE_ERRORS,
-            for_s=self.storage_s,
-            problem=f"how attempt {attempt} ended can't be read yet",
-        )
-
-    def _try_to_conclude(self, attempt: int, ended: RanksEnd) -> tuple[Outcome, RequeueDecision]:
         outcome = Outcome.of_attempt(self.directory, attempt, self._world_size, ended.complaints)
         if ended.refusal:  # its ranks never began
             outcome = Outcome(Reason.FAILED, outcome.step, ended.refusal)
@@ -261,7 +247,7 @@ class Supervisor:
                 ),
                 on=STORAGE_ERRORS,
                 # SLURM will kill this process soon, and it still has to requeue the job
-                for_s=0.0 if final.reason.meaning.by_slurm else self.storage_s,
+                for_s=0.0 if final.reason.meaning.by_slurm else STORAGE_S,
                 problem=f"the end of attempt {attempt} can't be recorded",
             )
         named = final.reason.value in decision.why

@@ -24,112 +24,107 @@ from hpctrain.supervise.ranks import print_error
 log = logging.getLogger("hpctrain.supervise")
 
 
-class Waiting:
-    """Decides at the start of a job whether the runs before its run let it begin.
+def exit_code_before_attempts(job: CurrentJob, notifier: Notifier) -> int | None:
+    """Decide at the start of a job whether the runs before its run let it begin.
 
     SLURM only starts the job when theirs have ended, and this looks at how: a requeued job ends more than once, a run
-    may continue in another job, and some runs have none.
+    may continue in another job, and some runs have none. A run that has begun doesn't look again when it is requeued,
+    nor in a job that was submitted in its place.
 
     Args:
         job: of the batch script.
         notifier: starts the user's command.
+
+    Returns:
+        The batch script's exit code if the run ends or waits; None if it begins.
+
+    Raises:
+        OSError: the run directory is unavailable.
     """
-
-    def __init__(self, job: CurrentJob, notifier: Notifier) -> None:
-        self._plan = job.plan
-        self._directory = job.directory
-        self._job = job
-        self._notifier = notifier
-
-    def exit_code(self) -> int | None:
-        """Look at the other runs; return the batch script's exit code if the run ends or waits; None if it begins.
-
-        A run that has begun doesn't look again when it is requeued, nor in a job that was submitted in its place.
-
-        Raises:
-            OSError: the run directory is unavailable.
-        """
-        config = self._plan.config
-        if not config.after or self._has_begun():
-            return None
-        others = OtherRuns.look(config.after, self._job.find)
-        if others.stopped and config.after_failure != "start":
-            # once more: another may have been resumed between the look at its records and SLURM's answer
-            others = OtherRuns.look(config.after, self._job.find)
-        removed = [status for status in others.stopped if status.note == GONE]
-        # a run that was removed can't be resumed
-        final = others.stopped if config.after_failure == "end" else removed
-        if final and config.after_failure != "start":
-            return self._end(final)
-        if others.going or (others.stopped and config.after_failure == "wait"):
-            return self._wait(others)
-        for status in others.stopped:
-            log.info("%s is %s; starting anyway (after_failure=start)", status.path, status.described)
+    config = job.plan.config
+    if not config.after or _has_begun(job):
         return None
+    others = OtherRuns.look(config.after, job.find)
+    if others.stopped and config.after_failure != "start":
+        # once more: another may have been resumed between the look at its records and SLURM's answer
+        others = OtherRuns.look(config.after, job.find)
+    removed = [status for status in others.stopped if status.note == GONE]
+    # a run that was removed can't be resumed
+    final = others.stopped if config.after_failure == "end" else removed
+    if final and config.after_failure != "start":
+        return _end(job, notifier, final)
+    if others.going or (others.stopped and config.after_failure == "wait"):
+        return _wait(job, others)
+    for status in others.stopped:
+        log.info("%s is %s; starting anyway (after_failure=start)", status.path, status.described)
+    return None
 
-    def _has_begun(self) -> bool:
-        # an attempt that ended because of another run had no ranks
-        attempts = [attempt for attempt in Ledger(self._directory).attempts() if attempt.had_ranks]
-        if not attempts:
-            return False
-        # a new job may have been submitted in the place of one that can't be requeued
-        return attempts[-1].job_id == self._job.job_id or JobRecords(self._directory).continues(self._job.job_id)
 
-    def _end(self, stopped: Sequence[RunStatus]) -> int:
-        """Record that the run ends because others haven't completed."""
-        first = next((status for status in stopped if status.state is not RunState.CANCELLED), stopped[0])
-        reason = Reason.CANCELLED if first.state is RunState.CANCELLED else Reason.FAILED
-        command = resume_command(self._directory)
-        other = RunDirectory(first.path).as_typed + (f" (and {len(stopped) - 1} more)" if len(stopped) > 1 else "")
-        report = (
-            f"{other} is {_described(first)}, and this run starts only after it has completed; resume that run, then "
-            f"this one: {command}; to start without it: {command} after_failure=start"
-        )
-        attempt = self._job.claim()
-        outcome = Outcome(reason, saved_step(self._directory), report)
-        record_end(
-            self._directory,
-            attempt,
-            outcome,
-            facts=EndFacts(after=str(first.path)),
-            world_size=self._plan.resources.world_size,
-            job_id=self._job.job_id,
-        )
-        log.info("the run ends before it begins: %s", reason.value)
-        print_error(report)
-        self._job.forbid_requeue(reason.meaning.exit_code)
-        self._notifier.ended(attempt, outcome)
-        self._notifier.finish()
-        return reason.meaning.exit_code
+def _has_begun(job: CurrentJob) -> bool:
+    # an attempt that ended because of another run had no ranks
+    attempts = [attempt for attempt in Ledger(job.directory).attempts() if attempt.had_ranks]
+    if not attempts:
+        return False
+    # a new job may have been submitted in the place of one that can't be requeued
+    return attempts[-1].job_id == job.job_id or JobRecords(job.directory).continues(job.job_id)
 
-    def _wait(self, others: OtherRuns) -> int:
-        """Put the job back into the queue until the other runs' jobs have ended, or for some minutes."""
-        # a requeue would revive a job that its user has cancelled meanwhile
-        termination = self._job.termination()
-        is_cancelled = self._job.cancelled or self._job.ends_cancelled
-        if is_cancelled or (termination is not None and termination.reason is Reason.CANCELLED):
-            return ExitCode.CANCELLED
-        waits_for = listed(f"{status.path} ({status.state})" for status in (*others.going, *others.stopped))
-        log.info("the run waits for %s", waits_for)
-        records = JobRecords(self._directory)
-        seconds = min(LOOK_EVERY_S * 2 ** records.waits(self._job.job_id), LOOK_AT_LEAST_EVERY_S)
-        records.wait(self._job.job_id)
-        if not self._job.requeue():
-            try:
-                log.info("the run waits in job %s", self._job.resubmit((), continues=False))
-            except HpctrainError as error:
-                command = resume_command(self._directory)
-                log.warning("the run can't wait any longer (%s); to start it later: %s", error, command)
-            return ExitCode.INTERRUPTED
-        if self._job.cancelled:  # meanwhile
-            self._job.cancel_requeue()
-            return ExitCode.CANCELLED
+
+def _end(job: CurrentJob, notifier: Notifier, stopped: Sequence[RunStatus]) -> int:
+    """Record that the run ends because others haven't completed."""
+    first = next((status for status in stopped if status.state is not RunState.CANCELLED), stopped[0])
+    reason = Reason.CANCELLED if first.state is RunState.CANCELLED else Reason.FAILED
+    command = resume_command(job.directory)
+    other = RunDirectory(first.path).as_typed + (f" (and {len(stopped) - 1} more)" if len(stopped) > 1 else "")
+    report = (
+        f"{other} is {_described(first)}, and this run starts only after it has completed; resume that run, then "
+        f"this one: {command}; to start without it: {command} after_failure=start"
+    )
+    attempt = job.claim()
+    outcome = Outcome(reason, saved_step(job.directory), report)
+    record_end(
+        job.directory,
+        attempt,
+        outcome,
+        facts=EndFacts(after=str(first.path)),
+        world_size=job.plan.resources.world_size,
+        job_id=job.job_id,
+    )
+    log.info("the run ends before it begins: %s", reason.value)
+    print_error(report)
+    job.forbid_requeue(reason.meaning.exit_code)
+    notifier.ended(attempt, outcome)
+    notifier.finish()
+    return reason.meaning.exit_code
+
+
+def _wait(job: CurrentJob, others: OtherRuns) -> int:
+    """Put the job back into the queue until the other runs' jobs have ended, or for some minutes."""
+    # a requeue would revive a job that its user has cancelled meanwhile
+    termination = job.termination()
+    is_cancelled = job.cancelled or job.ends_cancelled
+    if is_cancelled or (termination is not None and termination.reason is Reason.CANCELLED):
+        return ExitCode.CANCELLED
+    waits_for = listed(f"{status.path} ({status.state})" for status in (*others.going, *others.stopped))
+    log.info("the run waits for %s", waits_for)
+    records = JobRecords(job.directory)
+    seconds = min(LOOK_EVERY_S * 2 ** records.waits(job.job_id), LOOK_AT_LEAST_EVERY_S)
+    records.wait(job.job_id)
+    if not job.requeue():
         try:
-            # only now: SLURM refuses both for a running job (seen on SLURM 22.05)
-            self._job.delay(others.job_ids, seconds)
-        except SchedulerError as error:
-            log.info("can't delay the job; it checks again when SLURM next starts it: %s", error)
+            log.info("the run waits in job %s", job.resubmit((), continues=False))
+        except HpctrainError as error:
+            command = resume_command(job.directory)
+            log.warning("the run can't wait any longer (%s); to start it later: %s", error, command)
         return ExitCode.INTERRUPTED
+    if job.cancelled:  # meanwhile
+        job.cancel_requeue()
+        return ExitCode.CANCELLED
+    try:
+        # only now: SLURM refuses both for a running job (seen on SLURM 22.05)
+        job.delay(others.job_ids, seconds)
+    except SchedulerError as error:
+        log.info("can't delay the job; it checks again when SLURM next starts it: %s", error)
+    return ExitCode.INTERRUPTED
 
 
 def _described(other: RunStatus) -> str:

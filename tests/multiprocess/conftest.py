@@ -11,8 +11,8 @@ from fork_server import clean_environment
 
 from hpctrain.config.compose import Composer
 from hpctrain.files import read_json_lines
+from hpctrain.launch.local import rank_variables
 from hpctrain.launch.prepare import prepare
-from hpctrain.launch.rank_command import rank_variables
 from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger

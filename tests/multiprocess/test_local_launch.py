@@ -19,8 +19,8 @@ import pytest
 
 from hpctrain.attempt.out_of_memory import oom_kills
 from hpctrain.launch.cancellation import cancel
+from hpctrain.launch.local import rank_variables
 from hpctrain.launch.prepare import prepare
-from hpctrain.launch.rank_command import rank_variables
 from hpctrain.report.run_page import run_page
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import read_exit_records

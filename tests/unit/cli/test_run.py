@@ -11,8 +11,8 @@ from hpctrain.cli import main, train
 from hpctrain.config.compose import ProgramComposer
 from hpctrain.config.program import split_command
 from hpctrain.errors import ConfigError
+from hpctrain.launch.local import rank_variables
 from hpctrain.launch.prepare import prepare
-from hpctrain.launch.rank_command import rank_variables
 from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason

@@ -18,7 +18,6 @@ from hpctrain.launch.launch_code import LaunchCode, needs_code, require_original
 from hpctrain.launch.launcher import begin
 from hpctrain.launch.local import launch_local
 from hpctrain.launch.prepare import plan, prepare, undone_on_error
-from hpctrain.launch.rank_command import code_variables, rank_command
 from hpctrain.run.code import code_for_attempt, current_code
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
@@ -419,10 +418,10 @@ def test_the_command_of_a_rank(project, prepared, composer, monkeypatch):
     directory = prepared(*OWN)
     code = current_code(directory)
     run = plan(composer.compose(["run_dir=R", *OWN]))
-    assert rank_command(run, None)[1:] == ["-u", "-m", "hpctrain.train"]
-    assert rank_command(run, code)[1:] == ["-P", "-u", "-m", "hpctrain.train"]
-    assert code_variables(run, None, {}) == {}
-    assert code_variables(run, code, {"PYTHONPATH": "/opt"}) == {"PYTHONPATH": f"{code.folder}:/opt"}
+    assert run.rank_command(None)[1:] == ["-u", "-m", "hpctrain.train"]
+    assert run.rank_command(code)[1:] == ["-P", "-u", "-m", "hpctrain.train"]
+    assert run.code_variables(None, {}) == {}
+    assert run.code_variables(code, {"PYTHONPATH": "/opt"}) == {"PYTHONPATH": f"{code.folder}:/opt"}
 
 
 def test_a_local_attempt_is_not_started_with_code_that_was_changed(project, prepared, composer, capsys):

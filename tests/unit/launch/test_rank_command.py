@@ -6,7 +6,6 @@ import pytest
 
 from hpctrain.config.compose import Composer, ProgramComposer
 from hpctrain.launch.prepare import plan
-from hpctrain.launch.rank_command import rank_command
 
 IN_CONTAINER = ["cluster=slurm", "cluster.container.image=/images/torch.sif", "cluster.container.engine=apptainer"]
 
@@ -26,4 +25,4 @@ IN_CONTAINER = ["cluster=slurm", "cluster.container.image=/images/torch.sif", "c
 def test_the_python_of_the_ranks(composer, words, python):
     run = plan(composer.compose_run(["run_dir=/runs/R", *words]))
     module = "hpctrain.program" if run.is_program else "hpctrain.train"
-    assert rank_command(run, None) == [python, "-u", "-m", module]
+    assert run.rank_command(None) == [python, "-u", "-m", module]

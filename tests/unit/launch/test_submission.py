@@ -17,7 +17,6 @@ from hpctrain.launch.submission import SETUP_TRAP, SHELL, script, submit
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.job_records import JobRecords
 from hpctrain.status.jobs import SETUP_ERROR
-from hpctrain.supervise.job import step_name
 from hpctrain.supervise.ranks import srun_command
 
 EVERYTHING = [
@@ -222,7 +221,7 @@ def test_srun_gets_what_sbatch_would_not_hand_on(composer, run):
         "--ntasks-per-node=2",
         "--kill-on-bad-exit=1",
         "--wait=15",
-        f"--job-name={step_name(run)}",
+        f"--job-name={run.step_name}",
         "--export=ALL",
         "--open-mode=append",
         "--output=/runs/R/logs/rank_%t.log",

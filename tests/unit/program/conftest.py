@@ -20,7 +20,7 @@ from hpctrain.config.health import Health
 from hpctrain.config.root import ProgramConfig
 from hpctrain.config.run import ProgramRun
 from hpctrain.config.stored import to_yaml
-from hpctrain.launch.rank_command import rank_variables
+from hpctrain.launch.local import rank_variables
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import read_exit_records
 from hpctrain.run.launcher import Handover

@@ -12,7 +12,7 @@ import pytest
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.root import ProgramConfig
 from hpctrain.config.run import ProgramRun
-from hpctrain.launch.rank_command import rank_variables
+from hpctrain.launch.local import rank_variables
 from hpctrain.program.connection_watch import CONNECT_S, ConnectionWatch
 from hpctrain.program.output import ProgramOutput
 from hpctrain.program.processes import Process

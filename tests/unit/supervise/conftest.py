@@ -15,8 +15,8 @@ from hpctrain.launch.launch_code import LaunchCode
 from hpctrain.launch.prepare import prepare
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.job_records import JobRecords
-from hpctrain.scheduler.slurm import Slurm
-from hpctrain.supervise.supervisor import Supervisor
+from hpctrain.scheduler.slurm import SILENCE_S, Slurm
+from hpctrain.supervise.supervisor import STORAGE_S, Supervisor
 
 
 @pytest.fixture
@@ -34,10 +34,12 @@ def composer():
 
 
 @pytest.fixture
-def supervisor(slurm, composer, tmp_path):
+def supervisor(slurm, composer, tmp_path, monkeypatch):
     """Makes a supervisor of a run of two nodes that hpctrain submitted, or that its user's script made."""
 
     def make(*words: str, submitted: bool = True, copied: bool = False, run=slurm.run, **options: object) -> Supervisor:
+        monkeypatch.setattr("hpctrain.supervise.supervisor.STORAGE_S", options.pop("storage_s", STORAGE_S))
+        monkeypatch.setattr("hpctrain.supervise.job.SILENCE_S", options.pop("silence_s", SILENCE_S))
         variables = {name: str(options.pop(name)) for name in list(options) if name.startswith("SLURM_")}
         given = ["cluster=slurm", "nodes=2", "trainer.max_steps=80", f"run_dir={tmp_path}/run", *words]
         config = composer.compose(given)

@@ -10,7 +10,6 @@ from supervising import COMPLETES, STOPS, all_ranks, story
 from hpctrain.errors import ExitCode
 from hpctrain.launch.containers import RankContainer
 from hpctrain.run.ledger import Ledger
-from hpctrain.supervise.job import step_name
 from hpctrain.supervise.ranks import srun_command
 
 PYXIS = ("cluster.container.image='nvcr.io#nvidia/pytorch:24.10-py3'", "cluster.container.engine=pyxis")
@@ -19,9 +18,9 @@ PYXIS = ("cluster.container.image='nvcr.io#nvidia/pytorch:24.10-py3'", "cluster.
 def test_the_whole_line_of_pyxis(supervisor):
     """Its options come before a program among the user's own, such as numactl, which then runs in the container."""
     one = supervisor(*PYXIS, "cluster.srun_args=[numactl,'--localalloc']", "cluster.container.env.A=1")
-    name = step_name(one.directory)
+    name = one.directory.step_name
     given = {"environ": {"SLURM_JOB_ID": "7"}, "step_variables": {"HPCTRAIN_CLAIM": "1"}, "nodes": ("n1", "n2")}
-    container = RankContainer.of_attempt(one.plan, 1, step=name, **given)
+    container = RankContainer.of_attempt(one.plan, 1, **given)
     command = srun_command(one.plan, job_name="digits", container=container)
     here, run = Path.cwd(), one.directory.path
     first = min(here, run, key=lambda path: len(path.parts))
@@ -42,7 +41,7 @@ def test_srun_gets_the_options_and_the_variables(slurm, supervisor):
     slurm.script("srun", f'echo "$@" > {words}; echo "$HPCTRAIN_CLAIM" > {claim}; exit 1')
     one = supervisor(*PYXIS, "cluster.requeue.max_failures=0")
     one.run()
-    assert f"--container-name={step_name(one.directory)}_7_0 " in words.read_text()
+    assert f"--container-name={one.directory.step_name}_7_0 " in words.read_text()
     assert "--container-env=CUDA_VISIBLE_DEVICES,HPCTRAIN_CLAIM,HPCTRAIN_LOGGED,HPCTRAIN_VERSION " in words.read_text()
     assert claim.read_text() == "1\n"
 

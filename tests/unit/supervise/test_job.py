@@ -17,18 +17,19 @@ from hpctrain.run.reason import Reason
 from hpctrain.scheduler.job import JobState
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.supervise import job as job_module
-from hpctrain.supervise.job import CurrentJob, step_name
+from hpctrain.supervise.job import CurrentJob
 
 
 @pytest.fixture
-def job(slurm, composer, directory):
+def job(slurm, composer, directory, monkeypatch):
     """Makes the job of a run; by default it asks a silent SLURM once."""
 
     run = plan(composer.compose(["cluster=slurm", "nodes=2", f"run_dir={directory.path}"]))
 
     def make(silence_s=0.0, **variables):
+        monkeypatch.setattr(job_module, "SILENCE_S", silence_s)
         environ = slurm.environ | variables
-        return CurrentJob(run, Slurm(environ, run=slurm.run), environ, silence_s)
+        return CurrentJob(run, Slurm(environ, run=slurm.run), environ)
 
     return make
 
@@ -166,12 +167,12 @@ def test_the_steps_of_a_killed_supervisor_may_save_before_they_are_killed(
 ):
     monkeypatch.setattr(job_module, "ENDING_S", 0.1)
     monkeypatch.setattr(job_module, "KILLING_S", 0.1)
-    slurm.run_steps(step_name(directory), s7_0=ended_by, s70_0="never")
+    slurm.run_steps(directory.step_name, s7_0=ended_by, s70_0="never")
     job().end_steps()
     assert slurm.cancelled == [f"--signal={name} 7.0" for name in signals]
 
 
-@pytest.mark.parametrize("other", ["server", "bash", "python", step_name(RunDirectory(Path("/runs/another")))])
+@pytest.mark.parametrize("other", ["server", "bash", "python", RunDirectory(Path("/runs/another")).step_name])
 def test_the_steps_of_others_in_the_job_are_left_alone(job, slurm, other):
     slurm.run_steps(other, s7_0="never", s7_1="never")
     job().end_steps()

@@ -20,13 +20,15 @@ PAUSES = {"start": 0, "ranks": all_ranks("paused", 40), "saves": [40]}
 
 
 @pytest.fixture
-def job(slurm):
+def job(slurm, monkeypatch):
     """Makes the supervisor of a job for several runs."""
     handlers = {number: signal.getsignal(number) for number in WATCHED}
 
     def make(restarts=0):
+        monkeypatch.setattr("hpctrain.supervise.supervisor.STORAGE_S", 0.1)
+        monkeypatch.setattr("hpctrain.supervise.job.SILENCE_S", 0.1)
         environ = slurm.environ | {"SLURM_RESTART_COUNT": str(restarts)}
-        return JobSupervisor(environ, Slurm(environ, run=slurm.run), storage_s=0.1, silence_s=0.1)
+        return JobSupervisor(environ, Slurm(environ, run=slurm.run))
 
     yield make
     signal.set_wakeup_fd(-1)

@@ -33,7 +33,6 @@ from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import EndFacts, Ledger, StartFacts
 from hpctrain.run.reason import Reason
 from hpctrain.startup import __version__
-from hpctrain.supervise.job import step_name
 from hpctrain.supervise.ranks import srun_command
 
 FAILS = {**KILLED, "says": "srun: error: Node failure on n2\n"}
@@ -479,7 +478,7 @@ def test_a_new_supervisor_ends_the_ranks_of_one_that_was_killed_in_the_same_allo
     (one.directory.checkpoints / "step_00000014").mkdir(parents=True)
     for rank in range(2):
         ExitRecord(rank=rank, host="n1", reason=Reason.INTERRUPTED, step=14).write(claim)
-    slurm.run_steps(step_name(one.directory), s7_0="TERM")
+    slurm.run_steps(one.directory.step_name, s7_0="TERM")
     assert one.run() == ExitCode.FINISHED
     assert slurm.cancelled == ["--signal=TERM 7.0"]
     assert [entry[:3] for entry in story(one)] == [(0, "interrupted", 14), (14, "completed", 80)]
@@ -490,7 +489,7 @@ def test_a_supervisor_whose_predecessor_recorded_the_end_looks_for_no_step(slurm
     slurm.plan({}, COMPLETES)
     one = supervisor()
     one.ledger.end(one.ledger.claim(), reason=Reason.INTERRUPTED, step=0)
-    slurm.run_steps(step_name(one.directory), s7_0="never")
+    slurm.run_steps(one.directory.step_name, s7_0="never")
     assert one.run() == ExitCode.FINISHED
     assert not slurm.cancelled
 
@@ -500,7 +499,7 @@ def test_a_supervisor_looks_for_no_step_of_an_attempt_before_the_requeue(slurm, 
     one = supervisor(SLURM_RESTART_COUNT="1")
     facts = StartFacts(restart_count=0)
     one.ledger.start(one.ledger.claim(), facts, job_id="7", nodes=["n1", "n2"], world_size=2, step=0)
-    slurm.run_steps(step_name(one.directory), s7_0="never")
+    slurm.run_steps(one.directory.step_name, s7_0="never")
     assert one.run() == ExitCode.FINISHED
     assert not slurm.cancelled
 

@@ -15,7 +15,7 @@ from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.compose import Composer
 from hpctrain.config.root import Config
 from hpctrain.errors import ClusterEnvironmentError, ConfigError, ExitCode, TaskError
-from hpctrain.launch.rank_command import rank_variables
+from hpctrain.launch.local import rank_variables
 from hpctrain.rank import rank as rank_module
 from hpctrain.rank.entry import run_rank
 from hpctrain.rank.member import Member

@@ -34,7 +34,7 @@ def derived(composer, tmp_path, monkeypatch):
         given = {"HPCTRAIN_CLAIM": "2", "PYTHONPATH": "/copy"}
         variables = {"SLURM_JOB_ID": "12", "SLURM_JOB_USER": "me", **environ}
         more = {"environ": variables, "step_variables": given, "nodes": ("n1", "n2"), "code": code}
-        return RankContainer.of_attempt(made, 2, step="hpctrain_1f", **more)
+        return RankContainer.of_attempt(made, 2, **more)
 
     return make
 
@@ -45,7 +45,7 @@ def test_without_an_image_there_is_none(derived):
 
 def test_everything_follows_from_the_run(derived, tmp_path):
     words = [*IMAGE, "cluster.container.mounts=[/data:/mnt:ro]", "cluster.container.env.A=1", "cluster.gpus_per_node=2"]
-    found = derived(*words, copied=True, SLURM_RESTART_COUNT="4")
+    found, run = derived(*words, copied=True, SLURM_RESTART_COUNT="4"), RunDirectory.at(tmp_path / "sweep" / "3")
     assert found == RankContainer(
         engine="apptainer",
         image="docker://pytorch/pytorch",
@@ -59,8 +59,8 @@ def test_everything_follows_from_the_run(derived, tmp_path):
         working_directory=f"{tmp_path}/repository/project",
         variables={"PYTHONPATH": "/copy", "A": "1"},
         from_node=("CUDA_VISIBLE_DEVICES", "HPCTRAIN_CLAIM"),
-        name="hpctrain_1f_12_4",
-        bundle=tmp_path / "sweep" / "3" / "containers" / "hpctrain_1f_12_4_2",
+        name=f"{run.step_name}_12_4",
+        bundle=run.bundle(f"{run.step_name}_12_4_2"),
         nodes=("n1", "n2"),
         user="me",
         has_gpus=True,
@@ -69,7 +69,7 @@ def test_everything_follows_from_the_run(derived, tmp_path):
 
 def test_a_requeued_job_has_another_name(derived):
     first, second = derived(*IMAGE), derived(*IMAGE, SLURM_RESTART_COUNT="1")
-    assert (first.name, second.name) == ("hpctrain_1f_12_0", "hpctrain_1f_12_1")
+    assert (first.name[-5:], second.name[-5:]) == ("_12_0", "_12_1")
     assert not first.has_gpus
 
 
