@@ -275,10 +275,8 @@ def oci(container: RankContainer, command: list[str]) -> tuple[list[str], list[s
     image = Path(container.image)
     try:
         config = read_json(image / BUNDLE_CONFIG)
-    except OSError as error:
-        raise _not_a_bundle(describe_os_error(error)) from error
-    except HpctrainError as error:
-        raise _not_a_bundle(str(error)) from error
+    except (OSError, HpctrainError) as error:
+        raise _not_a_bundle(describe_os_error(error) if isinstance(error, OSError) else str(error)) from error
     root = image / config.get("root", {}).get("path", ROOT)
     if not root.is_dir():
         raise _not_a_bundle(f"it has no folder {root}")

@@ -215,16 +215,12 @@ def print_completed(status: RunStatus, config: RunConfig, *, code_now: bool = Fa
     verb = "run" if is_program else "train"
     is_changed = bool(changed_keys(stored_values(trained_config(directory)), config))
     idle = f"; nothing is left to {verb}, and nothing was changed" if is_program or code_now or is_changed else ""
-    if status.note:
-        print(f"{directory.path}: already completed{status.at_step} ({status.note}){idle}")
-        if not is_program:
-            print(f"  {train_on_command(directory, status.note)}    # to train further")
-            return
-    else:
-        print(f"{directory.path}: already completed{status.at_step}{idle}")
-    if isinstance(config, ProgramConfig):
+    note = f" ({status.note})" if status.note else ""
+    print(f"{directory.path}: already completed{status.at_step}{note}{idle}")
+    if not isinstance(config, Config):
         print("  to run it again, type its command without run_dir, or with another one")
-        return
-    assert isinstance(config, Config)
-    length = "max_epochs" if config.trainer.max_steps is None else "max_steps"
-    print(f"  python -m hpctrain resume {directory.as_typed} trainer.{length}=N    # to train longer")
+    elif status.note:
+        print(f"  {train_on_command(directory, status.note)}    # to train further")
+    else:
+        length = "max_epochs" if config.trainer.max_steps is None else "max_steps"
+        print(f"  python -m hpctrain resume {directory.as_typed} trainer.{length}=N    # to train longer")

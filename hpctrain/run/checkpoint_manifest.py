@@ -167,15 +167,8 @@ class ChunkPlace:
     data_offset: int
 
     def as_list(self) -> list[Any]:
-        """The place as JSON has it."""
-        return [
-            list(self.region.offsets),
-            list(self.region.sizes),
-            self.file,
-            self.offset,
-            self.bytes,
-            self.data_offset,
-        ]
+        """The place, for JSON."""
+        return [self.region.offsets, self.region.sizes, self.file, self.offset, self.bytes, self.data_offset]
 
     @classmethod
     def from_list(cls, values: Any) -> ChunkPlace:

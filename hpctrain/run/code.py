@@ -31,14 +31,10 @@ MISSING = "was removed"
 """The problem with a file of the copy that isn't there."""
 
 _RECORD = {
-    "digest": TEXT,
-    "folder": PATH,
-    "root": PATH,
-    "working_directory": PATH,
-    "commit": TEXT,
+    **dict.fromkeys(("digest", "commit"), TEXT),
+    **dict.fromkeys(("folder", "root", "working_directory"), PATH),
+    **dict.fromkeys(("files", "bytes"), COUNT),
     "own_paths": TEXTS,
-    "files": COUNT,
-    "bytes": COUNT,
     "time": TIME,
 }
 _FILE = {"path": PATH, "mode": TEXT, "size": COUNT, "checksum": TEXT}

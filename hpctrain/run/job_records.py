@@ -20,12 +20,8 @@ _FIELD_TYPES = {
     "job_id": TEXT,
     "time": TIME,
     "log": PATH,
-    "cancelled": FLAG,
-    "began": FLAG,
-    "left": FLAG,
-    "waited": FLAG,
-    "continues": FLAG,
     "restarts": COUNT,
+    **dict.fromkeys(("cancelled", "began", "left", "waited", "continues"), FLAG),
 }
 
 

@@ -13,7 +13,7 @@ from hpctrain.files import append_json_line, fsync_directory, read_json_lines
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.file_system import explain, release, reserve, write_with_reserve
 from hpctrain.run.reason import Reason
-from hpctrain.run.record_fields import COUNT, FLAG, RANKS, TEXT, TEXTS, TIME, field_types, require_fields
+from hpctrain.run.record_fields import COUNT, FLAG, RANKS, TEXT, TEXTS, TIME, converted, field_types, require_fields
 from hpctrain.run.secret import discard_secret, write_secret
 from hpctrain.run.times import PhaseTimes, TimesRecord, read_times
 
@@ -163,8 +163,7 @@ class Ledger:
             event = str(record.get("event"))
             if event not in _EVENTS or f"{event}_time" in values:
                 continue
-            facts = {name: value for name in field_types(Attempt) if (value := record.get(name)) is not None}
-            facts |= {name: tuple(value) for name, value in facts.items() if isinstance(value, list)}
+            facts = converted(record, field_types(Attempt))
             values |= {f"{event}_{name}": record.get(name) for name in ("step", "time")}
             # the end may come first in the file, and its facts are newer
             values |= facts | values if event == "start" else facts
@@ -267,21 +266,9 @@ class Ledger:
         step: int,
     ) -> None:
         """Record that the ranks of an attempt begin at ``step``."""
-        append_json_line(
-            self.directory.attempts,
-            {
-                "event": "start",
-                "attempt": attempt,
-                "job_id": job_id,
-                "nodes": list(nodes),
-                "world_size": world_size,
-                "step": step,
-                "time": self.clock(),
-                **_recorded(facts),
-                **_recorded(times),
-            },
-            durable=True,
-        )
+        record = {"event": "start", "attempt": attempt, "job_id": job_id, "nodes": list(nodes)}
+        record |= {"world_size": world_size, "step": step, "time": self.clock()}
+        append_json_line(self.directory.attempts, {**record, **_recorded(facts), **_recorded(times)}, durable=True)
 
     def end(self, attempt: int, facts: EndFacts | None = None, *, reason: Reason, step: int, detail: str = "") -> None:
         """Record why an attempt ended, with its recorded times; the first record counts.

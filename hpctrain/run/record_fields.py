@@ -1,4 +1,4 @@
-"""Field types of a run's JSON records, checked on every read because someone may have edited the files."""
+"""Field types of a run's JSON records, which are checked on every read because someone may have edited the files."""
 
 from __future__ import annotations
 
@@ -21,6 +21,10 @@ _LARGEST = 2**63
 _LAST_TIME = 253_402_300_800.0  # the year 10,000, at which calendars end
 
 
+def _same(value: object) -> object:
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class FieldType:
     """A type of values in JSON.
@@ -28,12 +32,12 @@ class FieldType:
     Attributes:
         name: as in ``expected NAME``.
         accepts: whether a value has the type.
-        convert: makes what Python has for it; None if that is the same.
+        convert: makes what Python has for such a value.
     """
 
     name: str
     accepts: Callable[[Any], bool]
-    convert: Callable[[Any], Any] | None = None
+    convert: Callable[[Any], Any] = _same
 
 
 def _is_number(value: object) -> bool:
@@ -103,9 +107,12 @@ def decode(schema: type[R], record: object) -> R | None:
     needed = [field.name for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING]
     if not isinstance(record, dict) or describe_wrong_field(record, types, tuple(needed)):
         return None
-    values = {name: record[name] for name in types if record.get(name) is not None}
-    converters = {name: convert for name in values if (convert := types[name].convert) is not None}
-    return schema(**values | {name: convert(values[name]) for name, convert in converters.items()})
+    return schema(**converted(record, types))
+
+
+def converted(record: Mapping[str, Any], types: Mapping[str, FieldType]) -> dict[str, Any]:
+    """The fields of a record that have these types, as Python has them, without those that are null."""
+    return {name: kind.convert(record[name]) for name, kind in types.items() if record.get(name) is not None}
 
 
 def describe_wrong_field(
