@@ -301,13 +301,13 @@ def _content_restored_on_error(directory: RunDirectory) -> Iterator[None]:
 
 
 def _launches(directory: RunDirectory) -> set[tuple[Path, int]]:
-    """What changes when a job is recorded or an attempt claimed: of a run, of a sweep's runs, or of a search."""
+    """What changes when a job is recorded or an attempt claimed, also of a sweep's runs."""
     path, name = directory.path, directory.jobs.name
-    # the tasks of a search ask for this run
-    folders = [path, *path.glob("[0-9]*"), *([path.parent] if path.name.isdecimal() else [])]
-    sizes = {(folder / name, (folder / name).stat().st_size) for folder in folders if (folder / name).is_file()}
-    claims = {(claim, 0) for folder in folders for claim in RunDirectory(folder).claims.glob("[0-9]*")}
-    return {record for record in sizes if record[1]} | claims
+    records = [directory.jobs, *path.glob(f"[0-9]*/{name}")]
+    if path.name.isdecimal():
+        records.append(path.parent / name)  # of a search, whose tasks ask for this run
+    sizes = {(file, size) for file in records if file.is_file() and (size := file.stat().st_size)}
+    return sizes | {(claim, 0) for runs in ("", "[0-9]*/") for claim in path.glob(f"{runs}attempts/[0-9]*")}
 
 
 def _restore(file: Path, before: tuple[bytes, os.stat_result] | None) -> None:

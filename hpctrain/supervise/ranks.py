@@ -24,7 +24,6 @@ from hpctrain.run.code import CodeSnapshot
 from hpctrain.run.exit_record import read_exit_records
 from hpctrain.run.launcher import Handover
 from hpctrain.run.ledger import Attempt, Ledger
-from hpctrain.scheduler.slurm import Slurm
 from hpctrain.startup import __version__
 from hpctrain.supervise.allocation import Allocation
 from hpctrain.supervise.job import CurrentJob
@@ -122,7 +121,7 @@ class Ranks:
         handover = Handover(attempt=attempt, logged=True, code=digest, version=__version__)
         variables = {**handover.variables(), **self._plan.code_variables(code, self._environ)}
         if self._plan.is_program:
-            variables |= program_variables(self._plan, self._environ, self._job.slurm, self._job.job_id, in_allocation)
+            variables |= program_variables(self._job, self._environ, in_allocation)
         return variables
 
     def _watch(self, step: Step) -> str:
@@ -303,22 +302,18 @@ def print_error(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def program_variables(
-    plan: RunPlan, environ: Mapping[str, str], slurm: Slurm, job_id: str, in_allocation: int
-) -> dict[str, str]:
-    """Return `MASTER_PORT`, and `HPCTRAIN_DEADLINE` if SLURM answers.
+def program_variables(job: CurrentJob, environ: Mapping[str, str], in_allocation: int) -> dict[str, str]:
+    """Return `MASTER_PORT`, and `HPCTRAIN_DEADLINE` if SLURM answers, which is asked once: the ranks wait.
 
     Args:
-        plan: of the run.
+        job: of the batch script.
         environ: the batch script's environment.
-        slurm: is asked once, since the ranks wait for the answer.
-        job_id: as users type it.
         in_allocation: attempts in this allocation, the new one included.
     """
-    port = plan.config.cluster.master_port
+    port = job.plan.config.cluster.master_port
     found = {"MASTER_PORT": str(_free_port(environ, in_allocation) if port is None else port)}
     try:
-        record = slurm.show(job_id)
+        record = job.slurm.show(job.job_id)
     except SchedulerError as error:
         log.info("HPCTRAIN_DEADLINE isn't set, because SLURM doesn't answer: %s", error)
     else:

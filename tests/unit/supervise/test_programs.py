@@ -16,6 +16,7 @@ from hpctrain.launch.prepare import plan, prepare
 from hpctrain.launch.submission import sbatch_parameters
 from hpctrain.run.job_records import JobRecords
 from hpctrain.scheduler.slurm import Slurm
+from hpctrain.supervise.job import CurrentJob
 from hpctrain.supervise.ranks import program_variables, srun_command
 from hpctrain.supervise.supervisor import Supervisor
 
@@ -77,7 +78,7 @@ def test_with_one_process_per_node_it_has_the_whole_node(planned):
 
 def variables_of(run, slurm, in_allocation=1, **job):
     environ = slurm.environ | job
-    return program_variables(run, environ, Slurm(environ, run=slurm.run), "7", in_allocation)
+    return program_variables(CurrentJob(run, Slurm(environ, run=slurm.run), environ), environ, in_allocation)
 
 
 def test_the_port_is_the_first_one_that_is_free_here(planned, slurm):
