@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import os
@@ -154,7 +155,7 @@ def task_arrays(groups: Sequence[Sequence[int]], max_parallel: int | None, large
 
 
 def largest_array(num_tasks: int) -> int:
-    """The largest number of tasks of an array on this cluster; SLURM isn't asked for a single task.
+    """The largest number of tasks of an array on this cluster; SLURM is asked once, and not for a single task.
 
     Args:
         num_tasks: that are to be submitted.
@@ -162,7 +163,7 @@ def largest_array(num_tasks: int) -> int:
     if num_tasks < 2:
         return 1
     try:
-        return Slurm().largest_array()
+        return _asked(os.environ.get("PATH"), os.environ.get("SLURM_CONF"))
     except SchedulerError:
         return DEFAULT_LARGEST
 
@@ -194,6 +195,12 @@ def print_excess(limit: int | None, num_arrays: int) -> None:
             f"cluster.max_parallel_runs={limit}: each of {num_arrays} arrays runs one at a time, so up to {num_arrays} "
             "run at the same time"
         )
+
+
+@functools.cache
+def _asked(_path: str | None, _conf: str | None) -> int:
+    """Ask the SLURM that these environment variables choose."""
+    return Slurm().largest_array()
 
 
 def _parts(group: Sequence[int], largest: int) -> list[Sequence[int]]:
