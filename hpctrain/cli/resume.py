@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpctrain.cli.arguments import add_config_dir, add_runs_dir, command_parser
-from hpctrain.config.identity import decides_the_weights, flat
 from hpctrain.config.program import split_command
-from hpctrain.config.root import RunConfig
+from hpctrain.config.root import RunConfig, decides_the_weights, flat
 from hpctrain.config.stored import load_run
 from hpctrain.errors import ERROR_PREFIX, ConfigError, ExitCode, RunDirectoryError
 from hpctrain.launch.existing_run import changed_config, changed_keys, revert_failed_changes

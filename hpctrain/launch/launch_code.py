@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.config.code import Code
-from hpctrain.config.identity import flat
 from hpctrain.config.program import command_of
-from hpctrain.config.root import Config, ProgramConfig, RunConfig
+from hpctrain.config.root import Config, ProgramConfig, RunConfig, flat
 from hpctrain.errors import ConfigError, RunDirectoryError
 from hpctrain.files import errors_naming, on_each_file
 from hpctrain.launch import code_files

@@ -18,10 +18,9 @@ from typing import Any
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.batch import node_counts
 from hpctrain.config.cluster import Slurm
-from hpctrain.config.identity import decides_the_weights, flat
 from hpctrain.config.resources import Resources, resources_of
 from hpctrain.config.resume import Resume
-from hpctrain.config.root import Config, ProgramConfig, RunConfig, with_absolute_init
+from hpctrain.config.root import Config, ProgramConfig, RunConfig, decides_the_weights, flat, with_absolute_init
 from hpctrain.config.stored import load_run, to_yaml
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import write_atomic, write_json

@@ -19,9 +19,8 @@ from omegaconf import OmegaConf, open_dict
 from omegaconf._utils import get_omega_conf_dumper
 
 from hpctrain.config.compose import Composer, ProgramComposer
-from hpctrain.config.identity import decides_the_weights, flat, flat_values
 from hpctrain.config.paths import conf_dir
-from hpctrain.config.root import LIST_GROUPS, ProgramConfig, RunConfig
+from hpctrain.config.root import LIST_GROUPS, ProgramConfig, RunConfig, decides_the_weights, flat, flat_values
 from hpctrain.config.stored import load_run
 from hpctrain.errors import ConfigError, RunDirectoryError
 from hpctrain.files import read_json_or_empty, write_atomic

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from hpctrain.config.identity import decides_the_weights
+from hpctrain.config.root import decides_the_weights
 from hpctrain.errors import CheckpointDamagedError, RunDirectoryError
 from hpctrain.files import read_json_or_empty
 from hpctrain.results.ranking_metric import MetricValue, judging_metric, metric_value

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpctrain.config.identity import decides_the_weights, flat_values, stored_texts
 from hpctrain.config.plain_yaml import read_plain_config
+from hpctrain.config.root import decides_the_weights, flat_values, stored_texts
 from hpctrain.run.config_change import changed_values, trained_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.manifest import as_typed

@@ -71,7 +71,7 @@ def changes_weights(directory: RunDirectory) -> bool:
 
 def _recorded_changes(directory: RunDirectory) -> dict[str, tuple[Any, Any]]:
     """The changed values that decide the weights or that the run's sweep varied, by key: before and after."""
-    from hpctrain.config.identity import decides_the_weights  # the schema is slow to import for `status`
+    from hpctrain.config.root import decides_the_weights  # the schema is slow to import for `status`
 
     before, after = map(_values, (directory.config_before, directory.config))
     varied = read_varied(directory)
@@ -83,7 +83,7 @@ def _recorded_changes(directory: RunDirectory) -> dict[str, tuple[Any, Any]]:
 
 
 def _values(path: Path) -> dict[str, Any]:
-    from hpctrain.config.identity import flat_values, stored_texts
+    from hpctrain.config.root import flat_values, stored_texts
 
     plain = read_plain_config(path)
     return flat_values(plain) | stored_texts(plain)

@@ -16,9 +16,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
 
-from hpctrain.config.identity import flat_values
 from hpctrain.config.logger import SERVICES
 from hpctrain.config.plain_yaml import MAY_BE_SECRET, parse_plain_config
+from hpctrain.config.root import flat_values
 from hpctrain.files import (
     LARGEST_BYTES,
     LARGEST_LOG_BYTES,

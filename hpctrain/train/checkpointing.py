@@ -17,7 +17,7 @@ from hpctrain.checkpoint.read import LoadedCheckpoint, load_newest
 from hpctrain.checkpoint.retention import remove_leftovers, set_aside
 from hpctrain.checkpoint.saver import CheckpointSaver, auto_interval_s
 from hpctrain.checkpoint.state import Head, LiveState, states_of
-from hpctrain.config.identity import config_digest
+from hpctrain.config.root import config_digest
 from hpctrain.errors import CheckpointError, SupersededError
 from hpctrain.rank.agreement import Agreement
 from hpctrain.rank.determinism import random_states_restored

@@ -10,7 +10,7 @@ import pytest
 from hpctrain.cli import main
 from hpctrain.config import checks
 from hpctrain.config.compose import Composer
-from hpctrain.config.identity import flat
+from hpctrain.config.root import flat
 from hpctrain.errors import ConfigError
 from hpctrain.phrases import page
 

@@ -15,9 +15,8 @@ import hpctrain
 from hpctrain import errors
 from hpctrain.cli import COMMANDS, main
 from hpctrain.config.compose import Composer
-from hpctrain.config.identity import flat
 from hpctrain.config.parallel import OF_MESH, Parallel
-from hpctrain.config.root import Config, ProgramConfig
+from hpctrain.config.root import Config, ProgramConfig, flat
 from hpctrain.errors import ExitCode
 from hpctrain.run.checkpoint_manifest import FILES, is_known_name
 from hpctrain.run.directory import RunDirectory

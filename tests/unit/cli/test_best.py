@@ -12,7 +12,7 @@ import pytest
 
 from hpctrain.cli import main
 from hpctrain.config.compose import Composer
-from hpctrain.config.identity import flat
+from hpctrain.config.root import flat
 from hpctrain.config.stored import load
 from hpctrain.run.config_change import change_config, keep_config
 from hpctrain.run.directory import RunDirectory

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from hpctrain.config.compose import ProgramComposer
-from hpctrain.config.identity import flat
 from hpctrain.config.overrides import TextKeepingParser
 from hpctrain.config.program import command_of, values_of_args
+from hpctrain.config.root import flat
 from hpctrain.config.stored import load_run, to_yaml
 from hpctrain.errors import ConfigError
 from hpctrain.launch.existing_run import changed_config

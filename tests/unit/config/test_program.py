@@ -5,10 +5,9 @@ import pytest
 from hpctrain.config.checks import check, warnings_of
 from hpctrain.config.command import refuse_missing_script
 from hpctrain.config.compose import Composer, ProgramComposer
-from hpctrain.config.identity import decides_the_weights, flat
 from hpctrain.config.program import command_of, default_name, placeholders, program_warnings
 from hpctrain.config.resources import resources_of
-from hpctrain.config.root import ProgramConfig
+from hpctrain.config.root import ProgramConfig, decides_the_weights, flat
 from hpctrain.config.run import ProgramRun
 from hpctrain.config.stored import load, load_run, to_yaml
 from hpctrain.errors import ConfigError

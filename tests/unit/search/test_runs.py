@@ -4,7 +4,7 @@ import pytest
 
 import hpctrain.search.runs as module
 from hpctrain.config.compose import ProgramComposer
-from hpctrain.config.identity import flat
+from hpctrain.config.root import flat
 from hpctrain.config.stored import load
 from hpctrain.launch.existing_run import stored_values
 from hpctrain.launch.prepare import prepare

@@ -1,6 +1,6 @@
 import pytest
 
-from hpctrain.config.identity import decides_the_weights
+from hpctrain.config.root import decides_the_weights
 
 
 @pytest.mark.parametrize(
