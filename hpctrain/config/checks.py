@@ -14,8 +14,14 @@ from hpctrain.config.cluster import Slurm, check_container, check_mounted
 from hpctrain.config.logger import SERVICES
 from hpctrain.config.main_module import refuse_own_targets, require_own_targets
 from hpctrain.config.mesh import check_mesh, mesh_shape
-from hpctrain.config.named_optimizers import losses_of, named_optimizers
-from hpctrain.config.optimizer import Handling, entries_of, handling_of
+from hpctrain.config.optimizer import (
+    Handling,
+    entries_of,
+    handling_of,
+    losses_of,
+    named_optimizers,
+    refuse_unfreezing,
+)
 from hpctrain.config.paths import check_run_directory, check_weights
 from hpctrain.config.precision import FORMATS
 from hpctrain.config.program import USAGE, check_program, program_warnings
@@ -264,10 +270,8 @@ def _check_turns(config: Config) -> None:
     if len(losses_of(optimizers)) > 1:
         _check_several_losses(config)
     if config.trainer.compile:
-        for each in optimizers:
-            for entry in entries_of(each.key, each.node):
-                problem = "doesn't work with trainer.compile=true: the model would have to be compiled again"
-                entry.refuse_unfreezing(problem, "set one of them")
+        problem = "doesn't work with trainer.compile=true: the model would have to be compiled again"
+        refuse_unfreezing(optimizers, problem, "set one of them")
 
 
 def _check_several_losses(config: Config) -> None:

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from hpctrain.config.main_module import is_own
-from hpctrain.config.named_optimizers import losses_of, named_optimizers
-from hpctrain.config.optimizer import entries_of
+from hpctrain.config.optimizer import losses_of, named_optimizers, refuse_unfreezing
 from hpctrain.config.parallel import Parallel
 from hpctrain.config.precision import FORMATS
 from hpctrain.config.root import Config
@@ -295,10 +294,8 @@ def check_mesh(config: Config, mesh: MeshShape | None) -> None:
         _require_plan(config, PIPELINE, mesh.pipeline)
     if mesh.tensor > 1:
         _check_tensor_parallel(config, mesh.tensor)
-    for each in optimizers:
-        for entry in entries_of(each.key, each.node):
-            problem = "doesn't work with parallel=mesh: what is trained is fixed once the model is sharded"
-            entry.refuse_unfreezing(problem, "leave it out, or use parallel=ddp")
+    problem = "doesn't work with parallel=mesh: what is trained is fixed once the model is sharded"
+    refuse_unfreezing(optimizers, problem, "leave it out, or use parallel=ddp")
 
 
 def _check_stages(parallel: Parallel, degree: int) -> None:

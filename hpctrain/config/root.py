@@ -16,7 +16,7 @@ from typing import Annotated, Any, get_type_hints
 
 from omegaconf import OmegaConf
 
-from hpctrain.config import callbacks, cluster, model, named_optimizers, optimizer, require, schedule, sweep, task
+from hpctrain.config import callbacks, cluster, model, optimizer, require, schedule, sweep, task
 from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.config.cluster import MAX_NODES, Cluster
 from hpctrain.config.code import Code
@@ -162,7 +162,7 @@ OPTIONS: dict[str, dict[str, type]] = {
     "optimizer": {
         "adamw": optimizer.AdamW,
         "custom": optimizer.Custom,
-        "named": named_optimizers.NamedOptimizers,
+        "named": optimizer.NamedOptimizers,
         "sgd": optimizer.SGD,
     },
     "schedule": {"schedule": schedule.Schedule, "plateau": schedule.Plateau, "custom": schedule.Custom},

@@ -18,8 +18,14 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain.config import require
 from hpctrain.config.main_module import is_own
-from hpctrain.config.named_optimizers import NAMED_KEYS, named_optimizers
-from hpctrain.config.optimizer import HANDLING_KEYS, check_option, check_options, entries_of
+from hpctrain.config.optimizer import (
+    HANDLING_KEYS,
+    NAMED_KEYS,
+    OF_ANY_CLASS,
+    check_options,
+    entries_of,
+    named_optimizers,
+)
 from hpctrain.config.root import OPTIONS
 from hpctrain.config.schedule import WarmUp, schedule_of
 from hpctrain.config.source import (
@@ -114,7 +120,10 @@ def _check_values(key: str, target: str, options: Mapping[str, Any]) -> None:
     if (schema := _schema_of(target, "optimizer")) is not None:
         _check_given(schema, key, options)
     for name, value in options.items():
-        check_option(f"{key}.{name}", value, is_of_torch=target.startswith("torch.optim."))
+        # no class of torch.optim takes null for a number
+        if value is not None or target.startswith("torch.optim."):
+            for check in OF_ANY_CLASS.get(name, ()):
+                check(f"{key}.{name}", value)
 
 
 def check_schedule(key: str, node: Mapping[str, Any]) -> None:

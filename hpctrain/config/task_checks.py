@@ -8,7 +8,7 @@ import difflib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from hpctrain.config.named_optimizers import NamedOptimizer, losses_of, named_optimizers
+from hpctrain.config.optimizer import NamedOptimizer, losses_of, named_optimizers
 from hpctrain.config.root import Config
 from hpctrain.config.source import UnknownError, bindings, class_chain
 from hpctrain.errors import ConfigError

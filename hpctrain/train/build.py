@@ -21,7 +21,7 @@ from hpctrain.checkpoint.saver import CheckpointSaver
 from hpctrain.checkpoint.warm_start import warm_start
 from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.config.main_module import find_own
-from hpctrain.config.named_optimizers import losses_of, named_optimizers
+from hpctrain.config.optimizer import losses_of, named_optimizers
 from hpctrain.config.precision import NumberFormats
 from hpctrain.config.root import Config
 from hpctrain.config.task_checks import call_mismatch_error, called_methods, missing_method_error, warnings_about

@@ -13,8 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from hpctrain.checkpoint.host_memory import require_storable
-from hpctrain.config.named_optimizers import NAMED_KEYS, NamedOptimizer, named_optimizers
-from hpctrain.config.optimizer import HANDLING_KEYS, Handling, entries_of, handling_of
+from hpctrain.config.optimizer import (
+    HANDLING_KEYS,
+    NAMED_KEYS,
+    Handling,
+    NamedOptimizer,
+    entries_of,
+    handling_of,
+    named_optimizers,
+)
 from hpctrain.config.target import NEEDS_A_CLOSURE
 from hpctrain.errors import CheckpointError, ConfigError, TaskError
 from hpctrain.phrases import listed

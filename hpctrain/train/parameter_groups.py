@@ -12,8 +12,7 @@ from typing import Any
 from torch import nn
 
 from hpctrain.checkpoint.state import PlainNames
-from hpctrain.config.named_optimizers import NamedOptimizer, named_optimizers
-from hpctrain.config.optimizer import GroupEntry, Handling, entries_of
+from hpctrain.config.optimizer import GroupEntry, Handling, NamedOptimizer, entries_of, named_optimizers
 from hpctrain.errors import ConfigError
 from hpctrain.phrases import listed
 

@@ -12,7 +12,7 @@ from hpctrain.checkpoint.best import Best
 from hpctrain.checkpoint.restore import restore_weights
 from hpctrain.checkpoint.rng import RandomStreams
 from hpctrain.checkpoint.state import CHANGED_BUFFERS, Stateful, buffer_kinds, changed_buffers
-from hpctrain.config.named_optimizers import SHARED_KEYS
+from hpctrain.config.optimizer import SHARED_KEYS
 from hpctrain.config.root import config_digest
 from hpctrain.errors import TaskError
 from hpctrain.phrases import counted, listed

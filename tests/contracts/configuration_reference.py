@@ -10,7 +10,7 @@ from dataclasses import is_dataclass
 from hpctrain.cli.help import own_fields, purpose_of
 from hpctrain.config.cluster import Cluster, Container, Requeue, Slurm
 from hpctrain.config.logger import MLflow, Wandb
-from hpctrain.config.named_optimizers import Named, NamedOptimizers
+from hpctrain.config.optimizer import Named, NamedOptimizers
 from hpctrain.config.paths import conf_dir
 from hpctrain.config.root import GROUPS, LIST_GROUPS, Config, ProgramConfig, RunConfig
 

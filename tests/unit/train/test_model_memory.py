@@ -9,7 +9,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from hpctrain.config.mesh import MeshShape
-from hpctrain.config.named_optimizers import NamedOptimizer
+from hpctrain.config.optimizer import NamedOptimizer
 from hpctrain.config.parallel import Parallel
 from hpctrain.parallel.fsdp import FsdpReplica, ShardedLossModule
 from hpctrain.parallel.local_part import local_part
