@@ -16,8 +16,8 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.core.plugins import Plugins
 
 from hpctrain.config.compose import Composer
-from hpctrain.config.main_module import path_of, require_maker, target_bound
 from hpctrain.config.root import Config
+from hpctrain.config.target import path_of, require_maker, target_bound
 from hpctrain.errors import ConfigError
 from hpctrain.phrases import page
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from hpctrain.cluster.environment import ClusterEnvironment, is_rank
 from hpctrain.config.checks import check
 from hpctrain.config.cluster import Slurm
-from hpctrain.config.main_module import refuse_own_targets, target_bound
 from hpctrain.config.resources import resources_of
 from hpctrain.config.root import Config, RunConfig
+from hpctrain.config.target import refuse_own_targets, target_bound
 from hpctrain.errors import ClusterEnvironmentError, ConfigError, HpctrainError, RunFailedError
 from hpctrain.launch.launch_code import importing_code_of
 from hpctrain.launch.launcher import begin

@@ -196,7 +196,7 @@ class Run:
         """
         from hpctrain.api.composition import as_words, hydra_restored
         from hpctrain.api.launching import launch_detached, own_task, train_here
-        from hpctrain.config.main_module import own_targets
+        from hpctrain.config.target import own_targets
         from hpctrain.launch.existing_run import changed_config, revert_failed_changes
         from hpctrain.launch.launch_code import require_original_folder
 
@@ -225,7 +225,7 @@ class Run:
         """
         config = load_for_model(trained_config(self._directory))
         from hpctrain.api.launching import own_task, working_directory_importable
-        from hpctrain.config.main_module import require_own_targets
+        from hpctrain.config.target import require_own_targets
         from hpctrain.train.stored_model import load_task
 
         with own_task(config, task), working_directory_importable():
@@ -262,7 +262,7 @@ class Run:
         """
         config = load_for_model(trained_config(self._directory))
         from hpctrain.api.launching import own_task, working_directory_importable
-        from hpctrain.config.main_module import require_own_targets
+        from hpctrain.config.target import require_own_targets
         from hpctrain.train.stored_model import load_model
 
         with own_task(config, task), working_directory_importable():
@@ -341,7 +341,7 @@ def fit(config: Config, *, task: Callable[..., Task] | None = None) -> Run:
         RunFailedError: the run was cancelled, or stopped in another way.
     """
     from hpctrain.api.launching import train_here
-    from hpctrain.config.main_module import require_task
+    from hpctrain.config.target import require_task
 
     _require_config(config, "fit")
     if task is not None:

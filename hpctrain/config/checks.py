@@ -12,7 +12,6 @@ from pathlib import Path
 from hpctrain.config.batch import check_batch, check_node_counts
 from hpctrain.config.cluster import Slurm, check_container, check_mounted
 from hpctrain.config.logger import SERVICES
-from hpctrain.config.main_module import refuse_own_targets, require_own_targets
 from hpctrain.config.mesh import check_mesh, mesh_shape
 from hpctrain.config.optimizer import (
     Handling,
@@ -27,7 +26,7 @@ from hpctrain.config.precision import FORMATS
 from hpctrain.config.program import USAGE, check_program, program_warnings
 from hpctrain.config.resources import ranks_per_node, require_gpu_for_each_rank, resources_of
 from hpctrain.config.root import Config, ProgramConfig, RunConfig, flat
-from hpctrain.config.target import check_targets
+from hpctrain.config.target import check_targets, refuse_own_targets, require_own_targets
 from hpctrain.config.task import EXTRAS, missing_folder
 from hpctrain.config.task_checks import check_task, uncalled_methods
 from hpctrain.errors import ConfigError

@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from hpctrain.config.main_module import is_own
 from hpctrain.config.optimizer import losses_of, named_optimizers, refuse_unfreezing
 from hpctrain.config.parallel import Parallel
 from hpctrain.config.precision import FORMATS
 from hpctrain.config.root import Config
 from hpctrain.config.source import Chain, ModuleSource, UnknownError, bindings, class_chain, qualified_name, syntax_tree
+from hpctrain.config.target import is_own
 from hpctrain.config.task_checks import TASK
 from hpctrain.errors import ConfigError
 from hpctrain.phrases import all_of, counted, page

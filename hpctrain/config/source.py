@@ -1,4 +1,4 @@
-"""The source of Python modules: names, classes and bases, without an import, which may import torch."""
+"""The source of Python modules: names, classes, bases and arguments, without an import, which may import torch."""
 
 from __future__ import annotations
 
@@ -361,3 +361,91 @@ def _is_dataclass(source: ModuleSource, decorator: ast.expr) -> bool:
     """Whether a decorator is `dataclasses.dataclass`."""
     named = decorator.func if isinstance(decorator, ast.Call) else decorator
     return qualified_name(source, named) == "dataclasses.dataclass"
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """The arguments of a call by name.
+
+    Attributes:
+        arguments: whether each is optional, by name and in order.
+        takes_any: whether arguments of other names are accepted as well.
+    """
+
+    arguments: Mapping[str, bool]
+    takes_any: bool = False
+
+
+def signature_of(source: ModuleSource, definition: Definition) -> Signature:
+    """Return the arguments of a function, or of a class's constructor, which may be inherited.
+
+    Args:
+        source: the module that defines it.
+        definition: found in that module.
+
+    Raises:
+        UnknownError: they can't be derived from the source alone.
+    """
+    if isinstance(definition, ast.FunctionDef):
+        return _of_function(definition)
+    bases, required = lineage(source, definition)
+    for number, (_, node) in enumerate(bases):
+        own = [each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
+        if own:
+            return _of_function(own[0], method=True)
+        if _generates_constructor(node):
+            return _of_fields(bases[number:])
+    return Signature(dict.fromkeys(required, False))
+
+
+def _of_function(node: ast.FunctionDef, *, method: bool = False) -> Signature:
+    arguments = node.args
+    if node.decorator_list or (method and not (arguments.posonlyargs or arguments.args)):
+        raise UnknownError
+    names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
+    optional = len(names) - len(arguments.defaults)
+    known = {name: number >= optional for number, name in enumerate(names)}
+    known |= {
+        argument.arg: default is not None
+        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    }
+    if len(arguments.posonlyargs) > method:
+        raise UnknownError  # no key can give these
+    return Signature(dict(list(known.items())[method:]), takes_any=arguments.kwarg is not None)
+
+
+def _generates_constructor(node: ast.ClassDef) -> bool:
+    """Whether `@dataclass` makes the class's constructor; `@dataclass(init=False)` doesn't."""
+    options = {
+        option.arg: ast.unparse(option.value)
+        for decorator in node.decorator_list
+        if isinstance(decorator, ast.Call)
+        for option in decorator.keywords
+    }
+    return bool(node.decorator_list) and options.get("init", "True") == "True"
+
+
+def _of_fields(chain: Chain) -> Signature:
+    """Return the arguments of the constructor that `@dataclass` makes for the first of these classes."""
+    known: dict[str, bool] = {}
+    inherited: set[str] = set()  # @dataclass takes an attribute of a base for the default of a field of its name
+    for source, node in reversed(chain):
+        for statement in node.body if node.decorator_list else ():
+            if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
+                continue
+            name, annotation = statement.target.id, ast.unparse(statement.annotation).strip("'\"")
+            options = _field_options(source, statement.value)
+            if "ClassVar" in annotation or annotation.endswith("KW_ONLY") or options.get("init") == "False":
+                known.pop(name, None)  # also a field of a base, which this one replaces
+            else:
+                known[name] = name in inherited or not options.keys().isdisjoint(("default", "default_factory"))
+        inherited.update(name for name, _ in bindings(node.body))
+    return Signature(known)
+
+
+def _field_options(source: ModuleSource, value: ast.expr | None) -> dict[str, str]:
+    if value is None:
+        return {}
+    if isinstance(value, ast.Call) and qualified_name(source, value.func) == "dataclasses.field":
+        return {option.arg or "": ast.unparse(option.value) for option in value.keywords}
+    return {"default": ""}

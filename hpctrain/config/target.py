@@ -1,23 +1,26 @@
-"""Check the class that a `_target_` names, and its arguments, by its source: the login half doesn't import it."""
+"""The classes that a configuration names by `_target_`, checked by their source: the login half doesn't import them.
+
+Paths that begin with `__main__` name classes of the program that imports hpctrain: another module in each program.
+"""
 
 from __future__ import annotations
 
-import ast
 import difflib
 import math
 import os
 import shlex
 import sys
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain.config import require
-from hpctrain.config.main_module import is_own
 from hpctrain.config.optimizer import (
     HANDLING_KEYS,
     NAMED_KEYS,
@@ -26,18 +29,15 @@ from hpctrain.config.optimizer import (
     entries_of,
     named_optimizers,
 )
-from hpctrain.config.root import OPTIONS
+from hpctrain.config.root import OPTIONS, Config
 from hpctrain.config.schedule import WarmUp, schedule_of
 from hpctrain.config.source import (
     AbsentError,
-    Chain,
     Definition,
     ModuleSource,
     UnknownError,
-    bindings,
     definition_of,
-    lineage,
-    qualified_name,
+    signature_of,
 )
 from hpctrain.config.task_checks import check_callback
 from hpctrain.errors import ConfigError
@@ -49,8 +49,13 @@ NEEDS_A_CLOSURE = "needs a closure that recomputes the loss, which the training 
 """Why torch.optim.LBFGS is refused."""
 NEEDS_THE_METRIC = ("needs the metric of an evaluation, which a step doesn't have", "use schedule=plateau instead")
 """Why torch's ReduceLROnPlateau is refused, and what to type instead."""
+MAIN = "__main__"
+PASSED_TASK = f"{MAIN}.passed_task"
+"""The path of a function without a name that was passed as the task."""
 OF_SCHEDULES = ("optimizer", "total_steps", "steps_per_epoch")
 """Arguments that a schedule of one's own gets from hpctrain if its signature has them."""
+
+_bound: ContextVar[tuple[str, Callable[..., Any]] | None] = ContextVar("bound", default=None)
 
 
 def check_targets(group: str, node: Any) -> None:
@@ -276,89 +281,103 @@ def _check_given(schema: type, key: str, given: Mapping[str, Any]) -> None:
             raise require.wrong_type(schema, name, f"{key}.{name}", given[name])
 
 
-@dataclass(frozen=True, slots=True)
-class Signature:
-    """The arguments of a call by name.
-
-    Attributes:
-        arguments: whether each is optional, by name and in order.
-        takes_any: whether arguments of other names are accepted as well.
-    """
-
-    arguments: Mapping[str, bool]
-    takes_any: bool = False
+def is_own(target: object) -> TypeGuard[str]:
+    """Whether an import path names something of the program."""
+    return isinstance(target, str) and target.startswith(f"{MAIN}.")
 
 
-def signature_of(source: ModuleSource, definition: Definition) -> Signature:
-    """Return the arguments of a function, or of a class's constructor, which may be inherited.
+def own_targets(config: Config) -> dict[str, str]:
+    """Return the keys that name classes of the program, with their import paths."""
+    targets: dict[str, str] = {}
 
-    Args:
-        source: the module that defines it.
-        definition: found in that module.
+    def walk(key: str, value: object) -> None:
+        inside = dict(enumerate(value)) if isinstance(value, list) else value
+        if isinstance(inside, dict):
+            for name, item in inside.items():
+                walk(f"{key}.{name}" if key else str(name), item)
+        elif key.endswith("._target_") and is_own(value):
+            targets[key] = value
+
+    walk("", asdict(config))
+    return targets
+
+
+def refuse_own_targets(config: Config, problem: str) -> None:
+    """Refuse classes of the program, for a training in other processes.
 
     Raises:
-        UnknownError: they can't be derived from the source alone.
+        ConfigError: the configuration names one.
     """
-    if isinstance(definition, ast.FunctionDef):
-        return _of_function(definition)
-    bases, required = lineage(source, definition)
-    for number, (_, node) in enumerate(bases):
-        own = [each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
-        if own:
-            return _of_function(own[0], method=True)
-        if _generates_constructor(node):
-            return _of_fields(bases[number:])
-    return Signature(dict.fromkeys(required, False))
+    for key, target in own_targets(config).items():
+        name = target.rpartition(".")[2]
+        remedy = f"train with hpctrain.fit, or move it into a module, such as my_task.py, and name my_task.{name}"
+        raise ConfigError(key, target, problem, remedy)
 
 
-def _of_function(node: ast.FunctionDef, *, method: bool = False) -> Signature:
-    arguments = node.args
-    if node.decorator_list or (method and not (arguments.posonlyargs or arguments.args)):
-        raise UnknownError
-    names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
-    optional = len(names) - len(arguments.defaults)
-    known = {name: number >= optional for number, name in enumerate(names)}
-    known |= {
-        argument.arg: default is not None
-        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-    }
-    if len(arguments.posonlyargs) > method:
-        raise UnknownError  # no key can give these
-    return Signature(dict(list(known.items())[method:]), takes_any=arguments.kwarg is not None)
+def require_own_targets(config: Config) -> None:
+    """Refuse classes of another program.
+
+    Raises:
+        ConfigError: this program doesn't define one that the configuration names.
+    """
+    for key, target in own_targets(config).items():
+        if find_own(target) is None:
+            problem = "only the program or notebook that started the run defines it"
+            remedy = "resume it there, with hpctrain.Run(...).resume(); or move the class into a module, and name that"
+            if target == PASSED_TASK:
+                remedy = "there, pass the function again: fit(config, task=...), or Run(...).resume(task=...)"
+            raise ConfigError(key, target, problem, remedy)
 
 
-def _generates_constructor(node: ast.ClassDef) -> bool:
-    """Whether `@dataclass` makes the class's constructor; `@dataclass(init=False)` doesn't."""
-    options = {
-        option.arg: ast.unparse(option.value)
-        for decorator in node.decorator_list
-        if isinstance(decorator, ast.Call)
-        for option in decorator.keywords
-    }
-    return bool(node.decorator_list) and options.get("init", "True") == "True"
+def find_own(target: str) -> Any | None:
+    """Return what an import path stands for in this program; None if the program doesn't define it."""
+    bound = _bound.get()
+    if bound is not None and bound[0] == target:
+        return bound[1]
+    found: Any = sys.modules.get(MAIN) if is_own(target) else None
+    for name in target.split(".")[1:]:
+        found = getattr(found, name, None)
+    return found
 
 
-def _of_fields(chain: Chain) -> Signature:
-    """Return the arguments of the constructor that `@dataclass` makes for the first of these classes."""
-    known: dict[str, bool] = {}
-    inherited: set[str] = set()  # @dataclass takes an attribute of a base for the default of a field of its name
-    for source, node in reversed(chain):
-        for statement in node.body if node.decorator_list else ():
-            if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
-                continue
-            name, annotation = statement.target.id, ast.unparse(statement.annotation).strip("'\"")
-            options = _field_options(source, statement.value)
-            if "ClassVar" in annotation or annotation.endswith("KW_ONLY") or options.get("init") == "False":
-                known.pop(name, None)  # also a field of a base, which this one replaces
-            else:
-                known[name] = name in inherited or not options.keys().isdisjoint(("default", "default_factory"))
-        inherited.update(name for name, _ in bindings(node.body))
-    return Signature(known)
+def path_of(maker: Callable[..., Any]) -> str:
+    """Return the import path of a class or function; below `MAIN` if only this program has it."""
+    module, name = getattr(maker, "__module__", None), getattr(maker, "__qualname__", None)
+    if isinstance(module, str) and isinstance(name, str) and "<" not in name:
+        return f"{module}.{name}"
+    return PASSED_TASK
 
 
-def _field_options(source: ModuleSource, value: ast.expr | None) -> dict[str, str]:
-    if value is None:
-        return {}
-    if isinstance(value, ast.Call) and qualified_name(source, value.func) == "dataclasses.field":
-        return {option.arg or "": ast.unparse(option.value) for option in value.keywords}
-    return {"default": ""}
+def require_maker(task: object) -> None:
+    """Refuse a task that exists already.
+
+    Raises:
+        ConfigError: it isn't a class or function.
+    """
+    if not isinstance(task, type) and (not callable(task) or hasattr(task, "train_dataset")):
+        name = type(task).__name__
+        problem = "is an object, but each attempt makes its own, so that a resume is exact"
+        raise ConfigError("task", f"a {name}", problem, f"pass the class {name}, or a function: lambda: {name}(...)")
+
+
+def require_task(config: Config, task: Callable[..., Any]) -> None:
+    """Refuse a task that isn't the configuration's.
+
+    Raises:
+        ConfigError: the configuration was composed for another one, or it isn't a class or function.
+    """
+    require_maker(task)
+    target, passed_path = config.task["_target_"], path_of(task)
+    if target != passed_path:
+        problem = f"is not the task {passed_path} that was passed"
+        raise ConfigError("task._target_", target, problem, "compose with hpctrain.compose([...], task=...)")
+
+
+@contextmanager
+def target_bound(target: str, maker: Callable[..., Any] | None) -> Iterator[None]:
+    """Inside the context, and in its thread alone, an import path means ``maker``; None changes nothing."""
+    token = _bound.set(None if maker is None else (target, maker))
+    try:
+        yield
+    finally:
+        _bound.reset(token)

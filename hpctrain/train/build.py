@@ -20,10 +20,10 @@ from torch.nn.parameter import is_lazy
 from hpctrain.checkpoint.saver import CheckpointSaver
 from hpctrain.checkpoint.warm_start import warm_start
 from hpctrain.config.checkpoint import Checkpoint
-from hpctrain.config.main_module import find_own
 from hpctrain.config.optimizer import losses_of, named_optimizers
 from hpctrain.config.precision import NumberFormats
 from hpctrain.config.root import Config
+from hpctrain.config.target import find_own
 from hpctrain.config.task_checks import call_mismatch_error, called_methods, missing_method_error, warnings_about
 from hpctrain.data.micro_batch import iterate_tensors
 from hpctrain.errors import ConfigError, TaskError

@@ -10,8 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from hpctrain.config.source import UnknownError, find_definition, find_module
-from hpctrain.config.target import signature_of
+from hpctrain.config.source import UnknownError, find_definition, find_module, signature_of
 
 UNNAMED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 

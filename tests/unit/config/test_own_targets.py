@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from hpctrain.config.compose import Composer
-from hpctrain.config.main_module import (
+from hpctrain.config.target import (
     PASSED_TASK,
     find_own,
     own_targets,
