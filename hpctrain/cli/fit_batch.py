@@ -15,12 +15,11 @@ from typing import Any
 
 from hpctrain.cli.arguments import add_overrides, command_parser, number
 from hpctrain.cluster.variables import scrubbed
-from hpctrain.config.batch import counted_shares, uses_cuda_graphs
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.compose import Composer
 from hpctrain.config.mesh import MeshShape, mesh_shape
 from hpctrain.config.program import split_command
-from hpctrain.config.resources import ranks_per_node, resources_of
+from hpctrain.config.resources import counted_shares, ranks_per_node, resources_of, uses_cuda_graphs
 from hpctrain.config.root import Config
 from hpctrain.config.stored import to_yaml
 from hpctrain.errors import ConfigError, ExitCode, HpctrainError, RunFailedError

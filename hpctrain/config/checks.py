@@ -9,10 +9,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from hpctrain.config.batch import check_batch, check_node_counts
 from hpctrain.config.cluster import Slurm, check_container, check_mounted
 from hpctrain.config.logger import SERVICES
-from hpctrain.config.mesh import check_mesh, mesh_shape
 from hpctrain.config.optimizer import (
     Handling,
     entries_of,
@@ -24,7 +22,13 @@ from hpctrain.config.optimizer import (
 from hpctrain.config.paths import check_run_directory, check_weights
 from hpctrain.config.precision import FORMATS
 from hpctrain.config.program import USAGE, check_program, program_warnings
-from hpctrain.config.resources import ranks_per_node, require_gpu_for_each_rank, resources_of
+from hpctrain.config.resources import (
+    check_division,
+    check_node_counts,
+    ranks_per_node,
+    require_gpu_for_each_rank,
+    resources_of,
+)
 from hpctrain.config.root import Config, ProgramConfig, RunConfig, flat
 from hpctrain.config.target import check_targets, refuse_own_targets, require_own_targets
 from hpctrain.config.task import EXTRAS, missing_folder
@@ -102,10 +106,7 @@ def _check_training(
     resources = resources_of(config, environ)
     num_ranks = world_size or resources.world_size
     _check_classes_of_the_program(config, num_ranks)
-    mesh = mesh_shape(config.parallel, num_ranks, local_world_size or ranks_per_node(config, num_ranks, environ))
-    check_mesh(config, mesh)
-    num_shares = num_ranks if mesh is None else mesh.data_parallel_size
-    check_batch(config, num_shares, num_ranks // num_shares)
+    check_division(config, num_ranks, local_world_size or ranks_per_node(config, num_ranks, environ))
     check_node_counts(config, resources)
     require_gpu_for_each_rank(config, resources, environ)
     if resources.gpus_per_node == 0:

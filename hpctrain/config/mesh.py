@@ -56,11 +56,6 @@ class MeshShape:
         return self.replicate * self.shard * self.tensor
 
     @property
-    def num_positions(self) -> int:
-        """Number of groups of ranks through which a micro-batch passes, one after the other."""
-        return self.pipeline
-
-    @property
     def num_ranks(self) -> int:
         """Number of ranks in the mesh."""
         return math.prod(self.degrees.values())

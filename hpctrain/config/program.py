@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpctrain.config.batch import check_node_counts
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.command import INTERPRETERS, RankLauncher, interpreter_of, near_script
 from hpctrain.config.plain_yaml import read_plain_values
-from hpctrain.config.resources import Resources, resources_of
+from hpctrain.config.resources import Resources, check_node_counts, resources_of
 from hpctrain.config.root import ProgramConfig, flat, flat_values
 from hpctrain.errors import ConfigError
 from hpctrain.phrases import either

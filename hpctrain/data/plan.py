@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.config.batch import check_divisible
+from hpctrain.config.resources import check_divisible
 from hpctrain.data.keyed_random import IntArray
 from hpctrain.errors import ConfigError, TaskError
 

@@ -7,9 +7,8 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hpctrain.config.batch import node_counts
 from hpctrain.config.cluster import Slurm as SlurmCluster
-from hpctrain.config.resources import resources_of
+from hpctrain.config.resources import node_counts, resources_of
 from hpctrain.config.root import Config
 from hpctrain.doctor.finding import Case, Check, Finding, Severity, evaluate, when
 from hpctrain.errors import SchedulerError

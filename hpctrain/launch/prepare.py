@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.cluster.environment import ClusterEnvironment
-from hpctrain.config.batch import node_counts
 from hpctrain.config.cluster import Slurm
-from hpctrain.config.resources import Resources, resources_of
+from hpctrain.config.resources import Resources, node_counts, resources_of
 from hpctrain.config.resume import Resume
 from hpctrain.config.root import Config, ProgramConfig, RunConfig, decides_the_weights, flat, with_absolute_init
 from hpctrain.config.stored import load_run, to_yaml

@@ -54,7 +54,7 @@ class DataShare:
             size: number of ranks.
             shape: of the mesh; None if each rank has a replica of the model.
         """
-        together, positions = (1, 1) if shape is None else (shape.tensor, shape.num_positions)
+        together, positions = (1, 1) if shape is None else (shape.tensor, shape.pipeline)
         group, place = divmod(rank, size // positions)
         number, count = place // together, size // positions // together
         return cls(

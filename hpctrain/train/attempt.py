@@ -19,8 +19,8 @@ from hpctrain.attempt.rank_python import other_torch
 from hpctrain.attempt.requeue import next_pause
 from hpctrain.attempt.unrecorded import UnrecordedEnds
 from hpctrain.cluster.environment import cpu_cores, cpu_threads
-from hpctrain.config.batch import check_batch
 from hpctrain.config.mesh import data_parallel_size, mesh_shape
+from hpctrain.config.resources import check_batch
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import read_json_or_empty
 from hpctrain.metrics.progress import open_bar

@@ -32,10 +32,10 @@ from hpctrain.attempt.lost_gpu import (
 )
 from hpctrain.checkpoint.host_memory import available_memory_bytes
 from hpctrain.cluster.environment import ClusterEnvironment, cpu_threads
-from hpctrain.config.batch import uses_cuda_graphs
 from hpctrain.config.checks import refuse_without_gpu
 from hpctrain.config.mesh import MeshShape
 from hpctrain.config.optimizer import named_optimizers
+from hpctrain.config.resources import uses_cuda_graphs
 from hpctrain.config.root import Config
 from hpctrain.config.stored import load
 from hpctrain.errors import ExitCode, HpctrainError

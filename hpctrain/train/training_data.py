@@ -16,8 +16,8 @@ from torch.utils.data import Dataset
 from hpctrain.attempt.lost_gpu import closing_unless_lost
 from hpctrain.checkpoint.host_memory import HostCopy
 from hpctrain.checkpoint.state import Stateful
-from hpctrain.config.batch import micro_batch_size_of
 from hpctrain.config.optimizer import losses_of, named_optimizers
+from hpctrain.config.resources import micro_batch_size_of
 from hpctrain.config.root import Config
 from hpctrain.data.bookmark import Bookmark, Bookmarks
 from hpctrain.data.fetch import dataset_length

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from hpctrain.config.batch import check_batch, check_divisible, micro_batch_size_of
 from hpctrain.config.compose import Composer
+from hpctrain.config.resources import check_batch, check_divisible, micro_batch_size_of
 from hpctrain.errors import ConfigError
 
 

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from hpctrain.config.batch import node_counts
 from hpctrain.config.compose import Composer, ProgramComposer
-from hpctrain.config.resources import resources_of
+from hpctrain.config.resources import node_counts, resources_of
 from hpctrain.errors import ConfigError
 
 EIGHT = ("cluster=slurm", "nodes=8")

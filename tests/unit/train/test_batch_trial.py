@@ -9,8 +9,8 @@ import pytest
 from fork_server import clean_environment
 from greedy import WORDS
 
-from hpctrain.config.batch import check_batch
 from hpctrain.config.compose import Composer
+from hpctrain.config.resources import check_batch
 from hpctrain.config.stored import to_yaml
 from hpctrain.train.batch_trial import is_out_of_memory, trial_config
 
