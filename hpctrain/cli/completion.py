@@ -104,8 +104,7 @@ def _runs(before: Sequence[str], word: str) -> list[str]:
 
 
 def _overrides(before: Sequence[str], word: str) -> list[str]:
-    from hpctrain.config.options import groups_of, keys_of, options_of, top_level_keys
-    from hpctrain.config.paths import conf_dir, own_folders
+    from hpctrain.config.paths import conf_dir, groups_of, keys_of, options_of, own_folders, top_level_keys
     from hpctrain.config.root import LIST_GROUPS
 
     flagged = [before[number + 1] for number, flag in enumerate(before[:-1]) if flag in TAKE_FOLDER[:2]]

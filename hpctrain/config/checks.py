@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from hpctrain.config.cluster import Slurm, check_container, check_mounted
 from hpctrain.config.logger import SERVICES
@@ -19,7 +20,7 @@ from hpctrain.config.optimizer import (
     named_optimizers,
     refuse_unfreezing,
 )
-from hpctrain.config.paths import check_run_directory, check_weights
+from hpctrain.config.paths import check_run_directory, check_weights, is_folder
 from hpctrain.config.precision import FORMATS
 from hpctrain.config.program import USAGE, check_program, program_warnings
 from hpctrain.config.resources import (
@@ -31,7 +32,7 @@ from hpctrain.config.resources import (
 )
 from hpctrain.config.root import Config, ProgramConfig, RunConfig, flat
 from hpctrain.config.target import check_targets, refuse_own_targets, require_own_targets
-from hpctrain.config.task import EXTRAS, missing_folder
+from hpctrain.config.task import EXTRAS
 from hpctrain.config.task_checks import check_task, uncalled_methods
 from hpctrain.errors import ConfigError
 
@@ -48,6 +49,8 @@ NEEDS_GPU = (
     ("parallel.cpu_offload", True, "keeps in host memory what would be on a GPU", ", or leave it out"),
 )
 """Key, value, why it needs a GPU, and what to use instead."""
+READ_A_FOLDER = ("hpctrain.tasks.image_folder.ImageFolder", "hpctrain.tasks.tokens.Tokens")
+"""Tasks that need the folder task.data."""
 WHOLE_CALLS = "works on calls of the whole model, but with several losses a task calls parts of it"
 """Why some keys are refused with several turns."""
 
@@ -100,7 +103,7 @@ def _check_training(
     target = str(config.task["_target_"])
     if (needed := EXTRAS.get(target.rpartition(".")[0])) is not None:
         _require_package("task._target_", target, *needed)
-    if (folder := missing_folder(config.task)) is not None and not slurm:
+    if (folder := _missing_folder(config.task)) is not None and not slurm:
         raise ConfigError("task.data", folder, "is not a folder", "set it to the folder with the data")
     _check_parallel(config, world_size)
     resources = resources_of(config, environ)
@@ -112,6 +115,18 @@ def _check_training(
     if resources.gpus_per_node == 0:
         refuse_without_gpu(config, "set cluster.gpus_per_node" if slurm else "run on a machine with a GPU")
     _check_shapes(config)
+
+
+def _missing_folder(node: Mapping[str, Any]) -> Path | None:
+    """Return the folder that a task reads if this machine doesn't have it; the nodes of a cluster may.
+
+    Raises:
+        ConfigError: it can't be read here.
+    """
+    if node["_target_"] not in READ_A_FOLDER:
+        return None
+    folder = Path(str(node["data"]))
+    return None if is_folder("task.data", folder) else folder
 
 
 def _check_classes_of_the_program(config: Config, num_ranks: int) -> None:
@@ -195,7 +210,7 @@ def warnings_of(config: RunConfig) -> list[str]:
 
 def _warnings_of_training(config: Config) -> list[str]:
     found = []
-    if isinstance(config.cluster, Slurm) and (folder := missing_folder(config.task)) is not None:
+    if isinstance(config.cluster, Slurm) and (folder := _missing_folder(config.task)) is not None:
         found.append(f"task.data={folder} is not a folder on this machine: it must exist on the nodes")
     max_steps, warmup_steps = config.trainer.max_steps, getattr(config.schedule, "warmup_steps", 0)
     if max_steps is not None and warmup_steps >= max_steps:

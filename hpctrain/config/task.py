@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from hpctrain.config import require
-from hpctrain.config.paths import is_folder
 
 EXTRAS = {
     "hpctrain.tasks.digits": ("sklearn", "examples"),
     "hpctrain.tasks.keras_digits": ("keras", "keras"),
 }
 """By module of a task: the optional package that it imports, and the extra that installs it."""
-
-READ_A_FOLDER = ("hpctrain.tasks.image_folder.ImageFolder", "hpctrain.tasks.tokens.Tokens")
-"""Tasks that need the folder task.data."""
-
-
-def missing_folder(node: Mapping[str, Any]) -> Path | None:
-    """Return the folder that a task reads if this machine doesn't have it; the nodes of a cluster may.
-
-    Raises:
-        ConfigError: it can't be read here.
-    """
-    if node["_target_"] not in READ_A_FOLDER:
-        return None
-    folder = Path(str(node["data"]))
-    return None if is_folder("task.data", folder) else folder
-
 
 RGB = require.that(lambda values: len(values) == 3, "must have one number per channel", "write three numbers")
 

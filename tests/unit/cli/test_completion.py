@@ -14,8 +14,7 @@ import pytest
 from hpctrain.cli import COMMANDS, main
 from hpctrain.cli.completion import candidates
 from hpctrain.config.compose import Composer
-from hpctrain.config.options import keys_of, options_of
-from hpctrain.config.paths import conf_dir
+from hpctrain.config.paths import conf_dir, keys_of, options_of
 
 BASH = """
 source <(hpctrain completion bash)
