@@ -207,8 +207,9 @@ class Explainer:
         if rest:  # a group isn't a key that was meant
             groups = {name.partition(".")[0] for name in known if "." in name}
             known = [name for name in known if name not in groups]
-        if (instead := key_instead(key)) is not None:
-            return instead
+        last = key.rpartition(".")[2]
+        if last in KEYS and not (rest and group in OF_ARGUMENTS):
+            return KEYS[last]
         is_like = difflib.get_close_matches(key, known, n=1, cutoff=LIKELY_TYPO)
         is_custom = self._value(group) == "custom" or "object_type=Custom" in self.text
         if group in ("optimizer", "schedule") and is_custom and not is_like:
@@ -216,9 +217,8 @@ class Explainer:
         if group == "logger" and "." in rest and not is_like:
             return SINKS
         near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-        last = key.rsplit(".", 1)[-1]
         if not is_like:  # a key with the same last part is more likely than one that looks a little alike
-            near = [name for name in known if name.rsplit(".", 1)[-1] == last][:1] or near
+            near = [name for name in known if name.rpartition(".")[2] == last][:1] or near
         own = f"a new key of your own needs a plus: +{key}=VALUE"
         if not near:
             return f"{HELP}; {own}"
@@ -271,53 +271,44 @@ def _in_file(path: Path | None, line: int | None, folders: Sequence[Path], probl
     return ConfigError("configuration", path.stem, f"{where} {problem}", remedy)
 
 
-BATCH = (
-    "set trainer.global_batch_size (per step, over all ranks), or trainer.micro_batch_size (per forward pass of a rank)"
-)
-ACCUMULATION = "set trainer.micro_batch_size: a step accumulates up to trainer.global_batch_size"
-PROCESSES = "set cluster.processes_per_node=N, or cluster.gpus_per_node=N"
-CLIPPING = "set trainer.clip_grad_norm, or trainer.clip_grad_value"
-EVALUATIONS = "set trainer.eval_every_steps=N"
-CONTINUE = "python -m hpctrain resume RUN continues a run; init_from=PATH starts a new one with its weights"
 CODE_NOW = "a new run copies the code as it is now; for an earlier run: python -m hpctrain resume RUN --code=now"
-KEYS: Mapping[str, str] = {
-    "True": 'in a file, write "on" with quotes: YAML reads on as true',
-    "accelerator": "leave it out: GPUs are used where there are any; on SLURM set cluster.gpus_per_node=N",
-    "accumulate_grad_batches": ACCUMULATION,
-    "batch_size": BATCH,
-    "check_val_every_n_epoch": EVALUATIONS,
-    "ckpt_path": CONTINUE,
-    "default_root_dir": "set run_dir=PATH",
-    "devices": PROCESSES,
-    "epochs": "set trainer.max_epochs=N",
-    "fast_dev_run": "set trainer.max_steps=2",
-    "gpus": "set cluster.gpus_per_node=N",
-    "gpus_per_task": "set cluster.gpus_per_process=N",
-    "gradient_accumulation_steps": ACCUMULATION,
-    "gradient_clip_val": CLIPPING,
-    "learning_rate": "set optimizer.lr",
-    "limit_train_batches": "set trainer.max_steps=N",
-    "log_every_n_steps": "set logger.every_steps=N",
-    "max_grad_norm": CLIPPING,
-    "mixed_precision": "choose precision=bf16",
-    "monitor": "set checkpoint.metric=NAME",
-    "nodes": "set nodes=N",
-    "num_epochs": "set trainer.max_epochs=N",
-    "num_nodes": "set nodes=N",
-    "num_processes": PROCESSES,
-    "num_sanity_val_steps": "set trainer.sanity_batches=N",
-    "num_train_epochs": "set trainer.max_epochs=N",
-    "node": "set nodes=N",
-    "output_dir": "set run_dir=PATH",
-    "precision": "choose precision=bf16",
-    "resume_from_checkpoint": CONTINUE,
-    "seed": "set seed=N",
-    "strategy": "choose parallel=ddp",
-    "tasks_per_node": "set cluster.processes_per_node=N",
-    "timeout_min": "set cluster.time_limit_min=N",
-    "val_check_interval": EVALUATIONS,
+INSTEAD_OF_KEYS: Mapping[str, Sequence[str]] = {
+    'in a file, write "on" with quotes: YAML reads on as true': ("True",),
+    "leave it out: GPUs are used where there are any; on SLURM set cluster.gpus_per_node=N": ("accelerator",),
+    "set trainer.micro_batch_size: a step accumulates up to trainer.global_batch_size": (
+        "accumulate_grad_batches",
+        "gradient_accumulation_steps",
+    ),
+    "set trainer.global_batch_size (per step, over all ranks), or trainer.micro_batch_size (per forward pass of a "
+    "rank)": ("batch_size",),
+    "set trainer.eval_every_steps=N": ("check_val_every_n_epoch", "val_check_interval"),
+    "python -m hpctrain resume RUN continues a run; init_from=PATH starts a new one with its weights": (
+        "ckpt_path",
+        "resume_from_checkpoint",
+    ),
+    "set run_dir=PATH": ("default_root_dir", "output_dir"),
+    "set cluster.processes_per_node=N, or cluster.gpus_per_node=N": ("devices", "num_processes"),
+    "set trainer.max_epochs=N": ("epochs", "num_epochs", "num_train_epochs"),
+    "set trainer.max_steps=2": ("fast_dev_run",),
+    "set cluster.gpus_per_node=N": ("gpus",),
+    "set cluster.gpus_per_process=N": ("gpus_per_task",),
+    "set trainer.clip_grad_norm, or trainer.clip_grad_value": ("gradient_clip_val", "max_grad_norm"),
+    "set optimizer.lr": ("learning_rate",),
+    "set trainer.max_steps=N": ("limit_train_batches",),
+    "set logger.every_steps=N": ("log_every_n_steps",),
+    "choose precision=bf16": ("mixed_precision", "precision"),
+    "set checkpoint.metric=NAME": ("monitor",),
+    "set nodes=N": ("node", "nodes", "num_nodes"),
+    "set trainer.sanity_batches=N": ("num_sanity_val_steps",),
+    "set seed=N": ("seed",),
+    "choose parallel=ddp": ("strategy",),
+    "set cluster.processes_per_node=N": ("tasks_per_node",),
+    "set cluster.time_limit_min=N": ("timeout_min",),
 }
-"""What to do instead, by the last part of an unknown key."""
+"""What to do instead of setting an unknown key, and the last parts of such keys, which are other libraries' names."""
+KEYS = {name: instead for instead, names in INSTEAD_OF_KEYS.items() for name in names}
+OF_TORCH = ("Adadelta", "Adafactor", "Adagrad", "Adamax", "NAdam", "RAdam", "RMSprop")
+"""Classes of torch.optim whose names are typed as options."""
 OPTIONS: Mapping[str, Mapping[str, str]] = {
     "code": {"none": "set code.snapshot=none", "auto": "set code.snapshot=auto", "now": CODE_NOW},
     "logger": {
@@ -326,17 +317,8 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
         **{name: f"set logger.{name}.enabled=true" for name in SERVICES},
     },
     "optimizer": {
-        name.lower(): f"{prefer}write optimizer=custom optimizer._target_=torch.optim.{name}"
-        for name, prefer in {
-            "Adam": "choose optimizer=adamw, or ",
-            "Adadelta": "",
-            "Adafactor": "",
-            "Adagrad": "",
-            "Adamax": "",
-            "NAdam": "",
-            "RAdam": "",
-            "RMSprop": "",
-        }.items()
+        **{name.lower(): f"write optimizer=custom optimizer._target_=torch.optim.{name}" for name in OF_TORCH},
+        "adam": "choose optimizer=adamw, or write optimizer=custom optimizer._target_=torch.optim.Adam",
     },
     "precision": {
         "16": "choose precision=fp16",
@@ -352,14 +334,6 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
 OF_ARGUMENTS = ("task", "model", "optimizer", "callbacks")
 """Groups whose keys may be any arguments of a class."""
 SINKS = f"set {', '.join(f'logger.{name}.enabled' for name in SERVICES)}, logger.tensorboard or logger.csv"
-
-
-def key_instead(key: str) -> str | None:
-    """Return what to do instead of setting an unknown key; None if its name isn't one of another library's."""
-    group, _, rest = key.partition(".")
-    if group in OF_ARGUMENTS and rest:
-        return None
-    return KEYS.get(key.rpartition(".")[2])
 
 
 def option_instead(group: str, option: object) -> str | None:
