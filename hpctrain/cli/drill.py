@@ -130,9 +130,9 @@ def _drill_program(arguments: list[str]) -> int:
     refuse_missing_script(command, print_warning)
     composer = ProgramComposer(command, options.config_dir)
     composer.sweeps = False
-    config = composer.compose_program(program_drill.overrides_of(options.overrides))
+    config = composer.compose_run(program_drill.overrides_of(options.overrides))
     overrides = program_drill.overrides_of(options.overrides, config)
-    composer.compose_program(overrides)
+    composer.compose_run(overrides)
     make = partial(
         program_drill.ProgramDrill,
         overrides=overrides,

@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> int:
     if options.cfg:
         from hpctrain.config.stored import to_yaml
 
-        print(to_yaml(composer.compose_program(options.overrides)), end="")
+        print(to_yaml(composer.compose_run(options.overrides)), end="")
         return ExitCode.FINISHED
     refuse_missing_script(command, print_warning)
     if options.multirun:
@@ -74,7 +74,7 @@ def main(arguments: list[str]) -> int:
         return multirun(composer, options.overrides, typed)
     from hpctrain.launch.launcher import launch
 
-    return launch(composer.compose_program(options.overrides), typed)
+    return launch(composer.compose_run(options.overrides), typed)
 
 
 def _refuse_rank() -> NoReturn:

@@ -323,7 +323,7 @@ class ProgramComposer(Composer):
         super().__init__(config_dir, folder)
         self.command = list(command)
 
-    def compose_program(self, overrides: Sequence[str]) -> ProgramConfig:
+    def compose_run(self, overrides: Sequence[str]) -> ProgramConfig:
         """Compose and check the configuration for these overrides.
 
         Raises:
@@ -339,10 +339,6 @@ class ProgramComposer(Composer):
                 config.cluster.env = to_program(typed, self.command).cluster.env
         check(config)
         return config
-
-    def compose_run(self, overrides: Sequence[str]) -> ProgramConfig:
-        """As `compose_program`."""
-        return self.compose_program(overrides)
 
     def _default_name(self, task: str, node: DictConfig) -> str:  # noqa: ARG002 - a training is named after its task
         return default_name(self.command)

@@ -108,8 +108,8 @@ def check_program(config: ProgramConfig, environ: Mapping[str, str] = os.environ
     resources = resources_of(config, environ)
     check_node_counts(config, resources)
     _refuse_assignment(config.run.command)
-    if (launchers := _launchers_of_ranks(config, resources)) is not None and launchers.is_refused:
-        raise ConfigError("run.processes", "ranks", launchers.problem, launchers.remedy)
+    if (launcher := _launcher_per_rank(config, resources)) is not None and launcher.is_refused:
+        raise ConfigError("run.processes", "ranks", launcher.problem, launcher.remedy)
     if not isinstance(config.cluster, Slurm):
         _check_executable(command_of(config)[0])
 
@@ -150,43 +150,34 @@ def _refuse_assignment(command: Sequence[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _LauncherPerRank:
-    """A launcher, such as torchrun, that a run would start once per rank."""
+    """A launcher, such as torchrun, that a run would start once per rank: the problem, and what to write instead."""
 
-    launcher: RankLauncher
-    resources: Resources
-    is_begun: bool
-    """Whether the run, or its sweep, began with it: then it continues, with a warning."""
-
-    @property
-    def is_refused(self) -> bool:
-        return self.launcher.is_certain and not self.is_begun
-
-    @property
-    def problem(self) -> str:
-        launcher, resources = self.launcher, self.resources
-        name = f"{launcher.name} in {launcher.script}" if launcher.script else launcher.name
-        per_node = f" ({resources.processes_per_node} per node)" if resources.num_nodes > 1 else ""
-        would = "would" if launcher.is_certain else "might"
-        copies = f"its {resources.world_size} copies{per_node} {would} train separately"
-        return f"{name} starts the ranks itself, so {copies}, and overwrite each other's files"
-
-    @property
-    def remedy(self) -> str:
-        alone = "run.independent_ranks=true if separate trainings are intended"
-        if self.launcher.starts_whole_job and self.resources.num_nodes > 1:
-            return f"leave {self.launcher.name} out, since hpctrain starts the ranks, or write {alone}"
-        return f"write run.processes=node before --, or {alone}"
+    problem: str
+    remedy: str
+    is_refused: bool
 
 
-def _launchers_of_ranks(config: ProgramConfig, resources: Resources) -> _LauncherPerRank | None:
+def _launcher_per_rank(config: ProgramConfig, resources: Resources) -> _LauncherPerRank | None:
     """The launcher that each rank would start; None without one, or if its copies connect to each other."""
-    run = config.run
+    run, several_nodes = config.run, resources.num_nodes > 1
     if run.processes == "node" or run.independent_ranks or resources.world_size == 1:
         return None
     launcher = RankLauncher.of(command_of(config))
     if launcher is None or (resources.processes_per_node == 1 and launcher.spans_nodes):
         return None
-    return _LauncherPerRank(launcher, resources, is_begun=_is_begun(config))
+    name = f"{launcher.name} in {launcher.script}" if launcher.script else launcher.name
+    per_node = f" ({resources.processes_per_node} per node)" if several_nodes else ""
+    would = "would" if launcher.is_certain else "might"
+    copies = f"its {resources.world_size} copies{per_node} {would} train separately"
+    instead = "write run.processes=node before --, or"
+    if launcher.starts_whole_job and several_nodes:
+        instead = f"leave {launcher.name} out, since hpctrain starts the ranks, or write"
+    return _LauncherPerRank(
+        problem=f"{name} starts the ranks itself, so {copies}, and overwrite each other's files",
+        remedy=f"{instead} run.independent_ranks=true if separate trainings are intended",
+        # a run that began with it, or its sweep, continues with a warning
+        is_refused=launcher.is_certain and not _is_begun(config),
+    )
 
 
 def _is_begun(config: ProgramConfig) -> bool:
@@ -221,9 +212,9 @@ def program_warnings(config: ProgramConfig) -> list[str]:
     unused, unset = placeholders(config)
     found = [f"{key} is not in the command: write {{{key}}} where its value belongs" for key in unused]
     found += [f"{{{key}}} stays as it is, because {key} is not set: add {key}=VALUE" for key in unset]
-    launchers = _launchers_of_ranks(config, resources_of(config))
-    if launchers is not None:
-        found.append(f"{launchers.problem}; {launchers.remedy}")
+    launcher = _launcher_per_rank(config, resources_of(config))
+    if launcher is not None:
+        found.append(f"{launcher.problem}; {launcher.remedy}")
     if isinstance(config.cluster, Slurm):
         word = command_of(config)[0]
         if shutil.which(word) is None and config.cluster.container.image is None:

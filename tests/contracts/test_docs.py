@@ -240,7 +240,7 @@ class Reader:
         if words[0] == "run":
             return hpctrain(["run", "cluster.dry_run=true", *words[1:]])
         overrides, command = split_command(words[2:])
-        ProgramComposer(command).compose_program([word for word in overrides if "=" in word])
+        ProgramComposer(command).compose_run([word for word in overrides if "=" in word])
         return 0
 
     def start(self, words: list[str]) -> int:

@@ -210,7 +210,7 @@ def test_a_programs_winner(tmp_path, capsys):
     from hpctrain.launch.prepare import prepare
 
     words = ["python", "-m", "hpctrain", "run", "args.lr=0.5", "--", sys.executable, "train.py", "{args.lr}"]
-    config = ProgramComposer(words[6:]).compose_program(["args.lr=0.5", f"run_dir={tmp_path}/runs/one"])
+    config = ProgramComposer(words[6:]).compose_run(["args.lr=0.5", f"run_dir={tmp_path}/runs/one"])
     run = prepare(config, words, {"args.lr": "0.5"}, report=lambda line: None).directory
     run.metrics.write_text('{"step": 2, "error": 0.5}\n')
     Ledger(run).claim()
@@ -220,7 +220,7 @@ def test_a_programs_winner(tmp_path, capsys):
     assert (
         written.splitlines()[-1] == f"  python -m hpctrain run experiment=p -- {sys.executable} train.py '{{args.lr}}'"
     )
-    assert ProgramComposer(words[6:]).compose_program(["experiment=p"]).args == {"lr": 0.5}
+    assert ProgramComposer(words[6:]).compose_run(["experiment=p"]).args == {"lr": 0.5}
 
 
 def test_a_run_whose_command_is_not_known(tmp_path, capsys):

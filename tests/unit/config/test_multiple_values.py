@@ -54,7 +54,7 @@ def test_what_is_not_a_plain_list_has_several_values(composer: Composer, value: 
 )
 def test_names_of_runs_need_no_brackets(composer: Composer, typed: str, runs: list[str]) -> None:
     assert composer.compose([f"after={typed}"]).after == runs
-    assert ProgramComposer(["true"]).compose_program([f"after={typed}"]).after == runs
+    assert ProgramComposer(["true"]).compose_run([f"after={typed}"]).after == runs
 
 
 def test_names_of_runs_are_one_value_of_a_sweep(composer: Composer) -> None:

@@ -70,7 +70,7 @@ def test_a_program_gets_what_was_typed(composer, tmp_path):
         "cluster.env.V=1.10",
         "cluster.env.W=${args.same}",
     ]
-    config = composer.compose_program(words)
+    config = composer.compose_run(words)
     assert values_of_args(config) == {
         **{f"args.{key}": text for key, text in TEXTS.items()},
         "args.list": "1.10,2",
@@ -90,7 +90,7 @@ def test_a_program_gets_what_was_typed(composer, tmp_path):
 
 def test_a_resume_takes_new_texts_with_new_values_alone(composer, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    begun = composer.compose_program(["args.a=1.10", "args.list=[+1]", "args.b=2", "run_dir=R"])
+    begun = composer.compose_run(["args.a=1.10", "args.list=[+1]", "args.b=2", "run_dir=R"])
     directory = prepare(begun, []).directory
     lines: list[str] = []
 
@@ -110,7 +110,7 @@ def test_a_resume_takes_new_texts_with_new_values_alone(composer, tmp_path, monk
 
 
 def test_a_run_of_an_earlier_version_gets_what_it_got(composer, tmp_path):
-    text = to_yaml(replace(composer.compose_program(["args.a=1.1", "args.list=[true]"]), name="x"))
+    text = to_yaml(replace(composer.compose_run(["args.a=1.1", "args.list=[true]"]), name="x"))
     assert "args_as_typed" not in text
     (tmp_path / "config.yaml").write_text(text)
     assert values_of_args(load_run(tmp_path / "config.yaml")) == {"args.a": "1.1", "args.list": "true"}
@@ -118,4 +118,4 @@ def test_a_run_of_an_earlier_version_gets_what_it_got(composer, tmp_path):
 
 def test_the_texts_are_not_a_key(composer):
     with pytest.raises(ConfigError, match=r"is set by the values of args; write args\.NAME=VALUE"):
-        composer.compose_program(["++run.args_as_typed={args.a: b}"])
+        composer.compose_run(["++run.args_as_typed={args.a: b}"])

@@ -18,7 +18,7 @@ def program(*command, **args):
 
 
 def composed(*overrides, command=("true",)):
-    return ProgramComposer(list(command)).compose_program(list(overrides))
+    return ProgramComposer(list(command)).compose_run(list(overrides))
 
 
 @pytest.mark.parametrize(

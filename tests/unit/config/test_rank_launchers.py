@@ -87,7 +87,7 @@ def test_launchers_are_found_in_commands():
 
 
 def composed(line, *overrides):
-    return ProgramComposer(shlex.split(line)).compose_program(list(overrides))
+    return ProgramComposer(shlex.split(line)).compose_run(list(overrides))
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from hpctrain.run.directory import RunDirectory
 def test_the_logs_of_a_drill_are_not_code():
     composer = ProgramComposer(["python", "train.py"])
     typed = ["code.exclude=[data,'it\\'s']", "cluster.wait=true"]
-    config = composer.compose_program(overrides_of(typed))
+    config = composer.compose_run(overrides_of(typed))
     assert not config.cluster.wait
-    config = composer.compose_program(overrides_of(typed, config))
+    config = composer.compose_run(overrides_of(typed, config))
     assert config.code.exclude == ["data", "it's", "straight.log", "interrupted.log"]
 
 
@@ -22,7 +22,7 @@ def test_the_logs_of_a_drill_are_not_code():
 )
 def test_the_runs_of_a_drill_do_not_share_what_they_write(typed, cwd):
     composer = ProgramComposer(["true"])
-    config = composer.compose_program(overrides_of(typed, composer.compose_program(overrides_of(typed))))
+    config = composer.compose_run(overrides_of(typed, composer.compose_run(overrides_of(typed))))
     assert config.run.cwd == cwd
 
 
@@ -31,7 +31,7 @@ def test_a_drill_with_gpus_makes_cublas_and_nccl_deterministic(monkeypatch, type
     """Also where there may be some."""
     monkeypatch.setattr("hpctrain.config.resources.visible_gpus", lambda environ, build=None: None)
     composer = ProgramComposer(["python", "train.py"])
-    config = composer.compose_program(overrides_of(typed, composer.compose_program(overrides_of(typed))))
+    config = composer.compose_run(overrides_of(typed, composer.compose_run(overrides_of(typed))))
     expected = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
     assert config.cluster.env == expected
 

@@ -27,7 +27,7 @@ def test_texts_tell_equal_numbers_of_a_program_apart(tmp_path, capsys):
     composer, home = ProgramComposer(["true"]), RunDirectory.at(tmp_path)
 
     def placed(*texts):
-        runs = [SweepRun(composer.compose_program([f"args.v={text}"]), {"args.v": text}) for text in texts]
+        runs = [SweepRun(composer.compose_run([f"args.v={text}"]), {"args.v": text}) for text in texts]
         placed = place(runs, home)
         for run in placed:
             prepare(run.config, [], run.varied)

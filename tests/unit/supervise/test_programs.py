@@ -33,7 +33,7 @@ def planned(program_composer, tmp_path):
     """Plans a program's run."""
 
     def make(*words: str):
-        return plan(program_composer.compose_program(["cluster=slurm", f"run_dir={tmp_path}/run", *words]))
+        return plan(program_composer.compose_run(["cluster=slurm", f"run_dir={tmp_path}/run", *words]))
 
     return make
 
@@ -43,7 +43,7 @@ def supervised(program_composer, slurm, tmp_path):
     """Makes a supervisor of a program's run on two nodes."""
 
     def make(*words: str) -> Supervisor:
-        config = program_composer.compose_program(["cluster=slurm", "nodes=2", f"run_dir={tmp_path}/run", *words])
+        config = program_composer.compose_run(["cluster=slurm", "nodes=2", f"run_dir={tmp_path}/run", *words])
         made = prepare(config, words)
         JobRecords(made.directory).add({"job_id": "7", "time": time.time(), "log": "batch_7.log"})
         return Supervisor(made, slurm.environ, Slurm(slurm.environ, run=slurm.run))
