@@ -41,16 +41,17 @@ class Mount:
     @classmethod
     def read(cls, text: str) -> Mount:
         """Read ``HOST[:CONTAINER[:ro]]``, or ``HOST:ro``, whose form was checked."""
-        host, *rest = text.split(":")
-        is_read_only = rest[-1:] == ["ro"]
-        paths = rest[:-1] if is_read_only else rest
-        return cls(host, paths[0] if paths else host, is_read_only)
+        paths = _paths_of(text)
+        return cls(paths[0], paths[-1], is_read_only=text.endswith(":ro"))
+
+
+def _paths_of(mount: str) -> list[str]:
+    return mount.removesuffix(":ro").split(":")
 
 
 def _check_mount(key: str, text: str) -> None:
     require.single_line(key, text)
-    host, *rest = text.split(":")
-    paths = [host, *(rest[:-1] if rest[-1:] == ["ro"] else rest)]
+    paths = _paths_of(text)
     if len(paths) > 2 or not all(paths):
         raise ConfigError(key, text, "is not a mount", "write HOST, HOST:CONTAINER or HOST:CONTAINER:ro")
     for path in paths:
@@ -62,12 +63,14 @@ def _check_mount(key: str, text: str) -> None:
             raise ConfigError(key, text, "can't be mounted", "name a folder below /, without ..")
 
 
-def _check_image(key: str, image: str) -> None:
-    if image.startswith("~"):
-        problem = "begins with ~, which hpctrain doesn't expand"
-        raise ConfigError(key, image, problem, "write the absolute path; a shell replaces $HOME by yours")
-    if image.startswith("-"):
-        raise ConfigError(key, image, "begins with a dash, as an option does", "name an image")
+NOT_EXPANDED = require.that(
+    lambda path: not path.startswith("~"),
+    "begins with ~, which hpctrain doesn't expand",
+    "write the absolute path; a shell replaces $HOME by yours",
+)
+NO_OPTION = require.that(
+    lambda image: not image.startswith("-"), "begins with a dash, as an option does", "name an image"
+)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -79,7 +82,7 @@ class Container(require.Checked):
 
     prefix = "cluster.container."
 
-    image: Annotated[str | None, require.not_empty, require.single_line, _check_image] = None
+    image: Annotated[str | None, require.not_empty, require.single_line, NOT_EXPANDED, NO_OPTION] = None
     """Image in which the ranks run: the absolute path of a file or folder, or a name that the engine knows; null: no
     container. It must have hpctrain and torch."""
     engine: Annotated[str | None, require.one_of(*ENGINE_NAMES)] = None
@@ -227,9 +230,6 @@ def _check_option(key: str, option: str, value: object) -> None:
 
 
 def _check_python(key: str, value: str) -> None:
-    if value.startswith("~"):
-        problem = "begins with ~, which hpctrain doesn't expand"
-        raise ConfigError(key, value, problem, "write the absolute path; a shell replaces $HOME by yours")
     if "/" in value and not value.startswith("/"):
         remedy = f"write the absolute path, such as {Path.cwd() / value}"
         raise ConfigError(key, value, "is a relative path", remedy)
@@ -333,7 +333,7 @@ class Slurm(Cluster):
     setup: list[str] = field(default_factory=list)
     """Shell lines of the batch script before the run, such as `module load cuda`. A line that fails ends the job,
     unless it ends with `|| true`."""
-    python: Annotated[str | None, require.not_empty, require.single_line, _check_python] = None
+    python: Annotated[str | None, require.not_empty, require.single_line, NOT_EXPANDED, _check_python] = None
     """Python of the ranks, with hpctrain and torch: an absolute path, or a name such as python3, which is looked up in
     PATH after the lines of `cluster.setup`; null: the Python that submits. In a container it is the container's; null:
     python3."""
@@ -363,12 +363,7 @@ class Slurm(Cluster):
         return self.python if self.container.image is None else None
 
 
-SBATCH_VARIABLES = {
-    "account": "SBATCH_ACCOUNT",
-    "partition": "SBATCH_PARTITION",
-    "qos": "SBATCH_QOS",
-    "reservation": "SBATCH_RESERVATION",
-}
+SBATCH_VARIABLES = {key: f"SBATCH_{key.upper()}" for key in ("account", "partition", "qos", "reservation")}
 """Keys of cluster=slurm, and the variables that are used where a key is null."""
 
 

@@ -6,13 +6,11 @@ import ast
 import itertools
 import math
 import operator
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 from hpctrain.config.optimizer import losses_of, named_optimizers, refuse_unfreezing
 from hpctrain.config.parallel import Parallel
-from hpctrain.config.precision import FORMATS
 from hpctrain.config.root import Config
 from hpctrain.config.source import Chain, ModuleSource, UnknownError, bindings, class_chain, qualified_name, syntax_tree
 from hpctrain.config.target import is_own
@@ -185,38 +183,28 @@ def keeps_gradients_whole(parallel: Parallel, shape: MeshShape) -> bool:
     return parallel.keep_gradients_whole or (shape.shard == 1 and not parallel.cpu_offload)
 
 
-REFUSED: tuple[tuple[str, Callable[[object], bool], str, str], ...] = (
-    *(
-        (
-            "precision.kind",
-            partial(operator.eq, formats.kind),
-            "keeps a half copy next to the fp32 weights, as parallel=mesh does by itself",
-            f"use precision={formats.by_autocast}",
-        )
-        for formats in FORMATS.values()
-        if formats.copy
-    ),
-    ("trainer.channels_last", bool, "reorders weights, which parallel=mesh cuts into shards", "set it to false"),
+WITH_MESH: tuple[tuple[str, object, str, str], ...] = (
+    ("trainer.channels_last", False, "reorders weights, which parallel=mesh cuts into shards", "set it to false"),
     (
         "trainer.compile_mode",
-        lambda mode: mode != "default",
+        "default",
         "uses CUDA graphs, in which the weights that parallel=mesh gathers have no fixed place",
         "set it to default",
     ),
     (
         "cluster.gpus_per_process",
-        lambda number: number != 1,
+        1,
         "spreads a model over the GPUs of a process, and parallel=mesh has one GPU per process",
         "set it to 1",
     ),
     (
         "checkpoint.safetensors",
-        bool,
+        False,
         "needs the whole model in one process, which parallel=mesh avoids",
         "set it to false, and use `python -m hpctrain export RUN` afterwards",
     ),
 )
-"""Key, the values that don't work with a mesh, why, and what to do instead."""
+"""Key, the only value that works with a mesh, what any other does, and what to do instead."""
 GPT = "hpctrain.models.gpt.GPT"
 MUON = "torch.optim.Muon"
 ANSWERS_FOR_OTHERS = ("__getattr__", "__getattribute__")
@@ -271,9 +259,11 @@ def check_mesh(config: Config, mesh: MeshShape | None) -> None:
     if config.parallel.cpu_offload and mesh.num_ranks == 1:
         problem = "has no effect with 1 rank, which shards nothing"
         raise ConfigError("parallel.cpu_offload", True, problem, "use 2 ranks or more, or leave it out")
-    for key, is_refused, problem, remedy in REFUSED:
-        value = operator.attrgetter(key)(config)
-        if is_refused(value):
+    if (formats := config.precision.formats).copy:
+        problem = "keeps a half copy next to the fp32 weights, as parallel=mesh does by itself"
+        raise ConfigError("precision.kind", formats.kind, problem, f"use precision={formats.by_autocast}")
+    for key, only, problem, remedy in WITH_MESH:
+        if (value := operator.attrgetter(key)(config)) != only:
             raise ConfigError(key, value, problem, remedy)
     if "average_weights" in config.callbacks:
         problem = "averages whole weights on one rank, which parallel=mesh avoids"
@@ -296,14 +286,10 @@ def check_mesh(config: Config, mesh: MeshShape | None) -> None:
 def _check_stages(parallel: Parallel, degree: int) -> None:
     """Refuse keys of a pipeline without one, and another number of stages than it has."""
     num_stages = degree * parallel.stages_per_rank
-    keys: tuple[tuple[str, object, bool], ...] = (
-        ("parallel.stages_per_rank", parallel.stages_per_rank, parallel.stages_per_rank > 1),
-        ("parallel.stages", parallel.stages, bool(parallel.stages)),
-    )
-    for key, value, is_set in keys:
-        if degree == 1 and is_set:
+    for key, default in (("stages_per_rank", 1), ("stages", [])):
+        if degree == 1 and (value := getattr(parallel, key)) != default:
             problem = "has no effect with parallel.pipeline_degree=1"
-            raise ConfigError(key, value, problem, "leave it out, or use parallel=pp with several ranks")
+            raise ConfigError(f"parallel.{key}", value, problem, "leave it out, or use parallel=pp with several ranks")
     if parallel.stages and len(parallel.stages) != num_stages - 1:
         stages = f"parallel.pipeline_degree={degree} with parallel.stages_per_rank={parallel.stages_per_rank}"
         problem = f"begins {counted(len(parallel.stages) + 1, 'stage')}, and {stages} has {num_stages}"

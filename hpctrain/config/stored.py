@@ -124,14 +124,6 @@ def load_for_model(path: Path) -> Config:
     return load(path, only=FOR_MODEL)
 
 
-def _refuse_unknown(path: Path, root: DictConfig, stored: object) -> None:
-    """Refuse keys of a stored configuration that the schema doesn't have."""
-    for key, value in _unknown(root, stored):
-        problem = f"is in {path}, but is not a key of this version of hpctrain ({__version__})"
-        remedy = "if another version wrote the file (manifest.json names it), use that version; or remove the key there"
-        raise ConfigError(key, value, problem, remedy)
-
-
 def _part(stored: Any, keys: Sequence[str]) -> DictConfig:
     part = OmegaConf.create()
     for key in keys:
@@ -179,11 +171,14 @@ def load_run(path: Path, overrides: list[str] | None = None, *, only: Sequence[s
         is_program = "run" in stored
         if only and not is_program:
             stored = _part(stored, only)
-        # not through OmegaConf: ${HOME} in a command is the shell's
-        command = _take_command(stored) if is_program else []
-        texts = _take_texts(stored) if is_program else {}
-        root = _root_of_program(stored) if is_program else _root_of_training(stored)
-        _refuse_unknown(path, root, stored)
+        command, texts = _take_run(stored) if is_program else ([], {})
+        root = _root(stored, ProgramConfig if is_program else Config)
+        for key, value in _unknown(root, stored):
+            problem = f"is in {path}, but is not a key of this version of hpctrain ({__version__})"
+            remedy = (
+                "if another version wrote the file (manifest.json names it), use that version; or remove the key there"
+            )
+            raise ConfigError(key, value, problem, remedy)
         merged = OmegaConf.merge(root, stored)
         assert isinstance(merged, DictConfig)
         if overrides:
@@ -248,39 +243,28 @@ def _with_texts(node: DictConfig, texts: Mapping[str, str]) -> DictConfig:
     return with_texts
 
 
-def _take_texts(stored: Any) -> dict[str, str]:
+def _take_run(stored: Any) -> tuple[list[str], dict[str, str]]:
+    """Remove the command of a program, and the texts of `args`, from a stored configuration, and return them."""
+    # not through OmegaConf: ${HOME} in a command is the shell's
     plain = OmegaConf.to_container(stored.run, resolve=False)
-    texts = (plain.get("args_as_typed") if isinstance(plain, dict) else None) or {}
-    stored.run.pop("args_as_typed", None)
-    if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
-        raise ValueError("run.args_as_typed is not a mapping of texts")
-    return {str(key): text for key, text in texts.items()}
-
-
-def _take_command(stored: Any) -> list[str]:
-    plain = OmegaConf.to_container(stored.run, resolve=False)
-    words = plain.get("command") if isinstance(plain, dict) else None
+    run = plain if isinstance(plain, dict) else {}
+    words, texts = run.get("command"), run.get("args_as_typed") or {}
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise ValueError("run.command is not a list of texts")
+    if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
+        raise ValueError("run.args_as_typed is not a mapping of texts")
     stored.run.command = []
-    return [str(word) for word in words]
+    stored.run.pop("args_as_typed", None)
+    return list(map(str, words)), {str(key): text for key, text in texts.items()}
 
 
-def _root_of_training(stored: Any) -> DictConfig:
-    root: DictConfig = OmegaConf.structured(Config)
-    # a run that lacks the key was made before it existed, and kept none
-    root.checkpoint.keep_best = 0
-    root.cluster = OmegaConf.structured(GROUPS["cluster"][_kind(stored)])
-    schema = schema_of(OmegaConf.select(stored, "schedule") or {})
-    root.schedule = None if schema is Custom else OmegaConf.structured(schema)
+def _root(stored: Any, schema: type[RunConfig]) -> DictConfig:
+    """Return the schema of a stored configuration, with its defaults."""
+    root: DictConfig = OmegaConf.structured(schema)
+    root.cluster = OmegaConf.structured(GROUPS["cluster"][OmegaConf.select(stored, "cluster.kind") or "local"])
+    if schema is Config:
+        # a run that lacks the key was made before it existed, and kept none
+        root.checkpoint.keep_best = 0
+        schedule = schema_of(OmegaConf.select(stored, "schedule") or {})
+        root.schedule = None if schedule is Custom else OmegaConf.structured(schedule)
     return root
-
-
-def _root_of_program(stored: Any) -> DictConfig:
-    root: DictConfig = OmegaConf.structured(ProgramConfig)
-    root.cluster = OmegaConf.structured(GROUPS["cluster"][_kind(stored)])
-    return root
-
-
-def _kind(stored: Any) -> str:
-    return OmegaConf.select(stored, "cluster.kind") or "local"
