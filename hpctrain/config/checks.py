@@ -108,7 +108,10 @@ def _check_training(
     _check_parallel(config, world_size)
     resources = resources_of(config, environ)
     num_ranks = world_size or resources.world_size
-    _check_classes_of_the_program(config, num_ranks)
+    if slurm or num_ranks > 1:
+        others = "a job" if slurm else "other ranks"
+        refuse_own_targets(config, f"is defined in this program, which {others} can't import")
+    require_own_targets(config)
     check_division(config, num_ranks, local_world_size or ranks_per_node(config, num_ranks, environ))
     check_node_counts(config, resources)
     require_gpu_for_each_rank(config, resources, environ)
@@ -129,15 +132,6 @@ def _missing_folder(node: Mapping[str, Any]) -> Path | None:
     return None if is_folder("task.data", folder) else folder
 
 
-def _check_classes_of_the_program(config: Config, num_ranks: int) -> None:
-    slurm = isinstance(config.cluster, Slurm)
-    if slurm or num_ranks > 1:
-        refuse_own_targets(
-            config, f"is defined in this program, which {'a job' if slurm else 'other ranks'} can't import"
-        )
-    require_own_targets(config)
-
-
 def _require_package(key: str, value: object, package: str, extra: str) -> None:
     # found, not imported: keras takes seconds to import
     if importlib.util.find_spec(package) is None:
@@ -152,18 +146,14 @@ def _check_services(config: Config, environ: Mapping[str, str]) -> None:
     if mlflow.enabled and mlflow.tracking_uri is None and not environ.get("MLFLOW_TRACKING_URI"):
         remedy = "set it to the server's address, such as http://login1:5000, or export MLFLOW_TRACKING_URI"
         raise ConfigError("logger.mlflow.tracking_uri", None, "MLflow needs a server", remedy)
-    for name in [name for group in SERVICES.values() for name in group.secrets]:
-        for key in _keys_of_variables(config, name) if enabled else ():
+    variables = [f"cluster.env.{name}" for name in config.cluster.env]
+    if isinstance(config.cluster, Slurm):
+        variables += [f"cluster.container.env.{name}" for name in config.cluster.container.env]
+    secrets = {name for group in SERVICES.values() for name in group.secrets}
+    for key in variables if enabled else ():
+        if key.rpartition(".")[2] in secrets:
             problem = "would be in config.yaml, which others may read"
             raise ConfigError(key, "***", problem, "export it where you submit, or use ~/.netrc")
-
-
-def _keys_of_variables(config: Config, name: str) -> list[str]:
-    """The keys that set an environment variable for the ranks."""
-    found = {"cluster.env": config.cluster.env}
-    if isinstance(config.cluster, Slurm):
-        found["cluster.container.env"] = config.cluster.container.env
-    return [f"{key}.{name}" for key, variables in found.items() if name in variables]
 
 
 def _check_parallel(config: Config, world_size: int | None) -> None:
@@ -229,10 +219,9 @@ def _without_effect(config: Config) -> list[str]:
         if max_steps is not None and pace > max_steps:
             found.append(f"{each.key}.every_steps={pace} is more than trainer.max_steps={max_steps}: it never steps")
         handling = handling_of(each.node)
-        if handling.layer_decay is None and "layer_decay_module" in each.node:
-            module = handling.layer_decay_module
-            if module != Handling().layer_decay_module:
-                found.append(f"{each.key}.layer_decay_module={module} has no effect without {each.key}.layer_decay")
+        module = handling.layer_decay_module
+        if handling.layer_decay is None and module != Handling().layer_decay_module:
+            found.append(f"{each.key}.layer_decay_module={module} has no effect without {each.key}.layer_decay")
         for entry in entries_of(each.key, each.node):
             for unit, bound in bounds.items():
                 begin = getattr(entry, f"unfreeze_at_{unit}")
@@ -283,21 +272,17 @@ def _check_turns(config: Config) -> None:
     """Check the losses of named optimizers, and groups that are unfrozen."""
     optimizers = named_optimizers(config.optimizer)
     if len(losses_of(optimizers)) > 1:
-        _check_several_losses(config)
+        if (formats := config.precision.formats).has_half_weights:
+            remedy = f"use precision={formats.by_autocast}"
+            raise ConfigError("precision.kind", formats.kind, WHOLE_CALLS, remedy)
+        if (mode := config.trainer.compile_mode) != "default":
+            problem = (
+                "doesn't work with several losses: it uses CUDA graphs, in which a second call of a part of the model "
+                "overwrites the result of the first"
+            )
+            raise ConfigError("trainer.compile_mode", mode, problem, "set it to default")
+        if config.parallel.kind == "data_parallel":
+            raise ConfigError("parallel.kind", "data_parallel", WHOLE_CALLS, "use parallel=ddp")
     if config.trainer.compile:
         problem = "doesn't work with trainer.compile=true: the model would have to be compiled again"
         refuse_unfreezing(optimizers, problem, "set one of them")
-
-
-def _check_several_losses(config: Config) -> None:
-    if (formats := config.precision.formats).has_half_weights:
-        remedy = f"use precision={formats.by_autocast}"
-        raise ConfigError("precision.kind", formats.kind, WHOLE_CALLS, remedy)
-    if (mode := config.trainer.compile_mode) != "default":
-        problem = (
-            "doesn't work with several losses: it uses CUDA graphs, in which a second call of a part of the model "
-            "overwrites the result of the first"
-        )
-        raise ConfigError("trainer.compile_mode", mode, problem, "set it to default")
-    if config.parallel.kind == "data_parallel":
-        raise ConfigError("parallel.kind", "data_parallel", WHOLE_CALLS, "use parallel=ddp")

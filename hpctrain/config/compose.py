@@ -23,7 +23,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from hpctrain.config.checks import check
 from hpctrain.config.cluster import fill_from_sbatch_variables
-from hpctrain.config.explain import Explainer, unreadable
 from hpctrain.config.overrides import (
     MISTAKES,
     GroupOptions,
@@ -48,9 +47,10 @@ from hpctrain.config.root import (
     ProgramConfig,
     RunConfig,
     register,
+    to_config,
     with_absolute_init,
 )
-from hpctrain.config.stored import differing_texts, to_config, to_program
+from hpctrain.config.stored import differing_texts, to_program
 from hpctrain.config.sweep import KINDS, Sweep
 from hpctrain.errors import ConfigError
 from hpctrain.phrases import either, scaled
@@ -118,10 +118,14 @@ class Composer:
         try:
             yield
         except (yaml.YAMLError, UnicodeDecodeError) as error:
+            from hpctrain.config.explain import unreadable  # for mistakes alone
+
             raise unreadable(error, self.folders) from error
         except PermissionError as error:  # another user's folder inside one that is searched
             raise ConfigError("configuration", error.filename, "can't be read", "change its permissions") from error
         except MISTAKES as error:
+            from hpctrain.config.explain import Explainer  # for mistakes alone
+
             text = "\n".join(filter(None, (str(error), str(error.__cause__ or ""))))
             raise Explainer(text, overrides, lambda: self._known(overrides, text), self.options.of).explain() from error
 

@@ -16,7 +16,6 @@ from hpctrain.config.logger import SERVICES
 from hpctrain.config.schedule import Plateau
 from hpctrain.errors import MAX_SHOWN_CHARS, ConfigError
 
-HELP = "`python -m hpctrain --help` lists groups and keys"
 PLAIN_TYPES = {"bool": "true or false", "Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}
 WRONG_TYPE = re.compile(
     r"could not be converted|cannot be assigned None|not Optional|not optional|not a valid|incompatible with"
@@ -67,7 +66,7 @@ class Explainer:
             if (match := re.search(pattern, self.text)) is not None:
                 return explanation(match)
         first = next((line for line in self.text.splitlines() if line.strip()), "cannot be composed")
-        return ConfigError("configuration", " ".join(self.overrides), first.rstrip("."), HELP)
+        return ConfigError("configuration", " ".join(self.overrides), first.rstrip("."), require.HELP)
 
     def _value(self, key: str) -> str | None:
         for override in reversed(self.overrides):
@@ -97,7 +96,7 @@ class Explainer:
     def _missing_choice(self, match: re.Match[str]) -> ConfigError:
         group, _, option = match[1].rpartition("/")
         if not group:
-            return ConfigError(option, self._value(option), "was not found", HELP)
+            return ConfigError(option, self._value(option), "was not found", require.HELP)
         options = self.options(group)
         problem = f"is not an option of the group {group}"
         if (instead := self._option_instead(group, option, options)) is not None:
@@ -221,7 +220,7 @@ class Explainer:
             near = [name for name in known if name.rpartition(".")[2] == last][:1] or near
         own = f"a new key of your own needs a plus: +{key}=VALUE"
         if not near:
-            return f"{HELP}; {own}"
+            return f"{require.HELP}; {own}"
         # an argument that the task's file doesn't list is often like none that it lists
         unlike = key.startswith("task.") and not difflib.get_close_matches(key, near, cutoff=LIKELY_TYPO)
         return f"did you mean {near[0]}? {own[0].upper()}{own[1:]}" if unlike else f"did you mean {near[0]}?"

@@ -23,7 +23,7 @@ from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from hpctrain.config.explain import HELP, Explainer, option_instead
+from hpctrain.config import require
 from hpctrain.config.logger import SERVICES
 from hpctrain.config.program import default_text
 from hpctrain.config.root import GROUPS, LIST_GROUPS, SWEEP_GROUP
@@ -65,6 +65,8 @@ def apply_overrides(node: DictConfig, overrides: Sequence[str], *, as_typed: boo
                 single = require_single_value(parsed, sweeps=False)
                 apply_override(as_texts(single) if as_typed else single, node)
         except MISTAKES as error:
+            from hpctrain.config.explain import Explainer  # for mistakes alone
+
             text = "\n".join(filter(None, (str(error), str(error.__cause__ or ""))))
             raise Explainer(text, [typed], lambda: sorted(keys_of(node))).explain() from error
 
@@ -82,7 +84,7 @@ def apply_override(override: Override, node: DictConfig) -> None:
     except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         # OmegaConf fails in its own code on some values, such as a list for a group
         problem = f"can't be used here: {error}"
-        raise ConfigError(override.key_or_group, value_as_typed(override), problem, HELP) from error
+        raise ConfigError(override.key_or_group, value_as_typed(override), problem, require.HELP) from error
 
 
 def keys_of(node: Any, prefix: str = "") -> list[str]:
@@ -341,6 +343,8 @@ class GroupOptions:
                 owners[name] = option
 
     def _remedy(self, group: str, value: object) -> str:
+        from hpctrain.config.explain import option_instead  # for mistakes alone
+
         if isinstance(value, dict) and value and group not in LIST_GROUPS:
             keys = [f"{group}.{name}" for name in value]
             return f"set its keys one by one: {', '.join(keys[:3])}{', ...' if len(keys) > 3 else ''}"

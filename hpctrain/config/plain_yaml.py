@@ -25,13 +25,8 @@ _SIMPLE = re.compile(
 )
 """A whole number, or a word that stands for itself in YAML 1.1."""
 _LOADER: Any = type("PlainLoader", (getattr(yaml, "CSafeLoader", yaml.SafeLoader),), {})
-_TEXT = ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:binary")
 # as OmegaConf reads it: a date is text. JSON has none, and no sets
-_LOADER.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag not in _TEXT]
-    for first, resolvers in _LOADER.yaml_implicit_resolvers.items()
-}
-for _tag in _TEXT:
+for _tag in ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:binary"):
     _LOADER.add_constructor(_tag, yaml.constructor.SafeConstructor.construct_yaml_str)
 _LOADER.add_constructor("tag:yaml.org,2002:set", lambda loader, node: list(loader.construct_mapping(node)))
 

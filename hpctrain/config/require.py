@@ -21,6 +21,7 @@ Schema = TypeVar("Schema")
 MAX_INTEGER = 2**63 - 1
 """Largest number that tensors, NumPy's arrays and SLURM's records can hold."""
 
+HELP = "`python -m hpctrain --help` lists groups and keys"
 REFERENCE = f"see {page('reference/configuration.md')}"
 TYPES: Mapping[object, str] = {
     int: "a whole number",

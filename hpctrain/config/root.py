@@ -1,20 +1,21 @@
-"""All keys of a run: their schema, registered with Hydra as ``base_NAME``, and which of them decide the weights.
+"""All keys of a run: their schema, which of them decide the weights, and the typed configuration of a composed one.
 
-The files of ``conf/`` extend the schema.
+The schema is registered with Hydra as ``base_NAME``, which the files of ``conf/`` extend.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from hpctrain.config import callbacks, cluster, model, optimizer, require, schedule, sweep, task
 from hpctrain.config.checkpoint import Checkpoint
@@ -30,6 +31,14 @@ from hpctrain.config.resume import Resume
 from hpctrain.config.run import ProgramRun
 from hpctrain.config.schedule import Schedule
 from hpctrain.config.trainer import Trainer
+from hpctrain.errors import ConfigError
+
+OPEN_GROUPS = ("task", "model", "optimizer", "callbacks")
+"""Groups whose keys are arguments of the class in `_target_`."""
+OPEN_OF_PROGRAMS = ("args",)
+"""Groups of a program's run whose keys the user chooses."""
+OWN_KEYS = ("put keys of your own under task, model or optimizer", "put values of your own under args")
+"""Where keys of their own belong in a training, and in a program's run."""
 
 FOLDER_NAME = require.that(
     # at most 200: a file system takes 255 bytes, and a job's files add to the name
@@ -318,3 +327,72 @@ def config_digest(config: Config) -> str:
     """Return the SHA-256, in hex, of the keys that decide the weights and their values, as sorted JSON."""
     chosen = {key: value for key, value in flat(config).items() if decides_the_weights(key)}
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
+
+
+AnyConfig = TypeVar("AnyConfig", bound=RunConfig)
+
+
+def to_config(node: DictConfig, schema: type[AnyConfig]) -> AnyConfig:
+    """Convert a composed or stored configuration to the typed one, and check each group.
+
+    Args:
+        node: with all keys.
+        schema: the class for it.
+
+    Raises:
+        ConfigError: an unknown key or an invalid value.
+        OmegaConfBaseException: a missing value, a wrong type or an interpolation of a key that doesn't exist.
+    """
+    known, names = {item.name for item in fields(schema)}, set(map(str, node))
+    for name in sorted(names - known):
+        raise ConfigError(name, node[name], "is not a known key", OWN_KEYS[schema is ProgramConfig])
+    for name in sorted(known - names):
+        raise ConfigError(f"~{name}", None, "is required", "do not remove it")
+    beyond = list(_beyond_the_schema(node))
+    open_groups = _open_groups(node)
+    for key in beyond:
+        if key.partition(".")[0] not in open_groups:
+            raise ConfigError(key, OmegaConf.select(node, key), "is not a known key", "remove it, or correct it")
+    plain = {
+        key: OmegaConf.to_container(node[key], resolve=True, throw_on_missing=True)
+        for key in open_groups
+        if isinstance(node[key], DictConfig)
+    }
+    # to_object sets every key as an attribute, which slots refuse for those that the class lacks
+    config = OmegaConf.to_object(_without(node, beyond))
+    assert isinstance(config, schema)
+    for key, value in plain.items():
+        setattr(config, key, value)
+    return config
+
+
+def _open_groups(node: DictConfig) -> tuple[str, ...]:
+    if "schedule" not in node:
+        return OPEN_OF_PROGRAMS
+    # without a type: stored, with the arguments of a class
+    is_open = OmegaConf.get_type(node.schedule) in (schedule.Custom, dict)
+    return (*OPEN_GROUPS, "schedule") if is_open else OPEN_GROUPS
+
+
+def _beyond_the_schema(node: DictConfig, prefix: str = "") -> Iterator[str]:
+    """Yield the full names of the keys that were added to a typed group."""
+    schema = OmegaConf.get_type(node)
+    known = {item.name for item in fields(schema)} if is_dataclass(schema) else None
+    for name in map(str, node):
+        key = f"{prefix}{name}"
+        if known is not None and name not in known:
+            yield key
+        elif isinstance(inside := node._get_node(name), DictConfig) and not inside._is_none():
+            yield from _beyond_the_schema(inside, f"{key}.")
+
+
+def _without(node: DictConfig, keys: Sequence[str]) -> DictConfig:
+    if not keys:
+        return node
+    rest = copy.deepcopy(node)
+    for key in keys:
+        group, _, name = key.rpartition(".")
+        inside = OmegaConf.select(rest, group)
+        OmegaConf.set_struct(inside, False)
+        del inside[name]
+    return rest

@@ -7,99 +7,22 @@ import dataclasses
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf._utils import get_omega_conf_dumper
 from omegaconf.errors import OmegaConfBaseException
 
-from hpctrain.config.explain import Explainer, unreadable
 from hpctrain.config.plain_yaml import read_yaml
 from hpctrain.config.program import USAGE, default_texts
-from hpctrain.config.root import GROUPS, Config, ProgramConfig, RunConfig
+from hpctrain.config.root import GROUPS, Config, ProgramConfig, RunConfig, to_config
 from hpctrain.config.schedule import Custom, schema_of
 from hpctrain.errors import ConfigError
 from hpctrain.startup import __version__
 
-OPEN_GROUPS = ("task", "model", "optimizer", "callbacks")
-"""Groups whose keys are arguments of the class in `_target_`."""
-OPEN_OF_PROGRAMS = ("args",)
-"""Groups of a program's run whose keys the user chooses."""
-OWN_KEYS = ("put keys of your own under task, model or optimizer", "put values of your own under args")
-"""Where keys of their own belong in a training, and in a program's run."""
-
 FOR_MODEL = ("name", "seed", "task", "model", "precision.kind", "trainer.eval_ema")
 """What building a run's task and model, and loading its weights, depends on."""
-
-
-AnyConfig = TypeVar("AnyConfig", bound=RunConfig)
-
-
-def to_config(node: DictConfig, schema: type[AnyConfig]) -> AnyConfig:
-    """Convert a composed or stored configuration to the typed one, and check each group.
-
-    Args:
-        node: with all keys.
-        schema: the class for it.
-
-    Raises:
-        ConfigError: an unknown key or an invalid value.
-        OmegaConfBaseException: a missing value, a wrong type or an interpolation of a key that doesn't exist.
-    """
-    fields = {field.name for field in dataclasses.fields(schema)}
-    for name in sorted(str(key) for key in node if key not in fields):
-        raise ConfigError(name, node[name], "is not a known key", OWN_KEYS[schema is ProgramConfig])
-    for name in sorted(fields - {str(key) for key in node}):
-        raise ConfigError(f"~{name}", None, "is required", "do not remove it")
-    beyond = list(_beyond_the_schema(node))
-    open_groups = _open_groups(node)
-    for key in beyond:
-        if key.partition(".")[0] not in open_groups:
-            raise ConfigError(key, OmegaConf.select(node, key), "is not a known key", "remove it, or correct it")
-    plain = {
-        key: OmegaConf.to_container(node[key], resolve=True, throw_on_missing=True)
-        for key in open_groups
-        if isinstance(node[key], DictConfig)
-    }
-    # to_object sets every key as an attribute, which slots refuse for those that the class lacks
-    config = OmegaConf.to_object(_without(node, beyond))
-    assert isinstance(config, schema)
-    for key, value in plain.items():
-        setattr(config, key, value)
-    return config
-
-
-def _open_groups(node: DictConfig) -> tuple[str, ...]:
-    if "schedule" not in node:
-        return OPEN_OF_PROGRAMS
-    # without a type: stored, with the arguments of a class
-    is_open = OmegaConf.get_type(node.schedule) in (Custom, dict)
-    return (*OPEN_GROUPS, "schedule") if is_open else OPEN_GROUPS
-
-
-def _beyond_the_schema(node: DictConfig, prefix: str = "") -> Iterator[str]:
-    """Yield the full names of the keys that were added to a typed group."""
-    schema = OmegaConf.get_type(node)
-    known = {field.name for field in dataclasses.fields(schema)} if dataclasses.is_dataclass(schema) else None
-    for name in map(str, node):
-        key = f"{prefix}{name}"
-        if known is not None and name not in known:
-            yield key
-        elif isinstance(inside := node._get_node(name), DictConfig) and not inside._is_none():
-            yield from _beyond_the_schema(inside, f"{key}.")
-
-
-def _without(node: DictConfig, keys: Sequence[str]) -> DictConfig:
-    if not keys:
-        return node
-    rest = copy.deepcopy(node)
-    for key in keys:
-        group, _, name = key.rpartition(".")
-        inside = OmegaConf.select(rest, group)
-        OmegaConf.set_struct(inside, False)
-        del inside[name]
-    return rest
 
 
 def to_yaml(config: RunConfig) -> str:
@@ -192,8 +115,12 @@ def load_run(path: Path, overrides: list[str] | None = None, *, only: Sequence[s
         if isinstance(config, ProgramConfig):
             config.run.args_as_typed = differing_texts(config, with_texts) if overrides else texts
     except (yaml.YAMLError, UnicodeDecodeError) as error:
+        from hpctrain.config.explain import unreadable  # for mistakes alone
+
         raise unreadable(error, [path.parent]) from error
     except OmegaConfBaseException as error:
+        from hpctrain.config.explain import Explainer  # for mistakes alone
+
         raise Explainer(str(error), overrides or [str(path)]).explain() from error
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         # a kind of cluster that doesn't exist; a number of hundreds of digits; nesting
