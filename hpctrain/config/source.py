@@ -61,20 +61,18 @@ class ModuleSource:
         name: its dotted name.
         path: its source; None for a namespace package and for a module without source.
         folders: of a package; empty for a module.
-        opaque: it has no source, as a compiled module.
     """
 
     name: str
     path: Path | None = None
     folders: tuple[Path, ...] = ()
-    opaque: bool = False
 
     @classmethod
     def of(cls, name: str, spec: ModuleSpec) -> ModuleSource:
         """Return the source of a module that Python has found."""
         folders = tuple(Path(place) for place in spec.submodule_search_locations or ())
         path = Path(spec.origin) if spec.origin is not None and spec.origin.endswith(".py") else None
-        return cls(name, path, folders, opaque=path is None and not folders)
+        return cls(name, path, folders)
 
     def submodule(self, part: str) -> ModuleSource | None:
         """Find a module of this package; None if it has no such module."""
@@ -93,7 +91,7 @@ class ModuleSource:
             SyntaxError: it isn't valid Python.
         """
         if self.path is None:
-            if self.opaque:
+            if not self.folders:  # such as a compiled module
                 raise UnknownError
             return {}
         try:
@@ -317,13 +315,17 @@ def class_chain(target: str) -> Chain:
     Raises:
         UnknownError: the source doesn't show what they are.
     """
+    return lineage(*_class_of(target))[0]
+
+
+def _class_of(target: str) -> tuple[ModuleSource, ast.ClassDef]:
     try:
         source, definition = definition_of(target)
     except SyntaxError as error:
         raise UnknownError from error
     if not isinstance(definition, ast.ClassDef):
         raise UnknownError
-    return lineage(source, definition)[0]
+    return source, definition
 
 
 def lineage(source: ModuleSource, node: ast.ClassDef) -> tuple[Chain, Sequence[str]]:
@@ -348,13 +350,7 @@ def lineage(source: ModuleSource, node: ast.ClassDef) -> tuple[Chain, Sequence[s
             raise UnknownError
         if names[0] in KNOWN_BASES:
             return chain, KNOWN_BASES[names[0]]
-        try:
-            base_source, base = definition_of(names[0])
-        except SyntaxError as error:
-            raise UnknownError from error
-        if not isinstance(base, ast.ClassDef):
-            raise UnknownError
-        chain.append((base_source, base))
+        chain.append(_class_of(names[0]))
 
 
 def _is_dataclass(source: ModuleSource, decorator: ast.expr) -> bool:

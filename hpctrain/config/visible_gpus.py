@@ -42,14 +42,12 @@ def visible_gpus(environ: Mapping[str, str], root: Path = Path("/"), *, build: s
     build = installed_build() if build is None else build
     if build == "cpu":
         return 0
-    if build == "rocm":
-        hidden = listed_gpus(environ) == 0
-        return len(_visible_amd_gpus(environ, root / AMD_NODES)) or (0 if hidden else _none_or_unknown(root))
     names = environ.get("CUDA_VISIBLE_DEVICES")
-    most = None if names is None else count_devices(names)
+    listed = None if names is None else count_devices(names)
+    most = listed_gpus(environ) if build == "rocm" else listed
     if most == 0:
         return 0
-    present = _nvidia_gpus(environ, root)
+    present = _amd_gpus(root) if build == "rocm" else _nvidia_gpus(environ, root)
     return present if present is None or most is None else min(present, most)
 
 
@@ -117,58 +115,21 @@ def listed_gpus(environ: Mapping[str, str]) -> int | None:
     return min((count_devices(environ[name]) for name in names), default=None)
 
 
-def _visible_amd_gpus(environ: Mapping[str, str], nodes: Path) -> list[tuple[int, str]]:
-    """Return the AMD GPUs that a process may use, each as its node and its UUID.
-
-    ROCr takes its variable first; HIP then counts from 0 among what is left. Sources: ROCR-Runtime,
-    `RvdFilter::BuildUsrDeviceList`; clr, `roc::Device::init`. An empty HIP_VISIBLE_DEVICES hides all, as for
-    torch.cuda.device_count, which ranks ask; HIP itself treats an empty value as unset.
-    """
-    found = _amd_gpus(nodes)
-    for listed in (
-        environ.get("ROCR_VISIBLE_DEVICES"),
-        environ.get("HIP_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES")),
-    ):
-        if listed is not None:
-            found = _chosen(listed, found)
-    return found
-
-
-def _amd_gpus(nodes: Path) -> list[tuple[int, str]]:
-    """Return node and UUID of this machine's AMD GPUs, in their order; the UUID is empty if a GPU has none.
-
-    The partitions of a GPU have nodes of their own, and may have the same UUID.
+def _amd_gpus(root: Path) -> int | None:
+    """Count this machine's AMD GPUs; each partition of a GPU has a node of its own.
 
     Source: Linux, drivers/gpu/drm/amd/amdkfd/kfd_topology.c, `node_show`.
     """
-    found = []
-    folders = [folder for folder in nodes.iterdir() if folder.name.isdecimal()] if nodes.is_dir() else []
-    for folder in sorted(folders, key=lambda folder: int(folder.name)):
+    count = 0
+    for folder in (root / AMD_NODES).glob("[0-9]*"):
         try:
             gpu_id = int((folder / "gpu_id").read_text())
-            lines = (folder / "properties").read_text().splitlines()
+            simds = re.search(r"^simd_count (\d+)$", (folder / "properties").read_text(), re.MULTILINE)
         except (OSError, ValueError):
             continue  # EPERM: a control group hides this GPU, such as that of a SLURM job
-        properties = dict(line.split(maxsplit=1) for line in lines if " " in line)
         # both are 0 for a CPU
-        if gpu_id and int(properties.get("simd_count", 0)):
-            unique = int(properties.get("unique_id", 0))
-            found.append((int(folder.name), f"GPU-{unique:016X}" if unique else ""))
-    return found
-
-
-def _chosen(listed: str, present: list[tuple[int, str]]) -> list[tuple[int, str]]:
-    """Return the GPUs that a list of indices and (beginnings of) UUIDs leaves; the first invalid one ends it."""
-    chosen: list[tuple[int, str]] = []
-    for name in listed.upper().replace(" ", "").split(","):
-        if name.startswith("GPU-"):
-            meant = [gpu for gpu in present if gpu[1].startswith(name)]
-        else:
-            meant = present[int(name) :][:1] if name.isdecimal() else []
-        if len(meant) != 1 or meant[0] in chosen:
-            break
-        chosen += meant
-    return chosen
+        count += bool(gpu_id and simds is not None and int(simds[1]))
+    return count or _none_or_unknown(root)
 
 
 def count_devices(listed: str) -> int:
