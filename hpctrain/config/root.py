@@ -5,11 +5,10 @@ The schema is registered with Hydra as ``base_NAME``, which the files of ``conf/
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -336,7 +335,7 @@ def to_config(node: DictConfig, schema: type[AnyConfig]) -> AnyConfig:
     """Convert a composed or stored configuration to the typed one, and check each group.
 
     Args:
-        node: with all keys.
+        node: with all keys; it loses those that the schema lacks.
         schema: the class for it.
 
     Raises:
@@ -359,7 +358,12 @@ def to_config(node: DictConfig, schema: type[AnyConfig]) -> AnyConfig:
         if isinstance(node[key], DictConfig)
     }
     # to_object sets every key as an attribute, which slots refuse for those that the class lacks
-    config = OmegaConf.to_object(_without(node, beyond))
+    for key in beyond:
+        group, _, name = key.rpartition(".")
+        inside = OmegaConf.select(node, group)
+        OmegaConf.set_struct(inside, False)
+        del inside[name]
+    config = OmegaConf.to_object(node)
     assert isinstance(config, schema)
     for key, value in plain.items():
         setattr(config, key, value)
@@ -384,15 +388,3 @@ def _beyond_the_schema(node: DictConfig, prefix: str = "") -> Iterator[str]:
             yield key
         elif isinstance(inside := node._get_node(name), DictConfig) and not inside._is_none():
             yield from _beyond_the_schema(inside, f"{key}.")
-
-
-def _without(node: DictConfig, keys: Sequence[str]) -> DictConfig:
-    if not keys:
-        return node
-    rest = copy.deepcopy(node)
-    for key in keys:
-        group, _, name = key.rpartition(".")
-        inside = OmegaConf.select(rest, group)
-        OmegaConf.set_struct(inside, False)
-        del inside[name]
-    return rest

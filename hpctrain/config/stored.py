@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,17 +55,18 @@ def _part(stored: Any, keys: Sequence[str]) -> DictConfig:
     return part
 
 
-def _unknown(known: object, stored: object, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Yield the full names and values of the stored keys that a typed group lacks."""
+def _refuse_unknown(path: Path, known: object, stored: object, prefix: str = "") -> None:
+    """Refuse stored keys that a typed group lacks."""
     if not isinstance(known, DictConfig) or not isinstance(stored, DictConfig) or stored._is_none():
         return
     if not dataclasses.is_dataclass(OmegaConf.get_type(known)):
         return  # of any keys
     for name in map(str, stored):
         if name not in known:
-            yield f"{prefix}{name}", stored._get_node(name)
-        else:
-            yield from _unknown(known._get_node(name), stored._get_node(name), f"{prefix}{name}.")
+            problem = f"is in {path}, but is not a key of this version of hpctrain ({__version__})"
+            remedy = "if another version wrote the file (manifest.json names it), use that version"
+            raise ConfigError(f"{prefix}{name}", stored._get_node(name), problem, f"{remedy}; or remove the key there")
+        _refuse_unknown(path, known._get_node(name), stored._get_node(name), f"{prefix}{name}.")
 
 
 def load(path: Path, overrides: list[str] | None = None, *, only: Sequence[str] = ()) -> Config:
@@ -90,25 +91,24 @@ def load(path: Path, overrides: list[str] | None = None, *, only: Sequence[str] 
 def load_run(path: Path, overrides: list[str] | None = None, *, only: Sequence[str] = ()) -> Config | ProgramConfig:
     """Read the configuration of a run, a training or a program, as `load`."""
     try:
-        stored = _parse(path)
+        stream = io.StringIO(read_yaml(path))
+        stream.name = str(path)  # errors in the YAML name it
+        stored: Any = OmegaConf.load(stream)
         is_program = "run" in stored
         if only and not is_program:
             stored = _part(stored, only)
         command, texts = _take_run(stored) if is_program else ([], {})
         root = _root(stored, ProgramConfig if is_program else Config)
-        for key, value in _unknown(root, stored):
-            problem = f"is in {path}, but is not a key of this version of hpctrain ({__version__})"
-            remedy = (
-                "if another version wrote the file (manifest.json names it), use that version; or remove the key there"
-            )
-            raise ConfigError(key, value, problem, remedy)
+        _refuse_unknown(path, root, stored)
         merged = OmegaConf.merge(root, stored)
         assert isinstance(merged, DictConfig)
         if overrides:
             from hpctrain.config.overrides import apply_overrides  # Hydra is slow to import, and ranks change nothing
 
             if is_program:
-                with_texts = _with_texts(merged, texts)
+                with_texts = copy.deepcopy(merged)
+                for key, text in texts.items():
+                    OmegaConf.update(with_texts, key, text, force_add=True)
                 apply_overrides(with_texts, overrides, as_typed=True)
             apply_overrides(merged, overrides)
         config = to_program(merged, command) if is_program else to_config(merged, Config)
@@ -129,12 +129,6 @@ def load_run(path: Path, overrides: list[str] | None = None, *, only: Sequence[s
     if config.name is None:
         raise ConfigError("name", None, f"is missing in {path}", "correct the file")
     return config
-
-
-def _parse(path: Path) -> Any:
-    stream = io.StringIO(read_yaml(path))
-    stream.name = str(path)  # errors in the YAML name it
-    return OmegaConf.load(stream)
 
 
 def to_program(node: DictConfig, command: Sequence[str]) -> ProgramConfig:
@@ -161,13 +155,6 @@ def differing_texts(config: ProgramConfig, with_texts: DictConfig) -> dict[str, 
     assert isinstance(args, dict)
     plain, texts = default_texts(config.args), default_texts({str(key): value for key, value in args.items()})
     return {key: text for key, text in texts.items() if key in plain and plain[key] != text}
-
-
-def _with_texts(node: DictConfig, texts: Mapping[str, str]) -> DictConfig:
-    with_texts = copy.deepcopy(node)
-    for key, text in texts.items():
-        OmegaConf.update(with_texts, key, text, force_add=True)
-    return with_texts
 
 
 def _take_run(stored: Any) -> tuple[list[str], dict[str, str]]:
