@@ -11,19 +11,12 @@ from hpctrain.errors import ConfigError
 
 OF_DDP = ("find_unused_parameters", "bucket_cap_mb", "static_graph", "gradient_as_bucket_view", "gradient_compression")
 """Keys that only DDP uses."""
-OF_MESH = (
-    "replicate_degree",
-    "shard_degree",
-    "tensor_degree",
-    "pipeline_degree",
-    "stages_per_rank",
-    "stages",
-    "blocks",
-    "reshard_after_forward",
-    "keep_gradients_whole",
-    "prefetch_blocks",
-    "cpu_offload",
+DIVISION_BY_MESH = (
+    *("replicate_degree", "shard_degree", "tensor_degree", "pipeline_degree"),
+    *("stages_per_rank", "stages", "blocks", "keep_gradients_whole", "cpu_offload"),
 )
+"""Keys of a mesh that decide the weights."""
+OF_MESH = (*DIVISION_BY_MESH, "reshard_after_forward", "prefetch_blocks")
 """Keys that only a mesh uses."""
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -173,7 +173,8 @@ def keys_of(group: str, chosen: str | None, folders: Sequence[Path]) -> list[str
         node = _read(group, option, folders)
         own = node.get(group, {}) if "experiment" not in group and group in node else node
         found |= dict.fromkeys(key for key in own if key not in ("defaults", *GROUPS))
-        option = next((name for name in map(_extended, node.get("defaults") or []) if name), None)
+        extended = (name for name in node.get("defaults") or () if isinstance(name, str) and name != "_self_")
+        option = next(extended, "").partition("@")[0] or None
     schema = schemas.get((option or "").removeprefix("base_"))
     # without a choice, that of the model depends on the task
     for each in [schema] if schema or chosen else schemas.values():
@@ -193,17 +194,13 @@ def _names_of(group: str, name: str, folders: Sequence[Path]) -> list[str]:
     return [*(key for key in (_names(schema) if schema else ()) if key != "_target_"), *own]
 
 
-def _names(schema: type, prefix: str = "") -> list[str]:
+def _names(schema: type, prefix: str = "") -> Iterator[str]:
     hints = get_type_hints(schema)
-    return [
-        name
-        for field in fields(schema)
-        for name in (
-            _names(hints[field.name], f"{prefix}{field.name}.")
-            if is_dataclass(hints[field.name])
-            else [f"{prefix}{field.name}"]
-        )
-    ]
+    for field in fields(schema):
+        if is_dataclass(hints[field.name]):
+            yield from _names(hints[field.name], f"{prefix}{field.name}.")
+        else:
+            yield f"{prefix}{field.name}"
 
 
 def _default(group: str, folders: Sequence[Path]) -> str | None:
@@ -221,10 +218,3 @@ def _read(group: str, option: str, folders: Sequence[Path]) -> dict[str, Any]:
             node = yaml.safe_load(path.read_text())
             return node if isinstance(node, dict) else {}
     return {}
-
-
-def _extended(default: object) -> str | None:
-    """Return the option of the same group that an entry of a defaults list extends."""
-    if not isinstance(default, str) or default == "_self_":
-        return None
-    return default.partition("@")[0]

@@ -107,14 +107,13 @@ def read_plain_values(path: Path, keys: Collection[str]) -> dict[str, Any]:
         # an alias of an anchor under another key, for example, is an error here
         if (found := _from_blocks(read_bytes(path).decode(), keys)) is not None:
             return found
-    config = read_plain_config(path)
-    pairs = ((key, *key.partition(".")[::2]) for key in keys)
-    groups = ((key, name, config.get(group) if name else config, group) for key, group, name in pairs)
-    return {
-        key: inside[name or group]
-        for key, name, inside, group in groups
-        if isinstance(inside, dict) and (name or group) in inside
-    }
+    config, values = read_plain_config(path), dict[str, Any]()
+    for key in keys:
+        group, _, name = key.rpartition(".")
+        inside = config.get(group) if group else config
+        if isinstance(inside, dict) and name in inside:
+            values[key] = inside[name]
+    return values
 
 
 def _from_blocks(text: str, keys: Collection[str]) -> dict[str, Any] | None:

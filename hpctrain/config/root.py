@@ -24,7 +24,7 @@ from hpctrain.config.data import Data
 from hpctrain.config.health import Health
 from hpctrain.config.logger import Logger
 from hpctrain.config.notify import Notify
-from hpctrain.config.parallel import Parallel
+from hpctrain.config.parallel import DIVISION_BY_MESH, Parallel
 from hpctrain.config.precision import Precision
 from hpctrain.config.resume import Resume
 from hpctrain.config.run import ProgramRun
@@ -248,15 +248,7 @@ DECIDES_THE_WEIGHTS = (
     "parallel.gradient_compression",
     "parallel.bucket_cap_mb",
     "parallel.find_unused_parameters",
-    "parallel.replicate_degree",
-    "parallel.shard_degree",
-    "parallel.tensor_degree",
-    "parallel.pipeline_degree",
-    "parallel.stages_per_rank",
-    "parallel.stages",
-    "parallel.blocks",
-    "parallel.keep_gradients_whole",
-    "parallel.cpu_offload",
+    *(f"parallel.{name}" for name in DIVISION_BY_MESH),
     "trainer.ema_decay",
     "init_from",
     "init_match",
@@ -272,15 +264,7 @@ UNUSED: Mapping[str, object] = {
     "optimizer.groups": [],
     "optimizer.layer_decay": None,
     "optimizer.layer_decay_module": "blocks",
-    "parallel.replicate_degree": 1,
-    "parallel.shard_degree": -1,
-    "parallel.tensor_degree": 1,
-    "parallel.pipeline_degree": 1,
-    "parallel.stages_per_rank": 1,
-    "parallel.stages": [],
-    "parallel.blocks": [],
-    "parallel.keep_gradients_whole": False,
-    "parallel.cpu_offload": False,
+    **{f"parallel.{name}": value for name, value in asdict(Parallel()).items() if name in DIVISION_BY_MESH},
 }
 """Keys that earlier versions didn't store, and the values with which they change nothing. They are left out, so that
 runs of those versions stay the same runs."""

@@ -412,13 +412,9 @@ def _of_function(node: ast.FunctionDef, *, method: bool = False) -> Signature:
 
 def _generates_constructor(node: ast.ClassDef) -> bool:
     """Whether `@dataclass` makes the class's constructor; `@dataclass(init=False)` doesn't."""
-    options = {
-        option.arg: ast.unparse(option.value)
-        for decorator in node.decorator_list
-        if isinstance(decorator, ast.Call)
-        for option in decorator.keywords
-    }
-    return bool(node.decorator_list) and options.get("init", "True") == "True"
+    calls = (decorator for decorator in node.decorator_list if isinstance(decorator, ast.Call))
+    init = [ast.unparse(option.value) for call in calls for option in call.keywords if option.arg == "init"]
+    return bool(node.decorator_list) and init in ([], ["True"])
 
 
 def _of_fields(chain: Chain) -> Signature:
