@@ -11,7 +11,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from hpctrain.config.cluster import Slurm as SlurmCluster
@@ -19,7 +19,7 @@ from hpctrain.config.plain_yaml import may_be_secret
 from hpctrain.config.resources import resources_of
 from hpctrain.config.root import Config
 from hpctrain.config.stored import load, to_yaml
-from hpctrain.doctor.finding import Check, DoctorResult, Severity, evaluate, when
+from hpctrain.doctor.finding import DoctorResult, Finding
 from hpctrain.doctor.folder import (
     DoctorFolder,
     DoctorJobRecord,
@@ -29,7 +29,7 @@ from hpctrain.doctor.folder import (
     read_rank,
     write_record,
 )
-from hpctrain.doctor.folder_check import ROOM_CHECKS, check_folder, measure_room
+from hpctrain.doctor.folder_check import check_folder, room_findings
 from hpctrain.doctor.measurements import (
     RankAnswers,
     compare_with_baseline,
@@ -38,8 +38,8 @@ from hpctrain.doctor.measurements import (
     read_measured,
     request_name,
 )
-from hpctrain.doctor.nodes import JOB_CHECKS, NODE_CHECKS, NodeAnswers, UnansweredJob, versions
-from hpctrain.doctor.rank_findings import RANK_CHECKS
+from hpctrain.doctor.nodes import failed_script, node_findings, unanswered_job, versions
+from hpctrain.doctor.rank_findings import rank_findings
 from hpctrain.doctor.site_file import FOLDER, site_changes, site_keys, site_name, site_text
 from hpctrain.doctor.slurm_findings import view_slurm
 from hpctrain.errors import ConfigError, RunDirectoryError, SchedulerError, SchedulerMissingError
@@ -69,14 +69,6 @@ NEVER = re.compile(
     r"|(Account|QOS)NotAllowed|MaxMemPerLimit|DependencyNeverSatisfied"
 )
 """Reasons for which a job waits that no time changes."""
-TORCH_MISSING: Check[Mapping[str, str]] = Check(
-    "versions",
-    Severity.ERROR,
-    lambda versions: when(not versions["torch"], prefix=sys.prefix),
-    problem="torch isn't installed in {prefix}",
-    why="ranks need it",
-    remedy="pip install torch",
-)
 
 
 class Examination:
@@ -106,8 +98,10 @@ class Examination:
             "this machine: " + ", ".join(f"{name} {text or 'missing'}" for name, text in self._versions.items())
         )
         self.result.facts |= self._versions
-        if _node_python(self._config) is None:
-            self.result.findings += TORCH_MISSING.findings(self._versions)
+        if _node_python(self._config) is None and not self._versions["torch"]:
+            problem = f"torch isn't installed in {sys.prefix}"
+            finding = Finding(check="versions", problem=problem, why="ranks need it", remedy="pip install torch")
+            self.result.findings.append(finding)
         self.check_slurm()
         run_dir = self._config.run_dir
         home = Path("runs").absolute() if run_dir is None else Path(run_dir).absolute().parent
@@ -171,38 +165,48 @@ class Examination:
             job, state = wait_for_job(folder, job_id, self._slurm, self._report)
         except JobNeverStartsError as error:
             self._slurm.cancel(job_id)
-            result.findings += evaluate(JOB_CHECKS, UnansweredJob(never=str(error)))
+            finding = Finding(
+                check="job",
+                problem=f"the job will never start: {error}",
+                why="a run with the same request wouldn't either",
+                remedy="change what it names; the job was cancelled",
+            )
+            result.findings.append(finding)
             return
         if job is None or job.stage != "done":
-            unanswered = self._unanswered(folder, job_id, state) if job is None else UnansweredJob(state, job.stage)
-            result.findings += evaluate(JOB_CHECKS, unanswered)
+            stage = None if job is None else job.stage
+            result.findings.append(self._unanswered(folder, job_id, state, stage))
             return
         python = _node_python(config)
         expected = self._versions if python is None else self._expected_versions(job)
-        nodes = NodeAnswers(job, str(folder.path), python or sys.executable, expected)
-        result.findings += evaluate(NODE_CHECKS, nodes)
+        result.findings += node_findings(job, folder=folder.path, python=python or sys.executable, versions=expected)
         answers = _rank_answers(folder, job, config)
         if job.rank_nodes:
-            result.findings += evaluate(RANK_CHECKS, answers)
+            result.findings += rank_findings(answers)
         result.measured = dict(answers.measured)
         result.figures = figures(answers)
         for line in measured_lines(answers, result.figures):
             self._report(line)
         if size := answers.measured.get("checkpoint_bytes"):
             purpose = f"for {CHECKPOINTS} checkpoints of this model"
-            result.findings += evaluate(ROOM_CHECKS, measure_room(folder.path, CHECKPOINTS * int(size), purpose))
+            result.findings += room_findings(folder.path, CHECKPOINTS * int(size), purpose)
         if answers.measured:
             self._compare(folder, config, answers)
             self._write_site_file(folder, answers)
 
-    def _unanswered(self, folder: DoctorFolder, job_id: str, state: str) -> UnansweredJob:
-        """A job that left no record: if it began, its batch script may have failed."""
-        host = self._slurm.batch_host(job_id)
-        if host is None or state != JobState.FAILED:
-            return UnansweredJob(state, "" if host is None else "nodes")
-        logs = sorted(folder.as_run.logs.glob("batch_*.log"))
-        lines = [line for log in logs for line in _lines(log)] if logs else None
-        return UnansweredJob(host=host, logs=folder.as_run.logs, lines=lines, python=sys.executable)
+    def _unanswered(self, folder: DoctorFolder, job_id: str, state: str, stage: str | None) -> Finding:
+        """The finding on a job that left no record (no stage), or not all answers.
+
+        If it left no record although it began, its batch script may have failed.
+        """
+        if stage is None:
+            host = self._slurm.batch_host(job_id)
+            if host is not None and state == JobState.FAILED:
+                logs = sorted(folder.as_run.logs.glob("batch_*.log"))
+                lines = [line for log in logs for line in _lines(log)] if logs else None
+                return failed_script(host, folder.as_run.logs, lines, sys.executable)
+            stage = "" if host is None else "nodes"
+        return unanswered_job(state, stage)
 
     def store(self) -> None:
         """Store the result beside the job's answers, if there is room for it."""

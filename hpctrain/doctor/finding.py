@@ -1,21 +1,24 @@
-"""Findings, the entries of the tables from which they come, and the result of an examination."""
+"""Findings, and the result of an examination."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from hpctrain.phrases import listed
 
-Measured = TypeVar("Measured")
-Case = Mapping[str, Any]
-"""The values of one case of a check, by the names that its templates use; see `Check`."""
-EXCLUDE = "set cluster.exclude={exclude}, and tell the cluster's administrators"
-OR_EXCLUDE = "; or leave {nodes} out: cluster.exclude={exclude}"
-"""Remedies, or parts of them, that leave out the nodes at fault."""
+
+def excluding(nodes: Sequence[str]) -> str:
+    """The remedy that leaves the nodes at fault out."""
+    return f"set cluster.exclude={','.join(nodes)}, and tell the cluster's administrators"
+
+
+def or_excluding(nodes: Sequence[str]) -> str:
+    """The end of another remedy, which says how to leave the nodes at fault out instead."""
+    return f"; or leave {listed(nodes)} out: cluster.exclude={','.join(nodes)}"
 
 
 class Severity(StrEnum):
@@ -33,6 +36,11 @@ class Severity(StrEnum):
 class Finding:
     """One thing that isn't as it should be.
 
+    Each subject has a function that yields its findings: `nodes.node_findings` and `unanswered_job`,
+    `rank_findings.rank_findings`, `slurm_findings.slurm_findings`, `folder_check.check_folder` and `room_findings`,
+    and `measurements.compare_with_baseline`. A finding on something new also needs its measurement: on each node in
+    `nodes.SCRIPT`, in each rank in `rank`.
+
     Attributes:
         check: what was checked, such as `folder` or `network`; the same word in every version.
         severity: how much it matters.
@@ -43,62 +51,11 @@ class Finding:
     """
 
     check: str
-    severity: Severity
+    severity: Severity = Severity.ERROR
     problem: str
     why: str
     remedy: str
     nodes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Check(Generic[Measured]):
-    """A kind of findings, an entry of the table of its subject.
-
-    `nodes` has NODE_CHECKS and JOB_CHECKS, `rank_findings` RANK_CHECKS, `slurm_findings` SLURM_CHECKS and
-    SILENCE_CHECKS, `folder_check` ROOM_CHECKS and TRIALS (each a `Trial`), `measurements` BASELINE_CHECKS, and
-    `examination` TORCH_MISSING alone. A check of something new also needs its measurement: on each node in
-    `nodes.SCRIPT`, in each rank in `rank`.
-
-    The three texts are templates for `str.format`, with the values of a case, `measured`, and of the case's nodes:
-    `nodes`, the first few names, and `exclude`, all of them as `cluster.exclude` has them.
-
-    Attributes:
-        check, severity: of its findings.
-        cases: the condition: returns the values of each case that was measured, empty if there is none. `nodes` are
-            the nodes at fault, and `severity` is that of the case, if it has another one.
-        problem, why, remedy: templates of the texts.
-    """
-
-    check: str
-    severity: Severity
-    cases: Callable[[Measured], Iterable[Case]]
-    problem: str
-    why: str
-    remedy: str
-
-    def findings(self, measured: Measured) -> Iterator[Finding]:
-        """The finding of each case."""
-        for case in self.cases(measured):
-            nodes = tuple(case.get("nodes", ()))
-            values = {**case, "measured": measured, "nodes": listed(nodes), "exclude": ",".join(nodes)}
-            yield Finding(
-                check=self.check,
-                severity=case.get("severity", self.severity),
-                problem=self.problem.format_map(values),
-                why=self.why.format_map(values),
-                remedy=self.remedy.format_map(values),
-                nodes=nodes,
-            )
-
-
-def when(condition: object, **case: Any) -> list[Case]:
-    """One case if the condition is true, otherwise none."""
-    return [case] if condition else []
-
-
-def evaluate(table: Iterable[Check[Measured]], measured: Measured) -> list[Finding]:
-    """The findings of all checks of a table."""
-    return [finding for check in table for finding in check.findings(measured)]
 
 
 @dataclass(slots=True)

@@ -8,11 +8,11 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.doctor.finding import Check, Finding, Severity, evaluate, when
+from hpctrain.doctor.finding import Finding, Severity
 from hpctrain.files import append_json_line, describe_os_error, fsync_directory, write_atomic
 from hpctrain.phrases import scaled
 from hpctrain.run.file_system import FULL, FileSystem, limit_met, nearest_existing
@@ -94,10 +94,6 @@ def _lock(folder: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def _direct(folder: Path) -> None:
-    os.close(os.open(folder / "direct", os.O_WRONLY | os.O_CREAT | os.O_DIRECT, 0o600))
-
-
 _ELSEWHERE = "set run_dir to a folder on another file system"
 TRIALS = (
     Trial(
@@ -118,13 +114,6 @@ TRIALS = (
         "parallel.init_method=file://PATH locks that file",
         "leave parallel.init_method as it is, or name a file on another file system",
     ),
-    Trial(
-        "O_DIRECT",
-        _direct,
-        Severity.NOTE,
-        "large saves then pass through the page cache, which takes memory",
-        "nothing has to be done",
-    ),
 )
 """What runs need of a file system."""
 
@@ -140,49 +129,7 @@ WRITE = Trial(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
-    """The room in a file system.
-
-    Attributes:
-        folder: in which files can be created.
-        system: the file system.
-        lack: what is lacking for a purpose; empty if nothing is.
-    """
-
-    folder: Path
-    system: FileSystem
-    lack: str
-
-    @property
-    def quota(self) -> str:
-        """The command that shows a quota."""
-        return self.system.quota_command(self.folder)
-
-
-ROOM_CHECKS: tuple[Check[Room], ...] = (
-    Check(
-        "room",
-        Severity.WARNING,  # some file systems make more files when they are needed
-        lambda room: when(room.system.free_files is not None and room.system.free_files < FEW_FILES),
-        problem="{measured.folder}: only {measured.system.free_files} more files can be created",
-        why="a run ends with an error when it can't write a checkpoint",
-        remedy="remove files; `df -i {measured.folder}` counts them, `{measured.quota}` those of a quota",
-    ),
-    Check(
-        "room",
-        Severity.ERROR,
-        lambda room: when(room.lack),
-        problem="{measured.folder}: {measured.lack}",
-        why="a run ends with an error when it can't write a checkpoint",
-        remedy="remove what isn't needed, or set run_dir to another file system; `{measured.quota}` shows a quota, "
-        "`df -h {measured.folder}` the whole",
-    ),
-)
-"""What the room means for a run."""
-
-
-def measure_room(folder: Path, needed_bytes: int, purpose: str) -> Room:
+def room_findings(folder: Path, needed_bytes: int, purpose: str) -> Iterator[Finding]:
     """Find out whether the file system has room, by reserving it for a moment where it can (fallocate(2)).
 
     Args:
@@ -190,17 +137,39 @@ def measure_room(folder: Path, needed_bytes: int, purpose: str) -> Room:
         needed_bytes: to reserve.
         purpose: what they are for.
     """
-    system, needed, lack = FileSystem.of(folder), scaled(needed_bytes, "B"), ""
+    system = FileSystem.of(folder)
+    why, quota = "a run ends with an error when it can't write a checkpoint", system.quota_command(folder)
+    if system.free_files is not None and system.free_files < FEW_FILES:
+        yield Finding(
+            check="room",
+            severity=Severity.WARNING,  # some file systems make more files when they are needed
+            problem=f"{folder}: only {system.free_files} more files can be created",
+            why=why,
+            remedy=f"remove files; `df -i {folder}` counts them, `{quota}` those of a quota",
+        )
+    if lack := _lack(folder, system, needed_bytes, purpose):
+        yield Finding(
+            check="room",
+            problem=f"{folder}: {lack}",
+            why=why,
+            remedy=f"remove what isn't needed, or set run_dir to another file system; `{quota}` shows a quota, "
+            f"`df -h {folder}` the whole",
+        )
+
+
+def _lack(folder: Path, system: FileSystem, needed_bytes: int, purpose: str) -> str:
+    """Describe what is lacking for a purpose; empty if nothing is."""
+    needed = scaled(needed_bytes, "B")
     # what isn't there isn't reserved: for a moment, that would take the rest from a run that is saving
     fits = system.free_bytes >= needed_bytes
     refusal = _reserve(folder, needed_bytes) if fits else None
     if refusal == errno.EDQUOT:
-        lack = f"your quota of bytes or of files has no room for {needed}, {purpose}"
-    elif refusal is not None and system.lacks_files:
-        lack = f"no file can be created, {purpose}: {system.describe_free()}"
-    elif not fits or refusal is not None:
-        lack = f"{scaled(system.free_bytes, 'B')} are free, but {needed} are needed, {purpose}"
-    return Room(folder, system, lack)
+        return f"your quota of bytes or of files has no room for {needed}, {purpose}"
+    if refusal is not None and system.lacks_files:
+        return f"no file can be created, {purpose}: {system.describe_free()}"
+    if not fits or refusal is not None:
+        return f"{scaled(system.free_bytes, 'B')} are free, but {needed} are needed, {purpose}"
+    return ""
 
 
 def _reserve(folder: Path, count: int) -> int | None:
@@ -273,7 +242,7 @@ def check_folder(folder: Path) -> FolderCheck:
                 if error.errno in FULL:
                     break
         else:
-            findings += evaluate(ROOM_CHECKS, measure_room(folder, NEEDED_BYTES, "for logs and records"))
+            findings += room_findings(folder, NEEDED_BYTES, "for logs and records")
     finally:
         shutil.rmtree(trials, ignore_errors=True)
     return FolderCheck(folder, system, works, findings)

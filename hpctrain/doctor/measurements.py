@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
-from hpctrain.doctor.finding import Case, Check, Finding, Severity, evaluate, when
+from hpctrain.doctor.finding import Finding, Severity
 from hpctrain.doctor.folder import DoctorFolder, DoctorJobRecord, RankRecord, from_json
 from hpctrain.files import read_json_or_empty, write_json
 from hpctrain.phrases import brief_time, counted, scaled
@@ -261,67 +261,6 @@ def measured_lines(answers: RankAnswers, known: Mapping[str, float]) -> Iterator
         yield f"each node writes {scaled(known['disk_bandwidth'], 'B')}/s to the run directory"
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Figures beside those of the baseline.
-
-    Attributes:
-        path: of the baseline.
-        before: its entry for the request: the time and the figures.
-        now: the new figures.
-        error: why the baseline can't be written; empty or None if it can.
-    """
-
-    path: Path
-    before: Mapping[str, Any] = field(default_factory=dict)
-    now: Mapping[str, float] = field(default_factory=dict)
-    error: str | None = None
-
-    def worse(self) -> Iterator[Case]:
-        """The figures that are much worse than before."""
-        for name, value in self.now.items():
-            earlier = self.before["figures"].get(name)
-            if not earlier or not value:
-                continue
-            lower = name.endswith(LOWER_IS_BETTER)
-            ratio = max(value, SHORT_S) / max(earlier, SHORT_S) if lower else earlier / value
-            if ratio < next((factor for ending, factor in WORSE.items() if name.endswith(ending)), USUALLY_WORSE):
-                continue
-            now, before = (
-                brief_time(figure) if lower else f"{scaled(figure, 'FLOP' if 'flops' in name else 'B')}/s"
-                for figure in (value, earlier)
-            )
-            day = time.strftime("%Y-%m-%d", time.localtime(self.before["time"]))
-            yield {
-                "name": name.removesuffix(LOWER_IS_BETTER).replace("_", " "),
-                "now": now,
-                "before": before,
-                "day": day,
-            }
-
-
-BASELINE_CHECKS: tuple[Check[Comparison], ...] = (
-    Check(
-        "baseline",
-        Severity.WARNING,
-        lambda comparison: when(comparison.error),
-        problem="{measured.path} can't be written: {measured.error}",
-        why="later examinations compare their figures with those in it",
-        remedy="make room or correct the permissions; if {measured.path} isn't a file, move it away",
-    ),
-    Check(
-        "baseline",
-        Severity.WARNING,
-        Comparison.worse,
-        problem="{name}: {now}, was {before} on {day}",
-        why="something on the cluster has become slower, or other jobs take part of it now",
-        remedy="examine again later; if it stays so, ask the administrators, or accept it with --new-baseline "
-        "(the earlier figures are in {measured.path})",
-    ),
-)
-"""What a difference from the baseline means."""
-
-
 def request_name(partition: str, nodes: int, processes_per_node: int, gpus_per_node: int) -> str:
     """Under which name a request's figures are stored: they depend on all of these."""
     return f"{partition or 'default'}, {nodes} nodes, {processes_per_node} ranks and {gpus_per_node} GPUs per node"
@@ -345,7 +284,40 @@ def compare_with_baseline(
         try:
             write_json(path, {**stored, request: {"time": time.time(), "figures": dict(now)}})
         except OSError as error:
-            return evaluate(BASELINE_CHECKS, Comparison(path, error=error.strerror or str(error)))
+            finding = Finding(
+                check="baseline",
+                severity=Severity.WARNING,
+                problem=f"{path} can't be written: {error.strerror or error}",
+                why="later examinations compare their figures with those in it",
+                remedy=f"make room or correct the permissions; if {path} isn't a file, move it away",
+            )
+            return [finding]
         return []
+    day = time.strftime("%Y-%m-%d", time.localtime(before["time"]))
     compared = {name: value for name, value in now.items() if not (explained and name.startswith(OF_NETWORK))}
-    return evaluate(BASELINE_CHECKS, Comparison(path, before, compared))
+    return [
+        Finding(
+            check="baseline",
+            severity=Severity.WARNING,
+            problem=f"{problem} on {day}",
+            why="something on the cluster has become slower, or other jobs take part of it now",
+            remedy="examine again later; if it stays so, ask the administrators, or accept it with --new-baseline "
+            f"(the earlier figures are in {path})",
+        )
+        for problem in _much_worse(before["figures"], compared)
+    ]
+
+
+def _much_worse(before: Mapping[str, float], now: Mapping[str, float]) -> Iterator[str]:
+    """Describe the figures that are much worse than before."""
+    for name, value in now.items():
+        earlier = before.get(name)
+        if not earlier or not value:
+            continue
+        lower = name.endswith(LOWER_IS_BETTER)
+        ratio = max(value, SHORT_S) / max(earlier, SHORT_S) if lower else earlier / value
+        if ratio < next((factor for ending, factor in WORSE.items() if name.endswith(ending)), USUALLY_WORSE):
+            continue
+        unit = "FLOP" if "flops" in name else "B"
+        texts = [brief_time(figure) if lower else f"{scaled(figure, unit)}/s" for figure in (value, earlier)]
+        yield f"{name.removesuffix(LOWER_IS_BETTER).replace('_', ' ')}: {texts[0]}, was {texts[1]}"

@@ -7,11 +7,12 @@ import json
 import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from hpctrain.doctor.finding import EXCLUDE, OR_EXCLUDE, Case, Check, Severity, when
+from hpctrain.doctor.finding import Finding, Severity, excluding, or_excluding
 from hpctrain.doctor.folder import DoctorJobRecord, NodeAnswer
+from hpctrain.phrases import listed
 from hpctrain.startup import __version__
 
 PACKAGES = ("torch", "submitit", "hydra-core", "omegaconf", "numpy")
@@ -60,6 +61,7 @@ DECIDE_TOGETHER = ("hpctrain", "torch", "python")
 """Packages whose versions should be the same everywhere; the first decides whether ranks understand each other."""
 LOG_LINES = 5
 """Lines at the end of the batch script's log that a finding quotes."""
+INSTALL = "install the environment on a file system that all nodes share, and submit from it"
 
 
 def versions() -> dict[str, str]:
@@ -124,97 +126,155 @@ def _versions(text: str) -> dict[str, str]:
     return {str(name): str(value) for name, value in printed.items()} if isinstance(printed, dict) else {}
 
 
-@dataclass(frozen=True, slots=True)
-class NodeAnswers:
-    """What the nodes of a job reported, and what was expected.
+def node_findings(job: DoctorJobRecord, *, folder: Path, python: str, versions: Mapping[str, str]) -> Iterator[Finding]:
+    """What the answers of the nodes' shells mean.
 
-    Attributes:
+    Args:
         job: the record of the job, after its first step.
         folder: the examination's, which stands for the run directories.
         python: the ranks'.
         versions: that all nodes should have.
     """
+    if job.plugin_refused:
+        yield Finding(
+            check="mpi plugin",
+            problem=f"srun can't load the MPI plugin that it takes by default: {job.plugin_refused}",
+            why="no rank starts; hpctrain doesn't use MPI",
+            remedy=f"set cluster.srun_args=[{NO_PLUGIN}]",
+        )
+    complaints = job.complaints.get("nodes", [])
+    answers = [job.answers[node] for node in job.nodes if node in job.answers]
+    if not any(answer.begun for answer in answers):
+        late = "no node answered in time; " if "nodes" in job.late else ""
+        yield Finding(
+            check="srun",
+            problem=f"srun starts nothing on the nodes: {late}{'; '.join(complaints) or 'srun printed nothing'}",
+            why="no rank starts",
+            remedy="try `srun --nodes=1 hostname` in an allocation of your own, and ask the cluster's administrators",
+            nodes=tuple(job.nodes),
+        )
+        return
+    yield from _silent(answers, complaints)
+    yield from _unusable_folders(answers, folder)
+    yield from _unusable_pythons(answers, python)
+    yield from _other_versions(answers, versions)
+    yield from _elsewhere(answers)
+    yield from _wrong_clocks(answers)
 
-    job: DoctorJobRecord
-    folder: str
-    python: str
-    versions: Mapping[str, str]
 
-    @property
-    def answers(self) -> list[NodeAnswer]:
-        """The answers in SLURM's order; empty if no shell began."""
-        answers = [self.job.answers[node] for node in self.job.nodes if node in self.job.answers]
-        return answers if any(answer.begun for answer in answers) else []
-
-
-def _no_shell(nodes: NodeAnswers) -> list[Case]:
-    message = "; ".join(nodes.job.complaints.get("nodes", [])) or "srun printed nothing"
-    if "nodes" in nodes.job.late:
-        message = f"no node answered in time; {message}"
-    return when(not nodes.answers, message=message, nodes=nodes.job.nodes)
-
-
-def _silent(nodes: NodeAnswers) -> Iterator[Case]:
-    for answer in nodes.answers:
+def _silent(answers: Sequence[NodeAnswer], complaints: Sequence[str]) -> Iterator[Finding]:
+    for answer in answers:
+        if answer.ended:
+            continue
         name = re.compile(rf"\b{re.escape(answer.node)}:")
-        lines = [line for line in nodes.job.complaints.get("nodes", []) if name.search(line)]
+        lines = "; ".join(line for line in complaints if name.search(line))
         where = f"while it checked the {answer.begun}" if answer.begun else "before its first check"
-        message = f"{where}: {'; '.join(lines)}" if lines else where
-        yield from when(not answer.ended, message=message, nodes=[answer.node])
+        yield Finding(
+            check="node",
+            problem=f"{answer.node} stopped answering {where}{lines and f': {lines}'}",
+            why="ranks on it would not start, and the others would wait for them",
+            remedy=excluding([answer.node]),
+            nodes=(answer.node,),
+        )
 
 
-def _not_shared(nodes: NodeAnswers) -> Iterator[Case]:
+def _unusable_folders(answers: Sequence[NodeAnswer], folder: Path) -> Iterator[Finding]:
     problems = {"missing": "isn't there", "other": "is another folder than that of the job's first node"}
-    for folder, problem in problems.items():
-        names = [answer.node for answer in nodes.answers if answer.folder == folder]
-        yield from when(names, problem=problem, nodes=names)
-
-
-def _refused(nodes: NodeAnswers, *, full: bool) -> Iterator[Case]:
-    for answer in nodes.answers:
+    for state, problem in problems.items():
+        if nodes := tuple(answer.node for answer in answers if answer.folder == state):
+            yield Finding(
+                check="folder",
+                problem=f"{listed(nodes)}: {folder} {problem}",
+                why="ranks read their configuration there, and write logs and checkpoints",
+                remedy="put the run directory on a file system that all nodes share: set run_dir, or type the command "
+                f"in a folder there{or_excluding(nodes)}",
+                nodes=nodes,
+            )
+    for answer in answers:
+        if answer.folder != "refused":
+            continue
         message = answer.folder_problem.rpartition(": ")[2] or "refused"
         is_full = "No space left" in message or "quota" in message.lower()
-        yield from when(answer.folder == "refused" and is_full is full, message=message, nodes=[answer.node])
+        elsewhere = f"set run_dir to a folder that the nodes may write to{or_excluding([answer.node])}"
+        yield Finding(
+            check="room" if is_full else "folder",
+            problem=f"{answer.node} can't write into {folder} ({message})",
+            why="ranks write logs and checkpoints there",
+            remedy="make room there, or set run_dir" if is_full else elsewhere,
+            nodes=(answer.node,),
+        )
 
 
-def _with_python(nodes: NodeAnswers, state: str) -> dict[str, str]:
-    """The nodes on which the ranks' Python is in a state, and the last line that it printed."""
-    return {answer.node: answer.python_problem for answer in nodes.answers if answer.python == state}
+def _unusable_pythons(answers: Sequence[NodeAnswer], python: str) -> Iterator[Finding]:
+    if nodes := tuple(answer.node for answer in answers if answer.python == "missing"):
+        yield Finding(
+            check="python",
+            problem=f"{listed(nodes)}: {python} isn't there",
+            why="ranks can't start",
+            remedy=INSTALL + or_excluding(nodes),
+            nodes=nodes,
+        )
+    for answer in answers:
+        if answer.python == "broken":
+            yield Finding(
+                check="python",
+                problem=f"{answer.node}: {python} can't import hpctrain ({answer.python_problem})",
+                why="ranks can't start",
+                remedy=f"try `srun --nodelist={answer.node} {python} -m hpctrain --version`; modules that it needs are "
+                "loaded in cluster.setup",
+                nodes=(answer.node,),
+            )
 
 
-def _other_versions(nodes: NodeAnswers) -> Iterator[Case]:
+def _other_versions(answers: Sequence[NodeAnswer], versions: Mapping[str, str]) -> Iterator[Finding]:
     for name in DECIDE_TOGETHER:
+        expected = versions.get(name, "")
         others: dict[str, list[str]] = {}
-        for answer in nodes.answers:
-            if answer.versions and answer.versions.get(name, "") != nodes.versions.get(name, ""):
+        for answer in answers:
+            if answer.versions and answer.versions.get(name, "") != expected:
                 others.setdefault(answer.versions.get(name) or "none", []).append(answer.node)
-        for version, names in others.items():
-            severity = Severity.ERROR if name == "hpctrain" or version == "none" else Severity.WARNING
-            expected = nodes.versions.get(name) or "none"
-            yield {"name": name, "version": version, "expected": expected, "severity": severity, "nodes": names}
+        for version, nodes in others.items():
+            yield Finding(
+                check="versions",
+                severity=Severity.ERROR if name == "hpctrain" or version == "none" else Severity.WARNING,
+                problem=f"{listed(nodes)}: {name} is {version}, expected {expected or 'none'}",
+                why="ranks have to be the same program, and with another torch a run ends with other bits",
+                remedy="give all nodes the same Python environment, on a file system that they share",
+                nodes=tuple(nodes),
+            )
 
 
-def _elsewhere(nodes: NodeAnswers) -> list[Case]:
-    others = {answer.node: answer.directory for answer in nodes.answers if answer.directory}
-    return when(others, directory=next(iter(others.values()), ""), nodes=others)
+def _elsewhere(answers: Sequence[NodeAnswer]) -> Iterator[Finding]:
+    if directories := {answer.node: answer.directory for answer in answers if answer.directory}:
+        first = next(iter(directories.values()))
+        yield Finding(
+            check="working directory",
+            severity=Severity.WARNING,
+            problem=f"{listed(directories)}: processes start in {first} instead of the folder where this was typed",
+            why="relative paths of a task, and modules of your own, aren't found",
+            remedy="type the command in a folder that all nodes share",
+            nodes=tuple(directories),
+        )
 
 
-def _clocks(nodes: NodeAnswers) -> Iterator[Case]:
-    answers = nodes.answers
+def _wrong_clocks(answers: Sequence[NodeAnswer]) -> Iterator[Finding]:
     off = {answer.node: ahead for answer in answers if abs(ahead := _ahead_s(answer)) >= SKEW_S}
-    first = answers[0].node if answers else ""
+    first = answers[0].node
     others = [ahead for node, ahead in off.items() if node != first]
     if len(others) > 1 and len(others) == len(answers) - 1 and len({ahead > 0 for ahead in others}) == 1:
         # all differ alike from the first node, with which they are compared
         off = {first: -min(others, key=abs)}
     for node, ahead in off.items():
-        yield {
-            "seconds": abs(ahead),
-            "direction": "ahead of" if ahead > 0 else "behind",
-            "whose": "those of the others" if node == first else "that of the job's first node",
-            "severity": Severity.ERROR if abs(ahead) >= LARGE_SKEW_S else Severity.WARNING,
-            "nodes": [node],
-        }
+        direction = "ahead of" if ahead > 0 else "behind"
+        whose = "those of the others" if node == first else "that of the job's first node"
+        yield Finding(
+            check="clock",
+            severity=Severity.ERROR if abs(ahead) >= LARGE_SKEW_S else Severity.WARNING,
+            problem=f"{node}: its clock is at least {abs(ahead):.0f} s {direction} {whose}",
+            why="deadlines are missed, files seem to come from the future, and SLURM refuses what is five minutes off",
+            remedy=f"{excluding([node])}: its time synchronisation (chronyd, ntpd) doesn't work",
+            nodes=(node,),
+        )
 
 
 def _ahead_s(answer: NodeAnswer) -> float:
@@ -225,176 +285,46 @@ def _ahead_s(answer: NodeAnswer) -> float:
     return low if low > 0 else min(high, 0.0)
 
 
-INSTALL = "install the environment on a file system that all nodes share, and submit from it"
-SHARED = (
-    "put the run directory on a file system that all nodes share: set run_dir, or type the command in a folder there"
-)
-NODE_CHECKS: tuple[Check[NodeAnswers], ...] = (
-    Check(
-        "mpi plugin",
-        Severity.ERROR,
-        lambda nodes: when(nodes.job.plugin_refused),
-        problem="srun can't load the MPI plugin that it takes by default: {measured.job.plugin_refused}",
-        why="no rank starts; hpctrain doesn't use MPI",
-        remedy=f"set cluster.srun_args=[{NO_PLUGIN}]",
-    ),
-    Check(
-        "srun",
-        Severity.ERROR,
-        _no_shell,
-        problem="srun starts nothing on the nodes: {message}",
-        why="no rank starts",
-        remedy="try `srun --nodes=1 hostname` in an allocation of your own, and ask the cluster's administrators",
-    ),
-    Check(
-        "node",
-        Severity.ERROR,
-        _silent,
-        problem="{nodes} stopped answering {message}",
-        why="ranks on it would not start, and the others would wait for them",
-        remedy=EXCLUDE,
-    ),
-    Check(
-        "folder",
-        Severity.ERROR,
-        _not_shared,
-        problem="{nodes}: {measured.folder} {problem}",
-        why="ranks read their configuration there, and write logs and checkpoints",
-        remedy=SHARED + OR_EXCLUDE,
-    ),
-    Check(
-        "room",
-        Severity.ERROR,
-        lambda nodes: _refused(nodes, full=True),
-        problem="{nodes} can't write into {measured.folder} ({message})",
-        why="ranks write logs and checkpoints there",
-        remedy="make room there, or set run_dir",
-    ),
-    Check(
-        "folder",
-        Severity.ERROR,
-        lambda nodes: _refused(nodes, full=False),
-        problem="{nodes} can't write into {measured.folder} ({message})",
-        why="ranks write logs and checkpoints there",
-        remedy=f"set run_dir to a folder that the nodes may write to{OR_EXCLUDE}",
-    ),
-    Check(
-        "python",
-        Severity.ERROR,
-        lambda nodes: when(names := _with_python(nodes, "missing"), nodes=names),
-        problem="{nodes}: {measured.python} isn't there",
-        why="ranks can't start",
-        remedy=INSTALL + OR_EXCLUDE,
-    ),
-    Check(
-        "python",
-        Severity.ERROR,
-        lambda nodes: [{"message": text, "nodes": [node]} for node, text in _with_python(nodes, "broken").items()],
-        problem="{nodes}: {measured.python} can't import hpctrain ({message})",
-        why="ranks can't start",
-        remedy="try `srun --nodelist={nodes} {measured.python} -m hpctrain --version`; modules that it needs are "
-        "loaded in cluster.setup",
-    ),
-    Check(
-        "versions",
-        Severity.WARNING,
-        _other_versions,
-        problem="{nodes}: {name} is {version}, expected {expected}",
-        why="ranks have to be the same program, and with another torch a run ends with other bits",
-        remedy="give all nodes the same Python environment, on a file system that they share",
-    ),
-    Check(
-        "working directory",
-        Severity.WARNING,
-        _elsewhere,
-        problem="{nodes}: processes start in {directory} instead of the folder where this was typed",
-        why="relative paths of a task, and modules of your own, aren't found",
-        remedy="type the command in a folder that all nodes share",
-    ),
-    Check(
-        "clock",
-        Severity.WARNING,
-        _clocks,
-        problem="{nodes}: its clock is at least {seconds:.0f} s {direction} {whose}",
-        why="deadlines are missed, files seem to come from the future, and SLURM refuses what is five minutes off",
-        remedy=f"{EXCLUDE}: its time synchronisation (chronyd, ntpd) doesn't work",
-    ),
-)
-"""What the answers of the nodes' shells mean."""
+def unanswered_job(state: str, stage: str) -> Finding:
+    """The finding on a job that ended before it had answered.
 
-
-@dataclass(frozen=True, slots=True)
-class UnansweredJob:
-    """A job that ended, or will never start, before it had answered.
-
-    Attributes:
+    Args:
         state: in which SLURM says that it ended; empty if it doesn't know.
         stage: what it was doing; empty if it never began.
-        never: why it will never start; empty if it began or may have.
-        host: the node of a batch script that failed; empty if it didn't.
-        logs: the folder of the script's log.
-        lines: of the log; None if there is no log.
-        python: that executes the script's program.
     """
-
-    state: str = ""
-    stage: str = ""
-    never: str = ""
-    host: str = ""
-    logs: Path = Path()
-    lines: Sequence[str] | None = None
-    python: str = ""
-
-    def script_failed(self, *, without_python: bool) -> list[Case]:
-        """The case of a batch script that failed and has a log, with or without its Python."""
-        lines = self.lines or ()
-        missing = any(self.python in line and "No such file" in line for line in lines)
-        message = "; ".join(lines[-LOG_LINES:]) or "its log is empty"
-        failed = self.host and self.lines is not None and missing is without_python
-        return when(failed, message=message, nodes=[self.host])
-
-
-_WHEN = {"": "before it began", "nodes": "while the nodes were asked", "ranks": "while ranks measured"}
-JOB_CHECKS: tuple[Check[UnansweredJob], ...] = (
-    Check(
-        "job",
-        Severity.ERROR,
-        lambda job: when(job.never),
-        problem="the job will never start: {measured.never}",
-        why="a run with the same request wouldn't either",
-        remedy="change what it names; the job was cancelled",
-    ),
-    Check(
-        "job",
-        Severity.ERROR,
-        lambda job: when(not job.never and not job.host, state=job.state and f" as {job.state}", when=_WHEN[job.stage]),
-        problem="the job ended{state} {when}",
+    moments = {"": "before it began", "nodes": "while the nodes were asked", "ranks": "while ranks measured"}
+    return Finding(
+        check="job",
+        problem=f"the job ended{state and f' as {state}'} {moments[stage]}",
         why="what it would have found isn't known",
         remedy="type the command again; `scontrol show job` and `sacct` say more, and so does logs/ in its folder",
-    ),
-    Check(
-        "folder",
-        Severity.ERROR,
-        lambda job: when(job.host and job.lines is None, nodes=[job.host]),
-        problem="{nodes} couldn't write the log of the batch script into {measured.logs}",
-        why="a job whose batch script can't write its log fails without a message",
-        remedy=f"put the run directory on a file system that all nodes share and may write to{OR_EXCLUDE}",
-    ),
-    Check(
-        "python",
-        Severity.ERROR,
-        lambda job: job.script_failed(without_python=True),
-        problem="the batch script failed on {nodes}: {message}",
+    )
+
+
+def failed_script(host: str, logs: Path, lines: Sequence[str] | None, python: str) -> Finding:
+    """The finding on a batch script that failed before it had written any answer.
+
+    Args:
+        host: its node.
+        logs: the folder of its log.
+        lines: of the log; None if there is no log.
+        python: that executes its program.
+    """
+    if lines is None:
+        return Finding(
+            check="folder",
+            problem=f"{host} couldn't write the log of the batch script into {logs}",
+            why="a job whose batch script can't write its log fails without a message",
+            remedy="put the run directory on a file system that all nodes share and may write to"
+            f"{or_excluding([host])}",
+            nodes=(host,),
+        )
+    lacks_python = any(python in line and "No such file" in line for line in lines)
+    see_log = f"see the log in {logs}; a line of cluster.setup may have failed"
+    return Finding(
+        check="python" if lacks_python else "batch script",
+        problem=f"the batch script failed on {host}: {'; '.join(lines[-LOG_LINES:]) or 'its log is empty'}",
         why="no rank starts",
-        remedy=INSTALL + OR_EXCLUDE,
-    ),
-    Check(
-        "batch script",
-        Severity.ERROR,
-        lambda job: job.script_failed(without_python=False),
-        problem="the batch script failed on {nodes}: {message}",
-        why="no rank starts",
-        remedy=f"see the log in {{measured.logs}}; a line of cluster.setup may have failed{OR_EXCLUDE}",
-    ),
-)
-"""What it means that the job left no answers."""
+        remedy=(INSTALL if lacks_python else see_log) + or_excluding([host]),
+        nodes=(host,),
+    )

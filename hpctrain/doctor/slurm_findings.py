@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import itertools
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from hpctrain.config.cluster import Slurm as SlurmCluster
 from hpctrain.config.resources import node_counts, resources_of
 from hpctrain.config.root import Config
-from hpctrain.doctor.finding import Case, Check, Finding, Severity, evaluate, when
+from hpctrain.doctor.finding import Finding, Severity
 from hpctrain.errors import SchedulerError
 from hpctrain.phrases import listed
 from hpctrain.scheduler.settings import Association, Partition, Settings
@@ -92,236 +93,183 @@ class SlurmView:
         return f"{text}, preemption {partition.preempt_mode} with {partition.grace_time_s} s of grace time"
 
 
-def _old_version(view: SlurmView) -> list[Case]:
-    parts = view.settings.version.split(".")
-    numbers = tuple(int(part) for part in parts[:2] if part.isdecimal())
-    return when(len(numbers) == 2 and numbers < OLDEST)
+def slurm_findings(view: SlurmView) -> Iterator[Finding]:
+    """What SLURM's settings mean for a run."""
+    version = tuple(int(part) for part in view.settings.version.split(".")[:2] if part.isdecimal())
+    if len(version) == 2 and version < OLDEST:
+        yield Finding(
+            check="slurm version",
+            problem=f"SLURM is {view.settings.version}; expected {OLDEST[0]}.{OLDEST[1]} or later",
+            why="hpctrain reads the answers of squeue and scontrol, which older versions write differently",
+            remedy="ask the cluster's administrators; or start the ranks by hand with srun",
+        )
+    yield from _requeues(view)
+    yield from _absent_partitions(view)
+    yield from _misfits(view)
+    yield from _preemptions(view)
+    if view.is_typed and view.accounts and "associations" in view.settings.text("AccountingStorageEnforce"):
+        yield from _accounts(view)
+    seconds = view.settings.number("KillWait")
+    if seconds is not None and seconds < EXITING_S:
+        yield Finding(
+            check="kill wait",
+            severity=Severity.NOTE,
+            problem=f"KillWait={seconds} s: SLURM kills the ranks that soon after a cancel or the time limit",
+            why="a save that has begun may not be finished",
+            remedy="raise cluster.signal_delay_s, so that the save before a time limit begins earlier",
+        )
 
 
-def _forbids_requeue(view: SlurmView) -> bool:
+def _requeues(view: SlurmView) -> Iterator[Finding]:
     options = {name.replace("_", "-"): value for name, value in view.cluster.sbatch.items()}
-    return options.get("requeue") is False or bool(options.get("no-requeue"))
+    if options.get("requeue") is False or options.get("no-requeue"):
+        yield Finding(
+            check="requeue",
+            severity=Severity.WARNING,
+            problem="cluster.sbatch asks SLURM not to requeue the job",
+            why="a run whose node dies, or that is preempted without grace time, ends there",
+            remedy="leave out cluster.sbatch.requeue and cluster.sbatch.no-requeue",
+        )
+    elif view.settings.text("JobRequeue") == "0":
+        yield Finding(
+            check="requeue",
+            severity=Severity.NOTE,
+            problem="JobRequeue=0: SLURM requeues only jobs that ask for it",
+            why="hpctrain's jobs ask for it; a batch script of your own without --requeue isn't continued",
+            remedy="put `#SBATCH --requeue` into scripts of your own, as slurm/train.sbatch does",
+        )
 
 
-def _no_such_partition(view: SlurmView) -> Iterator[Case]:
+def _absent_partitions(view: SlurmView) -> Iterator[Finding]:
     names, typed = {partition.name for partition in view.partitions}, view.cluster.partition
-    for name in typed.split(",") if typed else ():
-        yield from when(name not in names, problem=f"there is no partition {name}")
+    problems = [f"there is no partition {name}" for name in (typed or "").split(",") if name and name not in names]
     # where a plugin of the site chooses the partition, none has to be named
     by_site = view.settings.text("JobSubmitPlugins")
     has_default = any(partition.is_default for partition in view.partitions)
-    no_default = view.is_typed and not typed and not by_site and not has_default
-    yield from when(no_default, problem="there is no default partition")
+    if view.is_typed and not (typed or by_site or has_default):
+        problems.append("there is no default partition")
+    for problem in problems:
+        remedy = f"set cluster.partition to one of {view.partition_names}"
+        yield Finding(check="partition", problem=problem, why="sbatch refuses the job", remedy=remedy)
 
 
-def _misfits(view: SlurmView, *, kind: str) -> Iterator[Case]:
-    """Why a partition doesn't fit the request: it is `down`, too short in `time`, or too small for its `nodes`.
-
-    One of several partitions that fits is enough.
-    """
-    misfits = [dict(_misfits_of(view, partition)) for partition in view.chosen if view.is_typed]
-    for misfit in misfits if all(misfits) else ():
-        yield from when(kind in misfit, **misfit.get(kind, {}))
+def _misfits(view: SlurmView) -> Iterator[Finding]:
+    """Why the partitions of the request don't fit it; one of several that fits is enough."""
+    misfits = [list(_misfits_of(view, partition)) for partition in view.chosen if view.is_typed]
+    if all(misfits):
+        yield from itertools.chain(*misfits)
 
 
-def _misfits_of(view: SlurmView, partition: Partition) -> Iterator[tuple[str, Case]]:
+def _misfits_of(view: SlurmView, partition: Partition) -> Iterator[Finding]:
     # a quality of service may allow more (sacctmgr(1), PartitionTimeLimit)
     by_qos = view.cluster.qos or partition.values.get("QoS", "N/A") != "N/A"
-    case = {"partition": partition, "severity": Severity.WARNING if by_qos else Severity.ERROR}
+    severity = Severity.WARNING if by_qos else Severity.ERROR
+    refused = "the job stays in the queue, or sbatch refuses it"
     if partition.state != "UP":
-        yield "down", {"partition": partition}
+        yield Finding(
+            check="partition",
+            problem=f"partition {partition.name} is {partition.state}",
+            why="jobs don't start there",
+            remedy=f"set cluster.partition to one of {view.partition_names}",
+        )
     if partition.max_time_min is not None and view.cluster.time_limit_min > partition.max_time_min:
-        yield "time", case
+        yield Finding(
+            check="partition",
+            severity=severity,
+            problem=f"partition {partition.name} allows {partition.max_time_min} min, "
+            f"but cluster.time_limit_min={view.cluster.time_limit_min}",
+            why=refused,
+            remedy=_shorter(partition.max_time_min),
+        )
     if partition.max_nodes is not None and view.nodes > partition.max_nodes:
-        yield "nodes", case
+        yield Finding(
+            check="partition",
+            severity=severity,
+            problem=f"partition {partition.name} gives a job at most {partition.max_nodes} nodes, "
+            f"but the run asks for {view.nodes}",
+            why=refused,
+            remedy="lower nodes, or set cluster.partition",
+        )
 
 
-def _preempting(view: SlurmView, *, suspends: bool) -> list[Case]:
-    """The partitions of the request that suspend preempted jobs, or those that kill them at once."""
-    return [
-        {"partition": partition}
-        for partition in view.chosen
-        if not partition.preempt_mode.startswith("OFF")
-        and ("SUSPEND" in partition.preempt_mode) is suspends
-        and (suspends or not (partition.grace_time_s or view.saves_often))
-    ]
+def _shorter(limit_min: int) -> str:
+    return f"set cluster.time_limit_min={limit_min}: a run continues in as many jobs as it needs"
 
 
-def _own_accounts(view: SlurmView) -> list[Association] | None:
-    """The user's accounts that the request may mean; None where SLURM doesn't enforce them or they aren't known."""
-    if "associations" not in view.settings.text("AccountingStorageEnforce") or not view.accounts or not view.is_typed:
-        return None
-    account = view.cluster.account
+def _preemptions(view: SlurmView) -> Iterator[Finding]:
+    for partition in view.chosen:
+        if "SUSPEND" in partition.preempt_mode and not partition.preempt_mode.startswith("OFF"):
+            yield Finding(
+                check="preemption",
+                severity=Severity.WARNING,
+                problem=f"partition {partition.name} suspends preempted jobs",
+                why="a suspended rank can't answer, and those on other nodes may take that for a hang",
+                remedy="raise health.hang_timeout_s above the time for which jobs are suspended",
+            )
+        elif not (partition.preempt_mode.startswith("OFF") or partition.grace_time_s or view.saves_often):
+            yield Finding(
+                check="preemption",
+                severity=Severity.WARNING,
+                problem=f"partition {partition.name} kills preempted jobs without a grace time",
+                why="the steps since the last checkpoint are computed again",
+                remedy="set checkpoint.every_min=10",
+            )
+
+
+def _accounts(view: SlurmView) -> Iterator[Finding]:
+    """What the user's accounts forbid, where SLURM enforces them."""
+    typed = view.cluster.account
     # the database has lower case (sacctmgr(1))
-    return [one for one in view.accounts if account is None or account.lower() == one.account]
+    accounts = [account for account in view.accounts if typed is None or typed.lower() == account.account]
+    if not accounts:
+        names = listed(dict.fromkeys(account.account for account in view.accounts))
+        yield Finding(
+            check="account",
+            problem=f"you have no account {typed}",
+            why="sbatch refuses the job",
+            remedy=f"set cluster.account to one of {names}",
+        )
+    limits = [account.max_wall_min for account in accounts if account.max_wall_min is not None]
+    is_limited = limits and len(limits) == len(accounts)
+    if not is_limited or "limits" not in view.settings.text("AccountingStorageEnforce"):
+        return
+    if max(limits) < view.cluster.time_limit_min:
+        yield Finding(
+            check="account",
+            severity=Severity.WARNING,  # a quality of service comes before it
+            problem=f"your account allows {max(limits)} min, but cluster.time_limit_min={view.cluster.time_limit_min}",
+            why="the job stays in the queue, or sbatch refuses it",
+            remedy=_shorter(max(limits)),
+        )
 
 
-def _no_account(view: SlurmView) -> list[Case]:
-    return when(_own_accounts(view) == [], accounts=listed(dict.fromkeys(one.account for one in view.accounts)))
+def silence_findings(error: SchedulerError, *, is_typed: bool) -> list[Finding]:
+    """What it means that SLURM can't be asked; empty on a machine without SLURM's commands, which isn't in a cluster.
 
-
-def _account_time(view: SlurmView) -> list[Case]:
-    limits = [account.max_wall_min for account in _own_accounts(view) or ()]
-    longest = max((limit for limit in limits if limit is not None), default=None)
-    if longest is None or None in limits or "limits" not in view.settings.text("AccountingStorageEnforce"):
-        return []
-    return when(longest < view.cluster.time_limit_min, limit=longest)
-
-
-def _kill_wait(view: SlurmView) -> list[Case]:
-    seconds = view.settings.number("KillWait")
-    return when(seconds is not None and seconds < EXITING_S, seconds=seconds)
-
-
-def _tracking(view: SlurmView) -> list[Case]:
-    kind = view.settings.text("ProctrackType").rpartition("/")[2]
-    return when(kind in {"linuxproc", "pgid"}, kind=kind)
-
-
-SLURM_CHECKS: tuple[Check[SlurmView], ...] = (
-    Check(
-        "slurm version",
-        Severity.ERROR,
-        _old_version,
-        problem=f"SLURM is {{measured.settings.version}}; expected {OLDEST[0]}.{OLDEST[1]} or later",
-        why="hpctrain reads the answers of squeue and scontrol, which older versions write differently",
-        remedy="ask the cluster's administrators; or start the ranks by hand with srun",
-    ),
-    Check(
-        "requeue",
-        Severity.WARNING,
-        lambda view: when(_forbids_requeue(view)),
-        problem="cluster.sbatch asks SLURM not to requeue the job",
-        why="a run whose node dies, or that is preempted without grace time, ends there",
-        remedy="leave out cluster.sbatch.requeue and cluster.sbatch.no-requeue",
-    ),
-    Check(
-        "requeue",
-        Severity.NOTE,
-        lambda view: when(not _forbids_requeue(view) and view.settings.text("JobRequeue") == "0"),
-        problem="JobRequeue=0: SLURM requeues only jobs that ask for it",
-        why="hpctrain's jobs ask for it; a batch script of your own without --requeue isn't continued",
-        remedy="put `#SBATCH --requeue` into scripts of your own, as slurm/train.sbatch does",
-    ),
-    Check(
-        "partition",
-        Severity.ERROR,
-        _no_such_partition,
-        problem="{problem}",
-        why="sbatch refuses the job",
-        remedy="set cluster.partition to one of {measured.partition_names}",
-    ),
-    Check(
-        "partition",
-        Severity.ERROR,
-        lambda view: _misfits(view, kind="down"),
-        problem="partition {partition.name} is {partition.state}",
-        why="jobs don't start there",
-        remedy="set cluster.partition to one of {measured.partition_names}",
-    ),
-    Check(
-        "partition",
-        Severity.ERROR,
-        lambda view: _misfits(view, kind="time"),
-        problem="partition {partition.name} allows {partition.max_time_min} min, "
-        "but cluster.time_limit_min={measured.cluster.time_limit_min}",
-        why="the job stays in the queue, or sbatch refuses it",
-        remedy="set cluster.time_limit_min={partition.max_time_min}: a run continues in as many jobs as it needs",
-    ),
-    Check(
-        "partition",
-        Severity.ERROR,
-        lambda view: _misfits(view, kind="nodes"),
-        problem="partition {partition.name} gives a job at most {partition.max_nodes} nodes, "
-        "but the run asks for {measured.nodes}",
-        why="the job stays in the queue, or sbatch refuses it",
-        remedy="lower nodes, or set cluster.partition",
-    ),
-    Check(
-        "preemption",
-        Severity.WARNING,
-        lambda view: _preempting(view, suspends=True),
-        problem="partition {partition.name} suspends preempted jobs",
-        why="a suspended rank can't answer, and those on other nodes may take that for a hang",
-        remedy="raise health.hang_timeout_s above the time for which jobs are suspended",
-    ),
-    Check(
-        "preemption",
-        Severity.WARNING,
-        lambda view: _preempting(view, suspends=False),
-        problem="partition {partition.name} kills preempted jobs without a grace time",
-        why="the steps since the last checkpoint are computed again",
-        remedy="set checkpoint.every_min=10",
-    ),
-    Check(
-        "account",
-        Severity.ERROR,
-        _no_account,
-        problem="you have no account {measured.cluster.account}",
-        why="sbatch refuses the job",
-        remedy="set cluster.account to one of {accounts}",
-    ),
-    Check(
-        "account",
-        Severity.WARNING,  # a quality of service comes before it
-        _account_time,
-        problem="your account allows {limit} min, but cluster.time_limit_min={measured.cluster.time_limit_min}",
-        why="the job stays in the queue, or sbatch refuses it",
-        remedy="set cluster.time_limit_min={limit}: a run continues in as many jobs as it needs",
-    ),
-    Check(
-        "kill wait",
-        Severity.NOTE,
-        _kill_wait,
-        problem="KillWait={seconds} s: SLURM kills the ranks that soon after a cancel or the time limit",
-        why="a save that has begun may not be finished",
-        remedy="raise cluster.signal_delay_s, so that the save before a time limit begins earlier",
-    ),
-    Check(
-        "process tracking",
-        Severity.NOTE,
-        _tracking,
-        problem="SLURM tracks processes by their parents (ProctrackType=proctrack/{kind})",
-        why="a process that detaches itself may outlive its job, and keep memory or a GPU",
-        remedy="nothing has to be done; ask for proctrack/cgroup if dead runs keep GPUs busy",
-    ),
-)
-"""What SLURM's settings mean for a run."""
-
-
-@dataclass(frozen=True, slots=True)
-class SilentSlurm:
-    """SLURM that can't be asked.
-
-    Attributes:
+    Args:
         error: of its commands.
         is_typed: whether the user asked for SLURM.
     """
-
-    error: SchedulerError
-    is_typed: bool
-
-
-SILENCE_CHECKS: tuple[Check[SilentSlurm], ...] = (
-    Check(
-        "slurm",
-        Severity.ERROR,
-        lambda slurm: when(slurm.is_typed),
-        problem="SLURM can't be asked: {measured.error}",
-        why="jobs can't be submitted from here",
-        remedy="type this on a login node of the cluster, where `sinfo` works",
-    ),
-    Check(
-        "slurm",
-        Severity.WARNING,
-        # a machine without SLURM's commands isn't in a cluster
-        lambda slurm: when(not slurm.is_typed and shutil.which("scontrol")),
-        problem="SLURM's commands are here, but it doesn't answer: {measured.error}",
-        why="jobs can't be submitted now",
-        remedy="try `sinfo`; with another shell or module, SLURM_CONF may be missing",
-    ),
-)
-"""What it means that SLURM doesn't answer."""
+    if is_typed:
+        return [
+            Finding(
+                check="slurm",
+                problem=f"SLURM can't be asked: {error}",
+                why="jobs can't be submitted from here",
+                remedy="type this on a login node of the cluster, where `sinfo` works",
+            )
+        ]
+    if not shutil.which("scontrol"):
+        return []
+    return [
+        Finding(
+            check="slurm",
+            severity=Severity.WARNING,
+            problem=f"SLURM's commands are here, but it doesn't answer: {error}",
+            why="jobs can't be submitted now",
+            remedy="try `sinfo`; with another shell or module, SLURM_CONF may be missing",
+        )
+    ]
 
 
 def view_slurm(config: Config, slurm: Slurm) -> tuple[SlurmView | None, list[Finding]]:
@@ -335,7 +283,7 @@ def view_slurm(config: Config, slurm: Slurm) -> tuple[SlurmView | None, list[Fin
     try:
         settings, partitions = slurm.settings(), slurm.partitions()
     except SchedulerError as error:
-        return None, evaluate(SILENCE_CHECKS, SilentSlurm(error, is_typed))
+        return None, silence_findings(error, is_typed=is_typed)
     cluster = config.cluster if isinstance(config.cluster, SlurmCluster) else SlurmCluster()
     checkpoint, counts = config.checkpoint, node_counts(config, resources_of(config))
     view = SlurmView(
@@ -345,12 +293,12 @@ def view_slurm(config: Config, slurm: Slurm) -> tuple[SlurmView | None, list[Fin
         nodes=counts[-1] if len(counts) > 1 else counts[0] + cluster.spare_nodes,
         is_typed=is_typed,
         saves_often=checkpoint.auto or bool(checkpoint.every_steps) or (checkpoint.every_min or 1e9) <= SAVES_OFTEN_MIN,
-        accounts=_accounts(slurm, settings.cluster),
+        accounts=_accounts_of_user(slurm, settings.cluster),
     )
-    return view, evaluate(SLURM_CHECKS, view)
+    return view, list(slurm_findings(view))
 
 
-def _accounts(slurm: Slurm, cluster: str) -> list[Association]:
+def _accounts_of_user(slurm: Slurm, cluster: str) -> list[Association]:
     try:
         return slurm.associations(getpass.getuser(), cluster)
     except (SchedulerError, OSError, KeyError):  # many clusters have no accounting, and a user may have no name

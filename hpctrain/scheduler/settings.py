@@ -98,33 +98,21 @@ class Association:
 
     Attributes:
         account: its name.
-        partition: to which it is restricted; empty for any.
-        max_jobs: running jobs; None without a limit.
-        max_submitted: jobs in the queue and running; None without a limit.
         max_wall_min: minutes of a job; None without a limit.
     """
 
     account: str
-    partition: str
-    max_jobs: int | None
-    max_submitted: int | None
     max_wall_min: int | None
 
 
-ASSOCIATION_FORMAT = "Account,Partition,MaxJobs,MaxSubmit,MaxWall"
+ASSOCIATION_FORMAT = "Account,MaxWall"
 """For `sacctmgr --format`."""
 
 
 def associations(answer: str) -> list[Association]:
     """Parse the output of `sacctmgr --noheader --parsable2 show associations format=ASSOCIATION_FORMAT`."""
     rows = (line.split("|") for line in answer.splitlines())
-    return [
-        Association(row[0], row[1], _limit(row[2]), _limit(row[3]), minutes(row[4])) for row in rows if len(row) == 5
-    ]
-
-
-def _limit(text: str) -> int | None:
-    return int(text) if text.isdecimal() else None
+    return [Association(row[0], minutes(row[1])) for row in rows if len(row) == 2]
 
 
 def settings(answer: str) -> Settings:

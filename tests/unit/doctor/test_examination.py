@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import threading
 from pathlib import Path
@@ -9,8 +10,10 @@ from pathlib import Path
 import pytest
 from fakes import FakeSlurm
 
-from hpctrain.doctor.examination import TORCH_MISSING, JobNeverStartsError, wait_for_job, wait_for_records
-from hpctrain.doctor.folder import DoctorFolder, DoctorJobRecord, write_record
+from hpctrain.config.compose import Composer
+from hpctrain.config.stored import to_yaml
+from hpctrain.doctor.examination import Examination, JobNeverStartsError, wait_for_job, wait_for_records
+from hpctrain.doctor.folder import DoctorFolder, DoctorJobRecord, DoctorOptions, write_record
 from hpctrain.scheduler.slurm import Slurm
 
 
@@ -55,6 +58,19 @@ def test_a_job_that_will_never_start_is_not_waited_for(folder: DoctorFolder, slu
     assert said[0].startswith("job 8 is queued: ")
 
 
+def test_a_job_that_will_never_start_is_cancelled(folder: DoctorFolder, slurm: FakeSlurm) -> None:
+    slurm.queue(j8={"State": "PENDING", "Reason": "BadConstraints"})
+    config = Composer().compose(["cluster=slurm", f"run_dir={folder.path}"])
+    folder.request.write_text(to_yaml(config))
+    client = Slurm(slurm.environ, run=slurm.run)
+    examination = Examination(config, lambda _: None, options=DoctorOptions(), slurm=client)
+    examination.result.job_id = "8"
+    examination.read_job(folder)
+    (found,) = examination.result.findings
+    assert found.problem.startswith("the job will never start: no node satisfies its request")
+    assert slurm.cancelled == ["8"]
+
+
 def test_a_job_that_only_waits_for_its_turn_is_waited_for(folder: DoctorFolder, slurm: FakeSlurm) -> None:
     slurm.queue(j8={"State": "PENDING", "Reason": "Priority"})
     said: list[str] = []
@@ -67,7 +83,12 @@ def test_a_job_that_only_waits_for_its_turn_is_waited_for(folder: DoctorFolder, 
     assert (record is not None and record.stage, state, len(said)) == ("done", "", 1)
 
 
-def test_a_python_without_torch() -> None:
-    (found,) = TORCH_MISSING.findings({"torch": ""})
-    assert found.problem.startswith("torch isn't installed in /")
-    assert list(TORCH_MISSING.findings({"torch": "2.13.0"})) == []
+def test_a_python_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    examination = Examination(Composer().compose([]), lambda _: None, options=DoctorOptions())
+    examination.check_login_node()
+    assert examination.result.findings[0].problem.startswith("torch isn't installed in /")

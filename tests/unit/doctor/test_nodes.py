@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.doctor.finding import Finding, Severity, evaluate
+from hpctrain.doctor.finding import Finding, Severity
 from hpctrain.doctor.folder import DoctorFolder, DoctorJobRecord, NodeAnswer, read_job, write_record
-from hpctrain.doctor.nodes import JOB_CHECKS, MARK, NODE_CHECKS, SCRIPT, NodeAnswers, UnansweredJob, read_line
+from hpctrain.doctor.nodes import MARK, SCRIPT, failed_script, node_findings, read_line, unanswered_job
 
 
 def answer_of(
@@ -115,8 +115,8 @@ def record(*answers: NodeAnswer, **values: object) -> DoctorJobRecord:
 
 
 def findings(*answers: NodeAnswer, **values: object) -> list[Finding]:
-    nodes = NodeAnswers(record(*answers, **values), "/runs/doctor/1", "/venv/bin/python", VERSIONS)
-    return evaluate(NODE_CHECKS, nodes)
+    job = record(*answers, **values)
+    return list(node_findings(job, folder=Path("/runs/doctor/1"), python="/venv/bin/python", versions=VERSIONS))
 
 
 def node(name: str, **values: object) -> NodeAnswer:
@@ -186,29 +186,22 @@ def test_the_plugin_that_srun_takes_by_default() -> None:
     assert "cluster.srun_args=[--mpi=none]" in found.remedy
 
 
-def job_finding(state: str = "", stage: str = "", **values: object) -> Finding:
-    job = UnansweredJob(state, stage, logs=Path("/runs/logs"), python="/venv/bin/python", **values)  # type: ignore[arg-type]
-    (found,) = evaluate(JOB_CHECKS, job)
-    return found
-
-
-def test_a_job_that_never_starts() -> None:
-    assert job_finding(never="BadConstraints").problem == "the job will never start: BadConstraints"
+def script_finding(lines: list[str] | None) -> Finding:
+    return failed_script("n1", Path("/runs/logs"), lines, "/venv/bin/python")
 
 
 def test_a_batch_script_without_a_log() -> None:
-    found = job_finding(host="n1")
+    found = script_finding(None)
     assert found.nodes == ("n1",)
     assert "couldn't write the log" in found.problem
 
 
 def test_a_batch_script_without_its_python() -> None:
-    lines = ["script: line 19: /venv/bin/python: No such file or directory"]
-    found = job_finding(host="n1", lines=lines)
+    found = script_finding(["script: line 19: /venv/bin/python: No such file or directory"])
     assert (found.check, found.nodes) == ("python", ("n1",))
-    assert job_finding(host="n1", lines=["module: no"]).check == "batch script"
-    assert "see the log in /runs/logs" in job_finding(host="n1", lines=["module: no"]).remedy
-    assert "its log is empty" in job_finding(host="n1", lines=[]).problem
+    assert script_finding(["module: no"]).check == "batch script"
+    assert "see the log in /runs/logs" in script_finding(["module: no"]).remedy
+    assert "its log is empty" in script_finding([]).problem
 
 
 @pytest.mark.parametrize(
@@ -220,7 +213,7 @@ def test_a_batch_script_without_its_python() -> None:
     ],
 )
 def test_a_job_that_ended_before_it_had_answered(state: str, stage: str, problem: str) -> None:
-    assert job_finding(state, stage).problem == problem
+    assert unanswered_job(state, stage).problem == problem
 
 
 def test_if_all_clocks_differ_alike_the_first_node_is_named() -> None:

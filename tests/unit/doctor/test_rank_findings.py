@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from hpctrain.doctor.finding import Finding, Severity, evaluate
+from hpctrain.doctor.finding import Finding, Severity
 from hpctrain.doctor.folder import DoctorJobRecord, RankRecord
 from hpctrain.doctor.measurements import RankAnswers, figures, measured_lines
-from hpctrain.doctor.rank_findings import RANK_CHECKS
+from hpctrain.doctor.rank_findings import rank_findings
 
 NODES = ("n1", "n2", "n3", "n4")
 GPU = {
@@ -67,7 +67,7 @@ def findings(
         gpus_per_node=gpus,
         interface=interface,
     )
-    return evaluate(RANK_CHECKS, answers)
+    return list(rank_findings(answers))
 
 
 def test_nothing_is_found_where_all_is_well() -> None:
@@ -191,7 +191,7 @@ def test_the_log_of_a_rank_that_never_began_is_quoted() -> None:
         interface=None,
         last_lines={3: "ImportError: libc10.so"},
     )
-    assert "ImportError: libc10.so" in evaluate(RANK_CHECKS, answers)[0].problem
+    assert "ImportError: libc10.so" in next(rank_findings(answers)).problem
 
 
 def test_figures_and_lines() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hpctrain.config.cluster import Slurm
-from hpctrain.doctor.finding import Finding, Severity, evaluate
-from hpctrain.doctor.slurm_findings import SILENCE_CHECKS, SLURM_CHECKS, SilentSlurm, SlurmView
+from hpctrain.doctor.finding import Finding, Severity
+from hpctrain.doctor.slurm_findings import SlurmView, silence_findings, slurm_findings
 from hpctrain.errors import SchedulerError
 from hpctrain.scheduler.settings import Association, Partition, Settings
 
@@ -51,7 +51,7 @@ def view(
 
 
 def findings(partition: dict[str, str] | None = None, **values: object) -> list[Finding]:
-    return evaluate(SLURM_CHECKS, view(partition or {}, **values))  # type: ignore[arg-type]
+    return list(slurm_findings(view(partition or {}, **values)))  # type: ignore[arg-type]
 
 
 def test_nothing_is_found_on_a_usual_cluster() -> None:
@@ -77,7 +77,6 @@ def test_nothing_is_found_on_a_usual_cluster() -> None:
             "checkpoint.every_min",
         ),
         ({"settings": {"KillWait": "5 sec"}}, Severity.NOTE, "KillWait=5 s", "cluster.signal_delay_s"),
-        ({"settings": {"ProctrackType": "proctrack/linuxproc"}}, Severity.NOTE, "linuxproc", "nothing has to be done"),
     ],
 )
 def test_a_setting_that_matters(arguments: dict[str, object], severity: Severity, problem: str, remedy: str) -> None:
@@ -89,7 +88,7 @@ def test_a_setting_that_matters(arguments: dict[str, object], severity: Severity
 
 def test_a_partition_that_is_not_there() -> None:
     gpu = {"PartitionName": "gpu", "Default": "NO"}
-    (found,) = evaluate(SLURM_CHECKS, view({}, gpu, partition="big"))
+    (found,) = slurm_findings(view({}, gpu, partition="big"))
     assert "there is no partition big" in found.problem
     assert "low, gpu" in found.remedy
     assert [one.name for one in view({}, gpu, partition="gpu,low").chosen] == ["low", "gpu"]
@@ -100,8 +99,8 @@ def test_a_partition_that_is_not_there() -> None:
 
 def test_one_of_several_partitions_that_fits_is_enough() -> None:
     small = {"PartitionName": "small", "MaxNodes": "1"}
-    assert evaluate(SLURM_CHECKS, view(small, {}, partition="small,low")) == []
-    (found,) = evaluate(SLURM_CHECKS, view(small, partition="small"))
+    assert list(slurm_findings(view(small, {}, partition="small,low"))) == []
+    (found,) = slurm_findings(view(small, partition="small"))
     assert "at most 1 nodes" in found.problem
 
 
@@ -117,7 +116,7 @@ def test_one_of_several_partitions_that_fits_is_enough() -> None:
     ],
 )
 def test_what_accounts_allow_where_that_is_enforced(enforced: str, cluster: dict[str, object], problem: str) -> None:
-    accounts = [Association("lab", "", 2, 3, 30), Association("free", "", None, None, None)]
+    accounts = [Association("lab", 30), Association("free", None)]
     found = findings(settings={"AccountingStorageEnforce": enforced}, accounts=accounts, **cluster)
     assert [one.problem for one in found if problem not in one.problem] == []
     assert len(found) == bool(problem)
@@ -132,10 +131,10 @@ def test_a_slurm_that_does_not_answer_matters_less_where_nobody_asks_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    silent = SilentSlurm(SchedulerError("no answer"), is_typed=False)
-    assert evaluate(SILENCE_CHECKS, silent) == []
+    silent = SchedulerError("no answer")
+    assert silence_findings(silent, is_typed=False) == []
     (tmp_path / "scontrol").touch(0o755)
-    (found,) = evaluate(SILENCE_CHECKS, silent)
+    (found,) = silence_findings(silent, is_typed=False)
     assert (found.severity, found.problem.rpartition(": ")[2]) == (Severity.WARNING, "no answer")
 
 

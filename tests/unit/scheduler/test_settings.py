@@ -57,8 +57,8 @@ def test_partitions() -> None:
 
 
 def test_associations() -> None:
-    found = associations("lab||2|3|00:30:00\nroot|gpu|||\nodd row\n")
-    assert found == [Association("lab", "", 2, 3, 30), Association("root", "gpu", None, None, None)]
+    found = associations("lab|00:30:00\nroot|\nodd row\n")
+    assert found == [Association("lab", 30), Association("root", None)]
 
 
 @pytest.mark.parametrize(
