@@ -43,23 +43,20 @@ class Phase(Enum):
     EVALUATION = ("eval_timeout_s", "no evaluated batch for {}", ("eval_s",))
     SAVING = ("save_timeout_s", "a save unfinished after {}", ("save_s",))
 
-    def __init__(self, key: str, missing: str, work: Sequence[str]) -> None:
-        self._key = key
-        self._missing = missing
-        self._work = work
-
     @classmethod
     def of(cls, doing: str) -> Phase:
         """The phase of a rank, from the kind of work that takes its time, of which each has one."""
-        return next(phase for phase in cls if doing in phase._work)
+        return next(phase for phase in cls if doing in phase.value[2])
 
     def bound_s(self, health: Health) -> float:
         """Allowed seconds without progress."""
-        return health.bound_s(self._key)
+        key, _, _ = self.value
+        return health.bound_s(key)
 
     def complaint(self, health: Health) -> str:
         """Describe the missing progress, with the bound and the key that sets it."""
-        return f"{self._missing.format(f'{self.bound_s(health):g} s')} (health.{self._key})"
+        key, missing, _ = self.value
+        return f"{missing.format(f'{self.bound_s(health):g} s')} (health.{key})"
 
 
 class HangWatch:

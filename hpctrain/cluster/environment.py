@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -191,7 +190,7 @@ def _single(variables: Variables) -> Place:
 
 
 def _ports(variables: Variables, source: Source, job: JobVariables, chosen: int | None) -> tuple[int, ...]:
-    """Return the user's choice, or else the ports that SLURM reserved, or else derived ones."""
+    """Return the user's choice, or else derived ports."""
     is_needed = source is Source.TORCHRUN
     given = variables.needed_port("MASTER_PORT", "MASTER_ADDR") if is_needed else variables.port("MASTER_PORT")
     if is_needed and given is not None and chosen not in {None, given}:
@@ -203,10 +202,6 @@ def _ports(variables: Variables, source: Source, job: JobVariables, chosen: int 
     preferred = given if chosen is None else chosen
     if preferred is not None:
         return (preferred,)
-    if source is Source.SLURM and (text := variables.text("SLURM_STEP_RESV_PORTS")) is not None:
-        if ports := reserved_ports(text):
-            return ports
-        variables.ignore("SLURM_STEP_RESV_PORTS")
     # the number of the task, not of its array: two tasks of one array may share a node
     number = job.number
     if job.job_id is None and source is not Source.SINGLE:
@@ -256,18 +251,3 @@ def derived_ports(*, job: int, step: int = 0, restart: int = 0) -> tuple[int, ..
     """
     preferred = job + _STEP_STRIDE * step + _RESTART_STRIDE * restart
     return tuple(LOWEST_PORT + (preferred + k * _CANDIDATE_STRIDE) % NUM_PORTS for k in range(NUM_CANDIDATES))
-
-
-def reserved_ports(text: str) -> tuple[int, ...]:
-    """Parse SLURM_STEP_RESV_PORTS, the ports that SLURM reserved for the step: `12000-12003` or `12000-12001,12007`.
-
-    Empty if the text can't be read.
-    """
-    ports: list[int] = []
-    for part in text.split(","):
-        found = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", part.strip())
-        first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
-        if not 0 < first <= last <= 65_535:
-            return ()
-        ports += range(first, last + 1)
-    return tuple(ports)

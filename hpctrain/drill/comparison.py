@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import hpctrain
-from hpctrain.drill.launched_run import last_change
 from hpctrain.errors import RunFailedError
 from hpctrain.files import LARGEST_LOG_BYTES, read_json_lines
 from hpctrain.phrases import counted, listed
 from hpctrain.run.checkpoints import CheckpointInfo, newest_intact
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.saves import Save, last_save
+from hpctrain.run.saves import last_save, unreported_files
 from hpctrain.status.metrics import read_metrics
 
 Metrics = Mapping[str, Mapping[int, float]]
@@ -174,21 +173,6 @@ NOT_SAVES = (".json", ".jsonl", ".txt", ".log", ".csv", ".yaml", ".yml", ".toml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LastSaves:
-    """The last saves of both runs.
-
-    Attributes:
-        straight: of the uninterrupted run; None without one.
-        interrupted: of the interrupted run.
-        steps: after which they were reported; None if they weren't.
-    """
-
-    straight: Path | None
-    interrupted: Path | None
-    steps: tuple[int, int] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SaveResult:
     """The comparison of two saves: rows of the table, remarks, and why it proves nothing (empty if it does)."""
 
@@ -197,35 +181,27 @@ class SaveResult:
     unproven: str = ""
 
 
-def find_last_saves(straight: RunDirectory, interrupted: RunDirectory) -> LastSaves:
-    """Find the last reported saves; without reports, what the straight run wrote last into its checkpoints folder."""
-    one, other = last_save(straight), last_save(interrupted)
-    if one is not None and other is not None:
-        return LastSaves(straight=one.path, interrupted=other.path, steps=(one.step, other.step))
-    if one is not None or other is not None:
-        return LastSaves(straight=_path(one), interrupted=_path(other))
-    newest = newest_entry(straight.checkpoints)
-    same = None if newest is None else interrupted.checkpoints / newest.name
-    return LastSaves(straight=newest, interrupted=same if same is not None and same.exists() else None)
+def compare_last_saves(straight: RunDirectory, interrupted: RunDirectory, ignored: Sequence[str]) -> SaveResult:
+    """Compare the tensors of the last saves of two runs.
 
-
-def newest_entry(folder: Path) -> Path | None:
-    """The file or folder in a folder whose contents changed last, without texts and links; None without one."""
-    found = [path for path in folder.glob("[!.]*") if path.suffix not in NOT_SAVES and not path.is_symlink()]
-    return max(found, key=lambda path: (last_change(path), path.name), default=None)
-
-
-def compare_last_saves(saves: LastSaves, ignored: Sequence[str]) -> SaveResult:
-    """Compare the tensors of the last saves.
+    They are those that the runs reported. Without reports, they are what the straight run wrote last into its
+    checkpoints folder, without texts and links, and the entry of that name in the other run's.
 
     Args:
-        saves: of both runs.
+        straight: the uninterrupted run.
+        interrupted: the interrupted run.
         ignored: patterns of the names of tensors that may differ.
 
     Raises:
         RunFailedError: the comparison could not be made.
     """
-    one, other = saves.straight, saves.interrupted
+    saves = [last_save(directory) for directory in (straight, interrupted)]
+    one, other = (None if save is None else save.path for save in saves)
+    if one is None and other is None:
+        files = [(changed_at, path) for path, changed_at in unreported_files(straight) if not path.is_symlink()]
+        one = max((entry for entry in files if entry[1].suffix not in NOT_SAVES), default=(0.0, None))[1]
+        if one is not None and (interrupted.checkpoints / one.name).exists():
+            other = interrupted.checkpoints / one.name
     if one is None and other is None:
         return SaveResult(
             unproven="neither run saved anything that can be compared: report saves with session.saved, or write them "
@@ -235,20 +211,24 @@ def compare_last_saves(saves: LastSaves, ignored: Sequence[str]) -> SaveResult:
         return SaveResult(rows=(Row("save", _name(one), _name(other), False, "one of the runs has no such save"),))
     if one.resolve() == other.resolve():
         return SaveResult(unproven=f"both runs saved to {one}: let each write into its own HPCTRAIN_CHECKPOINT_DIR")
-    return result_of(saves, _compared(one, other), ignored)
+    steps = [save.step for save in saves if save is not None]
+    return result_of((one, other), steps, _compared(one, other), ignored)
 
 
-def result_of(saves: LastSaves, found: Mapping[str, Any], ignored: Sequence[str]) -> SaveResult:
+def result_of(
+    saves: tuple[Path, Path], steps: Sequence[int], found: Mapping[str, Any], ignored: Sequence[str]
+) -> SaveResult:
     """Describe a comparison.
 
     Args:
-        saves: that were compared.
+        saves: of the uninterrupted and of the interrupted run.
+        steps: after which they were reported; empty if they weren't.
         found: what `hpctrain.checkpoint.compare_saves` printed.
         ignored: patterns of the names of tensors that may differ.
     """
-    steps = saves.steps or (0, 0)
-    apart = "" if steps[0] == steps[1] else f"after steps {steps[0]} and {steps[1]}"
-    rows = [Row("save", _name(saves.straight), _name(saves.interrupted), not apart, apart)]
+    straight, interrupted = (path.name for path in saves)
+    apart = f"after steps {steps[0]} and {steps[1]}" if len(set(steps)) > 1 else ""
+    rows = [Row("save", straight, interrupted, not apart, apart)]
     differing = [one for one in found["differing"] if not any(fnmatchcase(one["name"], each) for each in ignored)]
     left_out = len(found["differing"]) - len(differing)
     if any(found["tensors"]):
@@ -265,7 +245,7 @@ def result_of(saves: LastSaves, found: Mapping[str, Any], ignored: Sequence[str]
     if found["numbers"]:
         notes.append(f"numbers outside of tensors differ: {listed(_grouped(found['numbers']))}")
     nothing = not any(found["tensors"]) and not found["identical"] and not found["unreadable"]
-    unproven = f"there are no tensors in the save {_name(saves.straight)}" if nothing else ""
+    unproven = f"there are no tensors in the save {straight}" if nothing else ""
     return SaveResult(rows=tuple(rows), notes=tuple(notes), unproven=unproven)
 
 
@@ -306,7 +286,3 @@ def _compared(one: Path, other: Path) -> dict[str, Any]:
 
 def _name(path: Path | None) -> str:
     return "-" if path is None else path.name
-
-
-def _path(save: Save | None) -> Path | None:
-    return None if save is None else save.path

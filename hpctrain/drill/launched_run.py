@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from hpctrain.attempt.outcome import resume_advice
 from hpctrain.errors import ExitCode, RunDirectoryError, RunFailedError, SchedulerError
@@ -20,7 +19,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.run.process import end_with_parent
 from hpctrain.run.reason import Reason
-from hpctrain.run.saves import read_saves
+from hpctrain.run.saves import last_change, read_saves
 from hpctrain.run.times import TimesRecord
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.status.jobs import job_ids
@@ -178,15 +177,6 @@ def saves_of(directory: RunDirectory) -> tuple[int, float]:
     """What is known of a program's saves: how many it reported, and when its checkpoints changed (0 without any)."""
     found = (last_change(path) for path in directory.checkpoints.iterdir())
     return len(read_saves(directory)), max(found, default=0.0)
-
-
-def last_change(path: Path) -> float:
-    """When a file, or the contents of a folder, changed last; epoch seconds."""
-    latest = 0.0
-    for one in (path, *(path.rglob("*") if path.is_dir() else ())):
-        with contextlib.suppress(OSError):  # removed meanwhile
-            latest = max(latest, one.lstat().st_mtime)
-    return latest
 
 
 class LocalRun(LaunchedRun):

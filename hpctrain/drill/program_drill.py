@@ -12,7 +12,6 @@ from hpctrain.drill.comparison import (
     compare_last_saves,
     compare_metrics,
     compare_values,
-    find_last_saves,
     metrics_of,
 )
 from hpctrain.drill.drill import FORCED, Drill, Plan, Report, TimePlan, duration_s, steps_in, unproven
@@ -59,7 +58,7 @@ class ProgramDrill(Drill):
         straight = run.directory
         self._refuse_shared_save(straight)
         interrupted, interruptions = self._interrupted(words, self._plan(run, last))
-        saves = compare_last_saves(find_last_saves(straight, interrupted), self.ignored)
+        saves = compare_last_saves(straight, interrupted, self.ignored)
         metrics = [metrics_of(directory, self.ignored) for directory in (straight, interrupted)]
         return Report(
             straight=straight,

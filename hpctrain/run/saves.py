@@ -70,11 +70,11 @@ def unreported_files(directory: RunDirectory) -> list[tuple[Path, float]]:
         for path in directory.checkpoints.iterdir():
             inside = any(path in (save, *save.parents) for save in reported)
             if not inside and not path.name.startswith("."):
-                found.append((path, _last_change(path)))
+                found.append((path, last_change(path)))
     return sorted(found, key=lambda one: one[1], reverse=True)
 
 
-def _last_change(path: Path) -> float:
+def last_change(path: Path) -> float:
     """When a file, or the contents of a folder, changed last."""
     latest = 0.0
     for one in (path, *(path.rglob("*") if os.path.isdir(path) else ())):  # noqa: PTH112 - never raises

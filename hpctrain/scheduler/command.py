@@ -189,14 +189,11 @@ _COLUMNS = (
     # last, because burst buffer plugins put the messages of their scripts into it, bars and line breaks included
     ("reason", "Reason", "Reason", "Reason", parse_text),
 )
-_READ = {row[0]: row[4] for row in _COLUMNS}
-_SQUEUE = {row[0]: row[1] for row in _COLUMNS}
-_SCONTROL = {row[0]: row[2] for row in _COLUMNS}
-_SACCT = {row[0]: row[3] for row in _COLUMNS if row[3]}
+_FIELDS, _SQUEUE, _SCONTROL, _SACCT, _PARSERS = zip(*_COLUMNS, strict=True)
 
-SQUEUE_FORMAT = ",".join(f"{column}:|" for column in _SQUEUE.values())
+SQUEUE_FORMAT = ":|,".join(_SQUEUE) + ":|"
 """For `squeue --Format`: a suffix instead of a width prevents truncation."""
-SACCT_FORMAT = ",".join(_SACCT.values())
+SACCT_FORMAT = ",".join(filter(None, _SACCT))
 
 
 def squeue(answer: str) -> list[SlurmJob]:
@@ -269,26 +266,28 @@ def _rows(answer: str) -> list[str]:
     return _NEXT_ROW.split(rows) if rows else []
 
 
-def _record(command: str, columns: Mapping[str, str], row: str) -> SlurmJob:
-    values = row.split("|", len(columns) - 1)
-    if len(values) != len(columns):
+def _record(command: str, columns: Sequence[str | None], row: str) -> SlurmJob:
+    printed = [column for column in columns if column is not None]
+    values = row.split("|", len(printed) - 1)
+    if len(values) != len(printed):
         raise _unreadable(command, row)
-    return _job(dict(zip(columns, values, strict=True)))
+    return _job(columns, dict(zip(printed, values, strict=True)))
 
 
-def _job(values: Mapping[str, str]) -> SlurmJob:
-    """Make a record from the text of its fields."""
-    return SlurmJob(**{name: _READ[name](value) for name, value in values.items()})  # type: ignore[arg-type]
+def _job(columns: Sequence[str | None], texts: Mapping[str, str]) -> SlurmJob:
+    """Make a record from the text of each column that a command prints."""
+    rows = zip(_FIELDS, columns, _PARSERS, strict=True)
+    return SlurmJob(**{field: parse(texts[column]) for field, column, parse in rows if column is not None})
 
 
 def _scontrol_block(block: str) -> SlurmJob:
     found = _scontrol_fields(block)
     found |= {"JobArrayID": _scontrol_id(found)}
     found |= {name: found.get(name, "") for name in ("PreemptTime", "Priority")}
-    missing = [column for column in _SCONTROL.values() if column not in found]
+    missing = [column for column in _SCONTROL if column not in found]
     if missing:
         raise SchedulerError(f"expected {missing[0]} in scontrol's answer, found {block!r}")
-    return _job({name: found[column] for name, column in _SCONTROL.items()})
+    return _job(_SCONTROL, found)
 
 
 def _scontrol_fields(block: str) -> dict[str, str]:

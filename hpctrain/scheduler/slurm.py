@@ -20,8 +20,8 @@ COMMAND_TIMEOUT_S = 20.0
 SILENCE_S = 300.0
 """Seconds for which the batch script retries a query: during a failover, the controller doesn't answer for slightly
 more than `SlurmctldTimeout`, 120 s by default."""
-LONGEST_LIST = 100_000
-"""Characters of job ids in one command: Linux allows 128 KiB per argument (MAX_ARG_STRLEN in execve(2))."""
+MOST_IDS = 5_000
+"""Job ids in one command: Linux allows 128 KiB per argument (MAX_ARG_STRLEN in execve(2))."""
 CANCELLED_AT_ONCE = 100
 """Jobs in one call of scancel, which sends the controller a request for each, and has `COMMAND_TIMEOUT_S` for them."""
 
@@ -280,10 +280,7 @@ def dependency_on(job_ids: Sequence[str]) -> str:
     Raises:
         SchedulerError: an id is invalid.
     """
-    known = _all_checked(job_ids)
-    if len(known) > MOST_DEPENDENCIES:
-        known = list(dict.fromkeys(job_id.partition("_")[0] for job_id in known))
-    return f"afterany:{':'.join(known)}"
+    return f"afterany:{':'.join(_at_most(MOST_DEPENDENCIES, _all_checked(job_ids)))}"
 
 
 def _checked(job_id: str) -> str:
@@ -298,14 +295,10 @@ def _all_checked(job_ids: Iterable[str]) -> list[str]:
 
 def _in_command_lines(job_ids: Sequence[str]) -> Iterator[str]:
     """Join ids by commas, in as few texts as the length of a command's argument allows; none without an id."""
-    if sum(map(len, job_ids)) + len(job_ids) > LONGEST_LIST:
-        # an array's id stands for all of its tasks
-        job_ids = list(dict.fromkeys(job_id.partition("_")[0] for job_id in job_ids))
-    joined = ""
-    for job_id in job_ids:
-        if len(joined) + len(job_id) >= LONGEST_LIST:
-            yield joined
-            joined = ""
-        joined = f"{joined},{job_id}" if joined else job_id
-    if joined:
-        yield joined
+    ids = _at_most(MOST_IDS, job_ids)
+    return (",".join(ids[first : first + MOST_IDS]) for first in range(0, len(ids), MOST_IDS))
+
+
+def _at_most(count: int, job_ids: Sequence[str]) -> Sequence[str]:
+    """The ids, or if there are more than so many, those of their arrays: each stands for all of its tasks."""
+    return job_ids if len(job_ids) <= count else list(dict.fromkeys(job_id.partition("_")[0] for job_id in job_ids))

@@ -14,7 +14,7 @@ import pytest
 from followed_run import FollowedRun
 from submitted_runs import PROGRAMS, SubmittedRuns
 
-from hpctrain.drill.comparison import compare_last_saves, compare_metrics, find_last_saves, metrics_of
+from hpctrain.drill.comparison import compare_last_saves, compare_metrics, metrics_of
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.saves import last_save
 
@@ -136,7 +136,7 @@ def test_it_ends_as_a_straight_run(
 
 def assert_equal(straight: RunDirectory, interrupted: RunDirectory) -> None:
     """The tensors of the last save and every reported metric are equal bit by bit."""
-    saves = compare_last_saves(find_last_saves(straight, interrupted), ())
+    saves = compare_last_saves(straight, interrupted, ())
     assert not saves.unproven, saves.unproven
     rows = [*saves.rows, *compare_metrics(metrics_of(straight), metrics_of(interrupted))]
     assert [row for row in rows if not row.equal] == []

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launchers import BATCH, ELASTIC, INTERACTIVE, OPENMPI, PALS, PTY, STEP, TORCH, derive, place
 
-from hpctrain.cluster.environment import NUM_CANDIDATES, Source, derived_ports, is_rank, reserved_ports
+from hpctrain.cluster.environment import NUM_CANDIDATES, Source, derived_ports, is_rank
 from hpctrain.errors import ClusterEnvironmentError
 
 
@@ -55,7 +55,6 @@ def test_runs_without_a_job_id_differ_by_their_ports(variables: dict[str, str]) 
         (ELASTIC, {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0"}),
         (OPENMPI | {"PMIX_NAMESPACE": "prterun-7"}, {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}),
         (STEP, {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}),
-        (STEP | {"SLURM_STEP_RESV_PORTS": "12000-12003"}, {"SLURM_PROCID": "0", "SLURM_NODEID": "0"}),
     ],
 )
 def test_all_ranks_of_a_run_have_one_token(variables: dict[str, str], another: dict[str, str]) -> None:
@@ -70,14 +69,8 @@ def test_submitits_executors_start_no_ranks_of_their_own() -> None:
     assert derive(STEP | {"SUBMITIT_EXECUTOR": "slurm"}).source is Source.SLURM
 
 
-def test_reserved_ports_are_the_only_candidates() -> None:
-    environment = derive(STEP | {"SLURM_STEP_RESV_PORTS": "12000-12003"})
-    assert environment.port_candidates == (12000, 12001, 12002, 12003)
-
-
 def test_the_configured_port_is_the_only_candidate() -> None:
-    reserved = {"SLURM_STEP_RESV_PORTS": "12000-12003", "MASTER_PORT": "4000"}
-    for variables in (STEP | reserved, OPENMPI, {}):
+    for variables in (STEP | {"MASTER_PORT": "4000"}, OPENMPI, {}):
         assert derive(variables, master_port=5000).port_candidates == (5000,)
 
 
@@ -160,16 +153,3 @@ def test_each_coordinate_alone_differs_far_out(job: int, distance: int) -> None:
     assert derived_ports(job=job + distance)[0] != here
     assert derived_ports(job=job, step=distance)[0] != here
     assert derived_ports(job=job, restart=distance)[0] != here
-
-
-@pytest.mark.parametrize(
-    ("text", "ports"),
-    [("12000-12003", (12000, 12001, 12002, 12003)), ("12000-12001,12005", (12000, 12001, 12005)), ("7", (7,))],
-)
-def test_reserved(text: str, ports: tuple[int, ...]) -> None:
-    assert reserved_ports(text) == ports
-
-
-@pytest.mark.parametrize("text", ["", "x", "0", "12003-12000", "12000-", "65536", "1-999999", "12000;12001"])
-def test_ports_of_an_unknown_form_are_none(text: str) -> None:
-    assert reserved_ports(text) == ()

@@ -9,14 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from hpctrain.drill.comparison import (
-    LastSaves,
     TrainingResult,
     compare,
     compare_last_saves,
-    find_last_saves,
-    newest_entry,
     read_result,
     result_of,
 )
@@ -111,53 +109,54 @@ def write(run, name, seconds=0):
     return path
 
 
+def save(run, name, value, seconds=0):
+    path = write(run, name)
+    torch.save({"w": torch.tensor([value])}, path)
+    for changed in (path, path.parent):
+        os.utime(changed, (seconds, seconds))
+    return path
+
+
 def test_reported_saves_are_compared(runs):
     for run, step in zip(runs, (5, 6), strict=True):
         record_save(run, 1, 3, write(run, "first.pt"))
-        record_save(run, 1, step, write(run, f"{step}.pt"))
+        record_save(run, 1, step, save(run, f"{step}.pt", 1.0))
         write(run, "later.pt", seconds=9)
-    straight, interrupted = runs
-    found = find_last_saves(*runs)
-    assert found == LastSaves(
-        straight=straight.checkpoints / "5.pt", interrupted=interrupted.checkpoints / "6.pt", steps=(5, 6)
-    )
+    saves, tensors = compare_last_saves(*runs, []).rows
+    assert (saves.straight, saves.interrupted, saves.difference) == ("5.pt", "6.pt", "after steps 5 and 6")
+    assert tensors.equal
 
 
 def test_without_reports_what_was_written_last_is_compared_by_its_name(runs):
     for run in runs:
-        write(run, "checkpoint-2/model.pt", seconds=200)
-        write(run, "checkpoint-1/model.pt", seconds=100)
+        save(run, "checkpoint-2/model.pt", 1.0, seconds=200)
+        save(run, "checkpoint-1/model.pt", 2.0, seconds=100)
         write(run, "args.json", seconds=300)
         (run.checkpoints / "latest").symlink_to("checkpoint-1")
-    write(runs[1], "checkpoint-9/model.pt", seconds=900)
-    found = find_last_saves(*runs)
-    assert [path.name for path in (found.straight, found.interrupted)] == ["checkpoint-2", "checkpoint-2"]
-    assert found.steps is None
-    write(runs[0], "checkpoint-3/model.pt", seconds=300)
-    assert find_last_saves(*runs).interrupted is None
+    save(runs[1], "checkpoint-9/model.pt", 3.0, seconds=900)
+    saves, tensors = compare_last_saves(*runs, []).rows
+    assert (saves.straight, saves.interrupted, saves.equal, tensors.equal) == ("checkpoint-2",) * 2 + (True, True)
+    save(runs[0], "checkpoint-3/model.pt", 1.0, seconds=300)
+    (row,) = compare_last_saves(*runs, []).rows
+    assert (row.straight, row.interrupted) == ("checkpoint-3", "-")
 
 
-def test_an_empty_folder_has_no_save(tmp_path):
-    assert newest_entry(tmp_path) is None
-    assert newest_entry(tmp_path / "none") is None
+def test_nothing_saved_proves_nothing(runs):
+    assert "neither run saved" in compare_last_saves(*runs, []).unproven
 
 
-def test_nothing_saved_proves_nothing():
-    assert "neither run saved" in compare_last_saves(LastSaves(straight=None, interrupted=None), []).unproven
+def test_a_save_that_one_run_lacks_is_a_difference(runs):
+    record_save(runs[0], 1, 3, write(runs[0], "a.pt"))
+    (row,) = compare_last_saves(*runs, []).rows
+    assert (row.what, row.straight, row.interrupted, row.equal) == ("save", "a.pt", "-", False)
 
 
-def test_a_save_that_one_run_lacks_is_a_difference(tmp_path):
-    result = compare_last_saves(LastSaves(straight=tmp_path / "a.pt", interrupted=None), [])
-    assert [(row.what, row.straight, row.interrupted, row.equal) for row in result.rows] == [
-        ("save", "a.pt", "-", False)
-    ]
-
-
-def test_a_save_that_both_runs_wrote_proves_nothing(tmp_path):
+def test_a_save_that_both_runs_wrote_proves_nothing(runs, tmp_path):
     (tmp_path / "a.pt").touch()
     (tmp_path / "b.pt").symlink_to("a.pt")
-    saves = LastSaves(straight=tmp_path / "a.pt", interrupted=tmp_path / "b.pt", steps=(1, 1))
-    assert compare_last_saves(saves, []).unproven.startswith("both runs saved to ")
+    for run, name in zip(runs, ("a.pt", "b.pt"), strict=True):
+        record_save(run, 1, 1, tmp_path / name)
+    assert compare_last_saves(*runs, []).unproven.startswith("both runs saved to ")
 
 
 COMPARED = {"tensors": [2, 2], "equal": 1, "identical": [], "unreadable": {}, "left_out": [], "numbers": []}
@@ -166,7 +165,7 @@ OTHER = NEAR | {"name": "rng.cpu", "problem": "uint8 (4,) and uint8 (8,)", "abso
 
 
 def compared(found, ignored=(), steps=(7, 7)):
-    return result_of(LastSaves(straight=Path("a.pt"), interrupted=Path("b.pt"), steps=steps), COMPARED | found, ignored)
+    return result_of((Path("a.pt"), Path("b.pt")), steps, COMPARED | found, ignored)
 
 
 def test_the_worst_tensor_is_named():

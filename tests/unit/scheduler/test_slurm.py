@@ -76,9 +76,9 @@ def test_thousands_of_jobs_are_as_few_questions_as_a_command_line_allows(fake: S
     fake.answer("sacct", NO_ACCOUNTING)
     wanted = [str(job) for job in range(1_000_000, 1_030_000)]
     assert set(fake.slurm.find(wanted).values()) == {None}
-    assert fake.calls == ["squeue"] * 3 + ["sacct"]
+    assert fake.calls == ["squeue"] * 6 + ["sacct"]
     asked = [line.partition("--jobs=")[2] for line in (fake.folder / "calls").read_text().splitlines()]
-    assert ",".join(asked[:3]).split(",") == wanted
+    assert ",".join(asked[:6]).split(",") == wanted
 
 
 def test_no_jobs_ask_nothing(fake: Scripts) -> None:
