@@ -214,11 +214,6 @@ def _may_stall(attempt: Attempt) -> bool:
     return (attempt.reason is None or attempt.reason.meaning.may_stall) and attempt.had_ranks
 
 
-def paused_step(attempts: Iterable[Attempt]) -> int | None:
-    """The last step at which a run has paused; None if it never has."""
-    return max((one.end_step or 0 for one in attempts if one.reason is Reason.PAUSED), default=None)
-
-
 def next_pause(attempts: Iterable[Attempt], pause_at_step: int | None) -> int | None:
     """The step after which a run pauses.
 
@@ -232,7 +227,7 @@ def next_pause(attempts: Iterable[Attempt], pause_at_step: int | None) -> int | 
     Returns:
         The step; None if no pause is asked for, or the run has paused at this step, or after it.
     """
-    last = paused_step(attempts)
+    last = max((one.end_step or 0 for one in attempts if one.reason is Reason.PAUSED), default=None)
     return pause_at_step if pause_at_step is None or last is None or last < pause_at_step else None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
-from hpctrain.cluster import mpi, slurm_step, torchrun
+from hpctrain.cluster import launchers, slurm_step
 from hpctrain.cluster.slurm_step import JobVariables, in_step, own_node
 from hpctrain.cluster.variables import Place, Variables, ignored_message
 
@@ -133,38 +133,39 @@ def is_rank(variables: Mapping[str, str]) -> bool:
 
 def _source(variables: Variables) -> Source:
     # innermost first: torchrun may run inside mpirun, and mpirun inside a step of srun
-    if torchrun.is_innermost(variables):
+    if launchers.is_from_torchrun(variables):
         return Source.TORCHRUN
-    launcher = mpi.launcher_of(variables)
+    launcher = launchers.launcher_of(variables)
+    has_torchruns = launchers.has_torchrun_place(variables)
     # a user may export what the launcher leaves out
-    if launcher is not None and (mpi.is_complete(variables, launcher) or not torchrun.is_complete(variables)):
+    if launcher is not None and (launchers.is_complete(variables, launcher) or not has_torchruns):
         return Source(launcher.name)
     if in_step(variables):
         return Source.SLURM
-    if torchrun.is_complete(variables):
+    if has_torchruns:
         return Source.TORCHRUN
     # without these, each of several processes would train the whole run alone
     if variables.may_exceed_one("WORLD_SIZE"):
-        torchrun.refuse_partial(variables)
-    mpi.refuse_unknown(variables)
+        launchers.refuse_partial(variables)
+    launchers.refuse_unknown(variables)
     return Source.SINGLE
 
 
 def _place(variables: Variables, source: Source) -> Place:
     match source:
         case Source.TORCHRUN:
-            return torchrun.place(variables)
+            return launchers.torchrun_place(variables)
         case Source.SLURM:
-            torchrun.refuse_contradiction(variables, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
+            launchers.refuse_contradiction(variables, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
             return slurm_step.place(variables)
         case Source.SINGLE:
-            torchrun.refuse_partial(variables)
+            launchers.refuse_partial(variables)
             return _single(variables)
         case _:
-            launcher = mpi.launcher_of(variables)
+            launcher = launchers.launcher_of(variables)
             assert launcher is not None
-            torchrun.refuse_contradiction(variables, launcher.rank, launcher.size, launcher.local_rank)
-            return mpi.place(variables, launcher)
+            launchers.refuse_contradiction(variables, launcher.rank, launcher.size, launcher.local_rank)
+            return launchers.mpi_place(variables, launcher)
 
 
 def _node_name(variables: Variables, source: Source, nodes: tuple[str, ...]) -> str | None:
@@ -205,7 +206,7 @@ def _ports(variables: Variables, source: Source, job: JobVariables, chosen: int 
     # the number of the task, not of its array: two tasks of one array may share a node
     number = job.number
     if job.job_id is None and source is not Source.SINGLE:
-        number = mpi.port_seed(variables)
+        number = launchers.port_seed(variables)
     return derived_ports(job=number, step=job.step_number, restart=job.restart_count)
 
 

@@ -30,34 +30,16 @@ class Trial:
     Attributes:
         name: of the operation.
         act: tries it in an empty folder; raises an OSError if it doesn't work.
-        severity: of its absence.
         why: what depends on it.
         remedy: what to do without it.
-        check: the word of its findings.
-        problem: what to say if it doesn't work; empty for its name.
+        severity: of its absence.
     """
 
     name: str
     act: Callable[[Path], object]
-    severity: Severity
     why: str
-    remedy: str
-    check: str = "file system"
-    problem: str = ""
-
-    def finding(self, folder: Path, error: OSError) -> Finding:
-        """What the error means with which it was refused in the folder of the runs."""
-        if error.errno in FULL:
-            return Finding(
-                check="room",
-                severity=Severity.ERROR,
-                problem=f"{folder}: {limit_met(error, folder) or error.strerror}",
-                why="a run can't write its records and checkpoints",
-                remedy="remove what isn't needed, or set run_dir to another file system",
-            )
-        problem = self.problem or f"{self.name} doesn't work"
-        text = f"{folder}: {problem} ({describe_os_error(error)})"
-        return Finding(check=self.check, severity=self.severity, problem=text, why=self.why, remedy=self.remedy)
+    remedy: str = "set run_dir to a folder on another file system"
+    severity: Severity = Severity.ERROR
 
 
 def _rename(folder: Path) -> None:
@@ -94,39 +76,19 @@ def _lock(folder: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-_ELSEWHERE = "set run_dir to a folder on another file system"
 TRIALS = (
-    Trial(
-        "rename",
-        _rename,
-        Severity.ERROR,
-        "checkpoints and records appear by a rename, and a run is claimed by making a folder",
-        _ELSEWHERE,
-    ),
-    Trial(
-        "fsync", _fsync, Severity.ERROR, "a checkpoint must be on the disk before an older one is removed", _ELSEWHERE
-    ),
-    Trial("append", _append, Severity.ERROR, "attempts, metrics and logs are appended to files", _ELSEWHERE),
+    Trial("rename", _rename, "checkpoints and records appear by a rename, and a run is claimed by making a folder"),
+    Trial("fsync", _fsync, "a checkpoint must be on the disk before an older one is removed"),
+    Trial("append", _append, "attempts, metrics and logs are appended to files"),
     Trial(
         "locks",
         _lock,
-        Severity.NOTE,
         "parallel.init_method=file://PATH locks that file",
         "leave parallel.init_method as it is, or name a file on another file system",
+        Severity.NOTE,
     ),
 )
 """What runs need of a file system."""
-
-
-WRITE = Trial(
-    "write",
-    lambda folder: folder.mkdir(parents=True, exist_ok=True),
-    Severity.ERROR,
-    "a run writes its configuration, logs and checkpoints there",
-    "set run_dir to a folder that you may write to, or type the command in one",
-    check="folder",
-    problem="nothing can be written there",
-)
 
 
 def room_findings(folder: Path, needed_bytes: int, purpose: str) -> Iterator[Finding]:
@@ -226,10 +188,16 @@ def check_folder(folder: Path) -> FolderCheck:
     system = None
     try:
         system = FileSystem.of(nearest_existing(folder))
-        WRITE.act(folder)
+        folder.mkdir(parents=True, exist_ok=True)
         trials = Path(tempfile.mkdtemp(dir=folder, prefix=".doctor-"))
     except OSError as error:
-        return FolderCheck(folder, system, [], [WRITE.finding(folder, error)])
+        finding = _full(folder, error) or Finding(
+            check="folder",
+            problem=f"{folder}: nothing can be written there ({describe_os_error(error)})",
+            why="a run writes its configuration, logs and checkpoints there",
+            remedy="set run_dir to a folder that you may write to, or type the command in one",
+        )
+        return FolderCheck(folder, system, [], [finding])
     works: list[str] = []
     findings: list[Finding] = []
     try:
@@ -238,11 +206,32 @@ def check_folder(folder: Path) -> FolderCheck:
                 trial.act(trials)
                 works.append(trial.name)
             except OSError as error:
-                findings.append(trial.finding(folder, error))
-                if error.errno in FULL:
+                if full := _full(folder, error):
+                    findings.append(full)
                     break
+                problem = f"{folder}: {trial.name} doesn't work ({describe_os_error(error)})"
+                finding = Finding(
+                    check="file system",
+                    severity=trial.severity,
+                    problem=problem,
+                    why=trial.why,
+                    remedy=trial.remedy,
+                )
+                findings.append(finding)
         else:
             findings += room_findings(folder, NEEDED_BYTES, "for logs and records")
     finally:
         shutil.rmtree(trials, ignore_errors=True)
     return FolderCheck(folder, system, works, findings)
+
+
+def _full(folder: Path, error: OSError) -> Finding | None:
+    """The finding on an operation that was refused for want of room; None if it was refused for another reason."""
+    if error.errno not in FULL:
+        return None
+    return Finding(
+        check="room",
+        problem=f"{folder}: {limit_met(error, folder) or error.strerror}",
+        why="a run can't write its records and checkpoints",
+        remedy="remove what isn't needed, or set run_dir to another file system",
+    )

@@ -91,22 +91,9 @@ class RankLog:
         self._path = folder.rank(rank)
         self._values: dict[str, Any] = {"rank": rank, "stage": "", **known}
 
-    def enter(self, stage: str, **values: Any) -> None:
-        """Begin a stage, and add values of the one before.
-
-        Args:
-            stage: what the rank does next, as the end of "it stopped while ...".
-            values: of JSON's types.
-        """
-        self._values |= {"stage": stage, **values}
-        self._write()
-
-    def fail(self, error: str, trace: str) -> None:
-        """Record the error that ends this rank."""
-        self._values |= {"error": error, "traceback": trace}
-        self._write()
-
-    def _write(self) -> None:
+    def add(self, **values: Any) -> None:
+        """Add values of JSON's types, such as the `stage` that begins, as the end of "it stopped while ..."."""
+        self._values |= values
         # the next stage may still succeed, and the command notices that a record is missing
         with contextlib.suppress(OSError):
             write_json(self._path, self._values, durable=False)
@@ -123,13 +110,13 @@ def main(path: Path, environ: Mapping[str, str]) -> int:
     node = environ.get("SLURMD_NODENAME") or socket.gethostname()
     place = {"node": node, "local_rank": environment.local_rank, "node_rank": environment.node_rank}
     record = RankLog(folder, environment.rank, place)
-    record.enter("starting")
+    record.add(stage="starting")
     try:
         _measure(folder, config, environment, record)
     except Exception as error:
         log.exception("the rank failed")
         text = error_text(error) if isinstance(error, HpctrainError) else f"{type(error).__name__}: {error_text(error)}"
-        record.fail(text, "".join(traceback.format_exception(error)))
+        record.add(error=text, traceback="".join(traceback.format_exception(error)))
         return ExitCode.FAILED
     return ExitCode.FINISHED
 
@@ -140,32 +127,36 @@ def _measure(folder: DoctorFolder, config: Config, environment: ClusterEnvironme
     if threads is not None:
         torch.set_num_threads(threads)
     is_leader = environment.local_rank == 0
-    record.enter("choosing its devices", torch=torch.__version__, own_address=own_address(), interfaces=interfaces())
+    record.add(
+        stage="choosing its devices", torch=torch.__version__, own_address=own_address(), interfaces=interfaces()
+    )
     devices = choose_devices(environment, cluster.gpus_per_process, use_gpu=bool(cluster.gpus_per_node))
-    record.enter(
-        "looking for the other ranks", devices=list(map(str, devices)), no_peer_access=without_peer_access(devices)
+    record.add(
+        stage="looking for the other ranks",
+        devices=list(map(str, devices)),
+        no_peer_access=without_peer_access(devices),
     )
     world = _join(folder, config, environment, devices)
-    record.enter("measuring its device", met=True)
-    record.enter("asking nvidia-smi", flops_per_s=flops_per_s(world.device))
+    record.add(stage="measuring its device", met=True)
+    record.add(stage="asking nvidia-smi", flops_per_s=flops_per_s(world.device))
     # after the rendezvous, since it may take seconds for each GPU
     found = smi_report() if is_leader else {}
     world.barrier()
-    record.enter("writing to the disk", **found)
+    record.add(stage="writing to the disk", **found)
     written = None
     if is_leader:
         name = f"speed_{environment.node_rank}"
         written = write_bytes_per_s(folder.nodes, name, writers=environment.num_nodes)
-    record.enter("exchanging messages with other nodes", write_bytes_per_s=written)
+    record.add(stage="exchanging messages with other nodes", write_bytes_per_s=written)
     measured = _over_the_network(world, environment, record)
     if world.is_rank_zero:
         write_json(folder.measured, measured)
     world.close()
     if world.is_rank_zero:
         # last, since the task may do anything, such as download data
-        record.enter("building the task")
+        record.add(stage="building the task")
         write_json(folder.measured, {**measured, **_checkpoint(config)})
-    record.enter("done")
+    record.add(stage="done")
 
 
 def _join(
@@ -197,8 +188,8 @@ def _over_the_network(world: World, environment: ClusterEnvironment, record: Ran
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     places = world.broadcast(world.gather([environment.node_rank, environment.local_rank, world.rank, node]))
     leaders = [(rank, name) for _, local_rank, rank, name in sorted(places) if local_rank == 0]
-    pairs = measure_pairs(world, leaders, lambda peer: record.enter(f"exchanging messages with {peer}"))
-    record.enter("reducing tensors with all ranks")
+    pairs = measure_pairs(world, leaders, lambda peer: record.add(stage=f"exchanging messages with {peer}"))
+    record.add(stage="reducing tensors with all ranks")
     return {"pairs": [asdict(pair) for pair in pairs], "reductions": measure_reductions(world)}
 
 

@@ -243,33 +243,28 @@ def _accounts(view: SlurmView) -> Iterator[Finding]:
         )
 
 
-def silence_findings(error: SchedulerError, *, is_typed: bool) -> list[Finding]:
-    """What it means that SLURM can't be asked; empty on a machine without SLURM's commands, which isn't in a cluster.
+def silence_findings(error: SchedulerError, *, is_typed: bool) -> Iterator[Finding]:
+    """What it means that SLURM can't be asked.
 
     Args:
         error: of its commands.
-        is_typed: whether the user asked for SLURM.
+        is_typed: whether the user asked for SLURM. If not, a machine without its commands isn't in a cluster.
     """
     if is_typed:
-        return [
-            Finding(
-                check="slurm",
-                problem=f"SLURM can't be asked: {error}",
-                why="jobs can't be submitted from here",
-                remedy="type this on a login node of the cluster, where `sinfo` works",
-            )
-        ]
-    if not shutil.which("scontrol"):
-        return []
-    return [
-        Finding(
+        yield Finding(
+            check="slurm",
+            problem=f"SLURM can't be asked: {error}",
+            why="jobs can't be submitted from here",
+            remedy="type this on a login node of the cluster, where `sinfo` works",
+        )
+    elif shutil.which("scontrol"):
+        yield Finding(
             check="slurm",
             severity=Severity.WARNING,
             problem=f"SLURM's commands are here, but it doesn't answer: {error}",
             why="jobs can't be submitted now",
             remedy="try `sinfo`; with another shell or module, SLURM_CONF may be missing",
         )
-    ]
 
 
 def view_slurm(config: Config, slurm: Slurm) -> tuple[SlurmView | None, list[Finding]]:
@@ -283,7 +278,7 @@ def view_slurm(config: Config, slurm: Slurm) -> tuple[SlurmView | None, list[Fin
     try:
         settings, partitions = slurm.settings(), slurm.partitions()
     except SchedulerError as error:
-        return None, silence_findings(error, is_typed=is_typed)
+        return None, list(silence_findings(error, is_typed=is_typed))
     cluster = config.cluster if isinstance(config.cluster, SlurmCluster) else SlurmCluster()
     checkpoint, counts = config.checkpoint, node_counts(config, resources_of(config))
     view = SlurmView(

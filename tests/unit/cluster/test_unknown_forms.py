@@ -24,7 +24,7 @@ from launchers import (
 
 from hpctrain.cluster import environment as module
 from hpctrain.cluster.environment import is_rank
-from hpctrain.cluster.mpi import LAUNCHERS, MARKS
+from hpctrain.cluster.launchers import LAUNCHERS, MARKS
 from hpctrain.errors import ClusterEnvironmentError
 
 GARBAGE = "<7, in a new form>"

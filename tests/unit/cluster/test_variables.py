@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpctrain.cluster import mpi
+from hpctrain.cluster import launchers
 from hpctrain.cluster.variables import Variables, is_loopback, scrubbed
 from hpctrain.errors import ClusterEnvironmentError
 
@@ -102,8 +102,8 @@ def test_the_given_mapping_is_left_alone() -> None:
 
 
 def test_no_launcher_is_seen_by_a_program_that_is_launched_from_its_ranks() -> None:
-    names = {name for launcher in mpi.LAUNCHERS for name in launcher.variables} | {
-        *mpi.MARKS,
-        *mpi.SIZES,
+    names = {name for launcher in launchers.LAUNCHERS for name in launcher.variables} | {
+        *launchers.MARKS,
+        *launchers.SIZES,
     }
     assert scrubbed(dict.fromkeys(names, "2")) == {}

@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from hpctrain.cluster import mpi
+from hpctrain.cluster import launchers
 from hpctrain.config.cluster import Local, Slurm
 from hpctrain.errors import ConfigError
 from hpctrain.run import secret
@@ -44,7 +44,7 @@ def test_other_resources_are_passed_on(name, value):
 
 
 def test_no_variable_of_a_launcher_can_be_set_by_hand():
-    names = {name for launcher in mpi.LAUNCHERS for name in launcher.variables}
+    names = {name for launcher in launchers.LAUNCHERS for name in launcher.variables}
     names |= {
         "SLURM_PROCID",
         "SLURM_STEP_NUM_TASKS",

@@ -40,7 +40,7 @@ def test_an_operation_that_does_not_work_is_named(tmp_path: Path, monkeypatch: p
     def refuse(_: Path) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    trial = Trial("locks", refuse, Severity.WARNING, "searches lock their journal", "for searches, choose another")
+    trial = Trial("locks", refuse, "searches lock their journal", severity=Severity.WARNING)
     monkeypatch.setattr(folder_check, "TRIALS", (trial,))
     (finding,) = check_folder(tmp_path).findings
     assert finding.severity is Severity.WARNING

@@ -70,8 +70,8 @@ def test_a_record_says_how_far_its_rank_came(tmp_path: Path) -> None:
     folder = DoctorFolder(tmp_path)
     folder.ranks.mkdir()
     record = RankLog(folder, 3, {"node": "n1"})
-    record.enter("met", devices=["cpu"])
-    record.fail("ValueError: no", "trace")
+    record.add(stage="met", devices=["cpu"])
+    record.add(error="ValueError: no", traceback="trace")
     assert read_json(folder.rank(3)) == {
         "rank": 3,
         "stage": "met",

@@ -132,7 +132,7 @@ def test_a_slurm_that_does_not_answer_matters_less_where_nobody_asks_for_it(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     silent = SchedulerError("no answer")
-    assert silence_findings(silent, is_typed=False) == []
+    assert list(silence_findings(silent, is_typed=False)) == []
     (tmp_path / "scontrol").touch(0o755)
     (found,) = silence_findings(silent, is_typed=False)
     assert (found.severity, found.problem.rpartition(": ")[2]) == (Severity.WARNING, "no answer")
