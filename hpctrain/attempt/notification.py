@@ -208,16 +208,15 @@ class _Command:
                 stderr=reader,
                 start_new_session=True,
             )
-            while not (ended := _has_ended(process.pid)) and time.monotonic() < self.deadline:
+            while (code := process.poll()) is None and time.monotonic() < self.deadline:
                 time.sleep(POLL_S)
-            if ended:
+            if code is not None:
                 self._report_background_processes(process.pid, writer)
-            # before the shell is reaped: until then, no other process gets its number
             kill_session(process.pid)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            code = process.wait(KILLED_S)
-            return code if ended else None
-        return None
+        if code is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(KILLED_S)
+        return code
 
     def _report_background_processes(self, leader: int, watch: IO[bytes]) -> None:
         """Dismiss the watching shell, and warn of processes that the command left in the background."""
@@ -240,11 +239,3 @@ class _Command:
             return stack.enter_context(self.log.open("ab", buffering=0))
         except OSError:
             return subprocess.DEVNULL  # the user is to hear of a full or lost disk all the same
-
-
-def _has_ended(pid: int) -> bool:
-    """Whether a child process has ended; it isn't reaped."""
-    try:
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:  # the task reaps all children, or ignores SIGCHLD
-        return True

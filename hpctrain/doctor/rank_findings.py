@@ -132,7 +132,8 @@ def _gpus_in_doubt(answers: RankAnswers) -> Iterator[Finding]:
     for record in answers.records.values():
         if record.no_peer_access:
             pairs = ", ".join(f"{first} and {second}" for first, second in record.no_peer_access[:4])
-            yield _gpu_finding(
+            yield _warning(
+                "gpus",
                 record.node,
                 f": GPUs can't reach each other's memory: {pairs}",
                 "NCCL copies through the host's memory",
@@ -140,17 +141,17 @@ def _gpus_in_doubt(answers: RankAnswers) -> Iterator[Finding]:
             )
         if record.smi_problem:
             why = "the GPUs' health isn't known, even if torch uses them"
-            yield _gpu_finding(record.node, f": nvidia-smi fails: {record.smi_problem}", why)
+            yield _warning("gpus", record.node, f": nvidia-smi fails: {record.smi_problem}", why)
         for gpu in record.gpus:
             drivers.setdefault(gpu["driver"], {})[record.node] = None
             name = f", GPU {gpu['index']} ({gpu['name']}): "
             if gpu["ecc_errors"].isdecimal() and int(gpu["ecc_errors"]):
                 problem = f"{name}{gpu['ecc_errors']} uncorrected memory errors since the driver was loaded"
                 why = "such an error ends the process that uses the GPU; more of them mean that it is breaking"
-                yield _gpu_finding(record.node, problem, why)
+                yield _warning("gpus", record.node, problem, why)
             if state := _slowed(gpu):
                 problem = f"{name}{state} at {gpu['temperature']} degrees"
-                yield _gpu_finding(record.node, problem, "all ranks wait for the slowest one")
+                yield _warning("gpus", record.node, problem, "all ranks wait for the slowest one")
     if len(drivers) > 1:
         versions = "; ".join(f"{version} on {listed(nodes)}" for version, nodes in drivers.items())
         yield Finding(
@@ -162,10 +163,15 @@ def _gpus_in_doubt(answers: RankAnswers) -> Iterator[Finding]:
         )
 
 
-def _gpu_finding(node: str, problem: str, why: str, remedy: str = "") -> Finding:
-    remedy = remedy or excluding([node])
+def _warning(check: str, node: str, problem: str, why: str, remedy: str = "") -> Finding:
+    """A warning about one node, which is left out unless there is another remedy."""
     return Finding(
-        check="gpus", severity=Severity.WARNING, problem=node + problem, why=why, remedy=remedy, nodes=(node,)
+        check=check,
+        severity=Severity.WARNING,
+        problem=f"{node}{problem}",
+        why=why,
+        remedy=remedy or excluding([node]),
+        nodes=(node,),
     )
 
 
@@ -265,16 +271,15 @@ def _slow_devices(answers: RankAnswers) -> Iterator[Finding]:
     for node in answers.nodes_of(slow):
         ranks = [rank for rank in slow if answers.records[rank].node == node]
         rate = scaled(min(rates[rank] for rank in ranks), "FLOP")
-        yield Finding(
-            check="speed",
-            severity=Severity.WARNING,
-            problem=f"{node}: {numbered('rank', ranks)}: {rate}/s of matrix multiplications, the median of all ranks "
-            f"is {scaled(median, 'FLOP')}/s",
-            why="all ranks wait for the slowest one",
-            remedy=f"set cluster.exclude={node}; or, if other processes share its cores, cluster.cpus_per_process or "
-            "cluster.sbatch.exclusive=true",
-            nodes=(node,),
+        problem = (
+            f": {numbered('rank', ranks)}: {rate}/s of matrix multiplications, the median of all ranks is "
+            f"{scaled(median, 'FLOP')}/s"
         )
+        remedy = (
+            f"set cluster.exclude={node}; or, if other processes share its cores, cluster.cpus_per_process or "
+            "cluster.sbatch.exclusive=true"
+        )
+        yield _warning("speed", node, problem, "all ranks wait for the slowest one", remedy)
 
 
 def _slow_disks(answers: RankAnswers) -> Iterator[Finding]:
@@ -285,12 +290,6 @@ def _slow_disks(answers: RankAnswers) -> Iterator[Finding]:
     median = statistics.median(rates.values())
     for node, rate in rates.items():
         if rate < median / SLOW:
-            yield Finding(
-                check="disk",
-                severity=Severity.WARNING,
-                problem=f"{node} writes {scaled(rate, 'B')}/s to the run directory, the median of all nodes is "
-                f"{scaled(median, 'B')}/s",
-                why="a save takes as long as its slowest writer",
-                remedy=excluding([node]),
-                nodes=(node,),
-            )
+            others = f"the median of all nodes is {scaled(median, 'B')}/s"
+            problem = f" writes {scaled(rate, 'B')}/s to the run directory, {others}"
+            yield _warning("disk", node, problem, "a save takes as long as its slowest writer")

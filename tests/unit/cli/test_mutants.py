@@ -29,11 +29,10 @@ from hpctrain.cli import main
 from hpctrain.config.compose import Composer
 from hpctrain.data.tar_index import index_of
 from hpctrain.doctor.examination import wait_for_records
-from hpctrain.doctor.finding import evaluate
 from hpctrain.doctor.folder import DoctorFolder, read_job, read_options
 from hpctrain.doctor.measurements import RankAnswers, compare_with_baseline, figures, measured_lines, read_measured
-from hpctrain.doctor.nodes import NODE_CHECKS, NodeAnswers
-from hpctrain.doctor.rank_findings import RANK_CHECKS
+from hpctrain.doctor.nodes import node_findings
+from hpctrain.doctor.rank_findings import rank_findings
 from hpctrain.errors import ERROR_PREFIX, HpctrainError
 from hpctrain.launch.prepare import prepare
 from hpctrain.program.reports import Event, Progress
@@ -350,8 +349,8 @@ def examine(folder: Path) -> None:
         gpus_per_node=1,
         interface=None,
     )
-    evaluate(NODE_CHECKS, NodeAnswers(job, str(folder), "python", {"a": "1"}))
-    evaluate(RANK_CHECKS, answers)
+    list(node_findings(job, folder=folder, python="python", versions={"a": "1"}))
+    list(rank_findings(answers))
     known = figures(answers)
     list(measured_lines(answers, known))
     compare_with_baseline(found.baseline, "request", known, renew=False)
