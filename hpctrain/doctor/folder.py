@@ -57,13 +57,6 @@ _SPAN = FieldType(
 _SHORT = FieldType("a short string", lambda value: isinstance(value, str) and len(value) <= 200)
 _GPUS = list_of(dict.fromkeys(GPU_FIELDS, _SHORT), tuple(GPU_FIELDS))
 _INTERFACES = list_of({"name": TEXT, "address": TEXT, "mbit_per_s": COUNT}, ("name", "address", "mbit_per_s"))
-_PEERS = FieldType(
-    "a list of pairs of numbers",
-    lambda value: (
-        isinstance(value, list)
-        and all(isinstance(pair, list) and len(pair) == 2 and all(map(COUNT.accepts, pair)) for pair in value)
-    ),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +220,6 @@ class RankRecord:
         met: whether the rank met the others.
         interfaces: of the node: name, address and speed.
         devices: of the rank.
-        no_peer_access: pairs of GPUs that can't reach each other's memory.
         gpus: nvidia-smi's report of each GPU of the node, from its first rank.
         flops_per_s: of matrix multiplications; None if they weren't measured.
         write_bytes_per_s: to the file system of the runs, from the node's first rank.
@@ -241,7 +233,6 @@ class RankRecord:
     met: Annotated[bool, FLAG] = False
     interfaces: Annotated[Sequence[Mapping[str, Any]], _INTERFACES] = ()
     devices: Annotated[Sequence[str], TEXTS] = ()
-    no_peer_access: Annotated[Sequence[Sequence[int]], _PEERS] = ()
     gpus: Annotated[Sequence[Mapping[str, str]], _GPUS] = ()
     flops_per_s: Annotated[float | None, POSITIVE] = None
     write_bytes_per_s: Annotated[float | None, POSITIVE] = None

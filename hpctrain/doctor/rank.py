@@ -131,11 +131,7 @@ def _measure(folder: DoctorFolder, config: Config, environment: ClusterEnvironme
         stage="choosing its devices", torch=torch.__version__, own_address=own_address(), interfaces=interfaces()
     )
     devices = choose_devices(environment, cluster.gpus_per_process, use_gpu=bool(cluster.gpus_per_node))
-    record.add(
-        stage="looking for the other ranks",
-        devices=list(map(str, devices)),
-        no_peer_access=without_peer_access(devices),
-    )
+    record.add(stage="looking for the other ranks", devices=list(map(str, devices)))
     world = _join(folder, config, environment, devices)
     record.add(stage="measuring its device", met=True)
     record.add(stage="asking nvidia-smi", flops_per_s=flops_per_s(world.device))
@@ -290,23 +286,6 @@ def smi_report() -> dict[str, Any]:
     if done.returncode:
         return {"smi_problem": " ".join((done.stdout + done.stderr).split())[:400]}
     return {"gpus": parse_smi(done.stdout)}
-
-
-def without_peer_access(devices: Sequence[torch.device]) -> list[list[int]]:
-    """Pairs of this process's visible GPUs of which one can't reach the other's memory directly.
-
-    Args:
-        devices: of this rank; none are compared if it has no GPU.
-    """
-    if not devices or devices[0].type != "cuda":
-        return []
-    count = torch.cuda.device_count()
-    return [
-        [first, second]
-        for first in range(count)
-        for second in range(first + 1, count)
-        if not torch.cuda.can_device_access_peer(first, second)
-    ]
 
 
 def interfaces() -> list[dict[str, Any]]:

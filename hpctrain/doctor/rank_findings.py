@@ -130,15 +130,6 @@ def _gpus_in_doubt(answers: RankAnswers) -> Iterator[Finding]:
     """GPUs that work, and may be slow, or about to break."""
     drivers: dict[str, dict[str, None]] = {}
     for record in answers.records.values():
-        if record.no_peer_access:
-            pairs = ", ".join(f"{first} and {second}" for first, second in record.no_peer_access[:4])
-            yield _warning(
-                "gpus",
-                record.node,
-                f": GPUs can't reach each other's memory: {pairs}",
-                "NCCL copies through the host's memory",
-                "ask whether that is intended: PCIe access control (ACS, IOMMU) prevents it",
-            )
         if record.smi_problem:
             why = "the GPUs' health isn't known, even if torch uses them"
             yield _warning("gpus", record.node, f": nvidia-smi fails: {record.smi_problem}", why)

@@ -130,14 +130,6 @@ def _requeues(view: SlurmView) -> Iterator[Finding]:
             why="a run whose node dies, or that is preempted without grace time, ends there",
             remedy="leave out cluster.sbatch.requeue and cluster.sbatch.no-requeue",
         )
-    elif view.settings.text("JobRequeue") == "0":
-        yield Finding(
-            check="requeue",
-            severity=Severity.NOTE,
-            problem="JobRequeue=0: SLURM requeues only jobs that ask for it",
-            why="hpctrain's jobs ask for it; a batch script of your own without --requeue isn't continued",
-            remedy="put `#SBATCH --requeue` into scripts of your own, as slurm/train.sbatch does",
-        )
 
 
 def _absent_partitions(view: SlurmView) -> Iterator[Finding]:

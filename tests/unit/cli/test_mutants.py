@@ -96,7 +96,6 @@ RANK = {
     "own_address": "10.0.0.1",
     "interfaces": [{"name": "ib0", "address": "10.0.0.1", "mbit_per_s": 1000}],
     "devices": ["cuda:0"],
-    "no_peer_access": [[0, 1]],
     "gpus": [GPU],
     "flops_per_s": 1e12,
     "write_bytes_per_s": 1e9,

@@ -81,7 +81,6 @@ def test_nothing_is_found_where_all_is_well() -> None:
         ({"error": "CUDA error", "stage": "measuring its device"}, "ranks", Severity.ERROR, "failed while measuring"),
         ({"stage": "exchanging messages with n1"}, "ranks", Severity.ERROR, "while exchanging messages with n1"),
         ({"devices": ["cpu"]}, "devices", Severity.ERROR, "torch finds no GPU"),
-        ({"no_peer_access": [[0, 1]]}, "gpus", Severity.WARNING, "0 and 1"),
         ({"smi_problem": "driver/library mismatch"}, "gpus", Severity.WARNING, "driver/library mismatch"),
         ({"gpus": [{**GPU, "ecc_errors": "3"}]}, "gpus", Severity.WARNING, "3 uncorrected memory errors"),
         ({"gpus": [{**GPU, "thermal_slowdown": "Active"}]}, "gpus", Severity.WARNING, "thermal slowdown at 40"),

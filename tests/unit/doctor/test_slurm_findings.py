@@ -62,7 +62,6 @@ def test_nothing_is_found_on_a_usual_cluster() -> None:
     ("arguments", "severity", "problem", "remedy"),
     [
         ({"settings": {"SLURM_VERSION": "19.05.2"}}, Severity.ERROR, "SLURM is 19.05.2", "administrators"),
-        ({"settings": {"JobRequeue": "0"}}, Severity.NOTE, "JobRequeue=0", "--requeue"),
         ({"sbatch": {"requeue": False}}, Severity.WARNING, "not to requeue", "cluster.sbatch.requeue"),
         ({"sbatch": {"no_requeue": True}}, Severity.WARNING, "not to requeue", "cluster.sbatch.requeue"),
         ({"partition": {"State": "DOWN"}}, Severity.ERROR, "low is DOWN", "cluster.partition"),
