@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import itertools
 import shutil
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,7 @@ from hpctrain.config.root import Config
 from hpctrain.doctor.finding import Finding, Severity
 from hpctrain.errors import SchedulerError
 from hpctrain.phrases import listed
-from hpctrain.scheduler.settings import Association, Partition, Settings
+from hpctrain.scheduler.settings import Partition, Settings
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.supervise.ranks import EXITING_S
 
@@ -33,9 +32,8 @@ class SlurmView:
         partitions: of the cluster.
         cluster: the keys of cluster=slurm.
         nodes: number of nodes, with the spare ones; the least if it may be one of several.
-        is_typed: whether the user asked for SLURM; otherwise partition and account aren't chosen yet.
+        is_typed: whether the user asked for SLURM; otherwise the partition isn't chosen yet.
         saves_often: whether checkpoints are written at least every quarter of an hour, as far as that is known.
-        accounts: of the user; empty if they aren't known.
     """
 
     settings: Settings
@@ -44,7 +42,6 @@ class SlurmView:
     nodes: int
     is_typed: bool = True
     saves_often: bool = True
-    accounts: Sequence[Association] = ()
 
     @property
     def chosen(self) -> list[Partition]:
@@ -107,8 +104,6 @@ def slurm_findings(view: SlurmView) -> Iterator[Finding]:
     yield from _absent_partitions(view)
     yield from _misfits(view)
     yield from _preemptions(view)
-    if view.is_typed and view.accounts and "associations" in view.settings.text("AccountingStorageEnforce"):
-        yield from _accounts(view)
     seconds = view.settings.number("KillWait")
     if seconds is not None and seconds < EXITING_S:
         yield Finding(
@@ -171,7 +166,7 @@ def _misfits_of(view: SlurmView, partition: Partition) -> Iterator[Finding]:
             problem=f"partition {partition.name} allows {partition.max_time_min} min, "
             f"but cluster.time_limit_min={view.cluster.time_limit_min}",
             why=refused,
-            remedy=_shorter(partition.max_time_min),
+            remedy=f"set cluster.time_limit_min={partition.max_time_min}: a run continues in as many jobs as it needs",
         )
     if partition.max_nodes is not None and view.nodes > partition.max_nodes:
         yield Finding(
@@ -182,10 +177,6 @@ def _misfits_of(view: SlurmView, partition: Partition) -> Iterator[Finding]:
             why=refused,
             remedy="lower nodes, or set cluster.partition",
         )
-
-
-def _shorter(limit_min: int) -> str:
-    return f"set cluster.time_limit_min={limit_min}: a run continues in as many jobs as it needs"
 
 
 def _preemptions(view: SlurmView) -> Iterator[Finding]:
@@ -206,33 +197,6 @@ def _preemptions(view: SlurmView) -> Iterator[Finding]:
                 why="the steps since the last checkpoint are computed again",
                 remedy="set checkpoint.every_min=10",
             )
-
-
-def _accounts(view: SlurmView) -> Iterator[Finding]:
-    """What the user's accounts forbid, where SLURM enforces them."""
-    typed = view.cluster.account
-    # the database has lower case (sacctmgr(1))
-    accounts = [account for account in view.accounts if typed is None or typed.lower() == account.account]
-    if not accounts:
-        names = listed(dict.fromkeys(account.account for account in view.accounts))
-        yield Finding(
-            check="account",
-            problem=f"you have no account {typed}",
-            why="sbatch refuses the job",
-            remedy=f"set cluster.account to one of {names}",
-        )
-    limits = [account.max_wall_min for account in accounts if account.max_wall_min is not None]
-    is_limited = limits and len(limits) == len(accounts)
-    if not is_limited or "limits" not in view.settings.text("AccountingStorageEnforce"):
-        return
-    if max(limits) < view.cluster.time_limit_min:
-        yield Finding(
-            check="account",
-            severity=Severity.WARNING,  # a quality of service comes before it
-            problem=f"your account allows {max(limits)} min, but cluster.time_limit_min={view.cluster.time_limit_min}",
-            why="the job stays in the queue, or sbatch refuses it",
-            remedy=_shorter(max(limits)),
-        )
 
 
 def silence_findings(error: SchedulerError, *, is_typed: bool) -> Iterator[Finding]:
@@ -280,13 +244,5 @@ def view_slurm(config: Config, slurm: Slurm) -> tuple[SlurmView | None, list[Fin
         nodes=counts[-1] if len(counts) > 1 else counts[0] + cluster.spare_nodes,
         is_typed=is_typed,
         saves_often=checkpoint.auto or bool(checkpoint.every_steps) or (checkpoint.every_min or 1e9) <= SAVES_OFTEN_MIN,
-        accounts=_accounts_of_user(slurm, settings.cluster),
     )
     return view, list(slurm_findings(view))
-
-
-def _accounts_of_user(slurm: Slurm, cluster: str) -> list[Association]:
-    try:
-        return slurm.associations(getpass.getuser(), cluster)
-    except (SchedulerError, OSError, KeyError):  # many clusters have no accounting, and a user may have no name
-        return []
