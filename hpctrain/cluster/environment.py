@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from hpctrain.cluster import launchers, slurm_step
 from hpctrain.cluster.slurm_step import JobVariables, in_step, own_node
-from hpctrain.cluster.variables import Place, Variables, ignored_message
+from hpctrain.cluster.variables import START_RANKS, Place, Variables, ignored_message
 
 LOWEST_PORT = 10_000
 """First derived port: above the privileged ones and most services."""
@@ -192,9 +192,11 @@ def _single(variables: Variables) -> Place:
 
 def _ports(variables: Variables, source: Source, job: JobVariables, chosen: int | None) -> tuple[int, ...]:
     """Return the user's choice, or else derived ports."""
-    is_needed = source is Source.TORCHRUN
-    given = variables.needed_port("MASTER_PORT", "MASTER_ADDR") if is_needed else variables.port("MASTER_PORT")
-    if is_needed and given is not None and chosen not in {None, given}:
+    given, is_needed = variables.port("MASTER_PORT"), source is Source.TORCHRUN
+    if is_needed and given is None:
+        message = f"expected MASTER_PORT to be a port from 1 to 65535; correct it, or {START_RANKS}"
+        raise variables.error(message, "MASTER_PORT")
+    if is_needed and chosen not in {None, given}:
         raise variables.error(
             f"expected cluster.master_port={chosen} to be MASTER_PORT, the port that torchrun already serves; "
             "give the port to torchrun, or unset cluster.master_port",

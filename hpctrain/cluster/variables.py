@@ -55,7 +55,7 @@ _KEPT = frozenset(
         "SLURM_JWT",  # without it, a site that uses tokens rejects the commands
     }
 )
-_START = "start the ranks with a launcher that sets it, such as srun or torchrun"
+START_RANKS = "start the ranks with a launcher that sets it, such as srun or torchrun"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,15 +165,7 @@ class Variables:
         self.needed_text(name, because)
         value = self.number(name)
         if value is None:
-            raise self.error(f"expected {name} to be a whole number from 0 up; correct it, or {_START}", name)
-        return value
-
-    def needed_port(self, name: str, because: str) -> int:
-        """Like `needed_number`, for a port."""
-        self.needed_text(name, because)
-        value = self.port(name)
-        if value is None:
-            raise self.error(f"expected {name} to be a port from 1 to 65535; correct it, or {_START}", name)
+            raise self.error(f"expected {name} to be a whole number from 0 up; correct it, or {START_RANKS}", name)
         return value
 
     def require_below(self, small: str, large: str) -> None:

@@ -36,7 +36,6 @@ from hpctrain.doctor.measurements import (
     figures,
     measured_lines,
     read_measured,
-    request_name,
 )
 from hpctrain.doctor.nodes import failed_script, node_findings, unanswered_job, versions
 from hpctrain.doctor.rank_findings import rank_findings
@@ -191,7 +190,10 @@ class Examination:
             purpose = f"for {CHECKPOINTS} checkpoints of this model"
             result.findings += room_findings(folder.path, CHECKPOINTS * int(size), purpose)
         if answers.measured:
-            self._compare(folder, config, answers)
+            explained = any(finding.check == "network" for finding in result.findings)
+            result.findings += compare_with_baseline(
+                folder.baseline, answers.request, result.figures, renew=self._options.renew, explained=explained
+            )
             self._write_site_file(folder, answers)
 
     def _unanswered(self, folder: DoctorFolder, job_id: str, state: str, stage: str | None) -> Finding:
@@ -218,20 +220,6 @@ class Examination:
         """The versions that all nodes should have where ranks have another Python: the first node's."""
         first = next((answer.versions for answer in job.answers.values() if answer.versions), {})
         return {**first, "hpctrain": self._versions["hpctrain"]}
-
-    def _compare(self, folder: DoctorFolder, config: Config, answers: RankAnswers) -> None:
-        cluster = config.cluster
-        assert isinstance(cluster, SlurmCluster)
-        request = request_name(
-            cluster.partition or "", len(answers.job.rank_nodes), answers.processes_per_node, answers.gpus_per_node
-        )
-        self.result.findings += compare_with_baseline(
-            folder.baseline,
-            request,
-            self.result.figures,
-            renew=self._options.renew,
-            explained=any(finding.check == "network" for finding in self.result.findings),
-        )
 
     def _write_site_file(self, folder: DoctorFolder, answers: RankAnswers) -> None:
         if any(record.stage != "done" for record in answers.records.values()) or self._options.has_site:
@@ -283,7 +271,7 @@ def _job_id(folder: DoctorFolder) -> str:
 
 
 def _rank_answers(folder: DoctorFolder, job: DoctorJobRecord, config: Config) -> RankAnswers:
-    processes_per_node = resources_of(config).processes_per_node
+    processes_per_node, cluster = resources_of(config).processes_per_node, config.cluster
     world_size = len(job.rank_nodes) * processes_per_node
     records = wait_for_records(folder, world_size)
     silent = [rank for rank in range(world_size) if rank not in records]
@@ -292,8 +280,9 @@ def _rank_answers(folder: DoctorFolder, job: DoctorJobRecord, config: Config) ->
         records=records,
         measured=read_measured(folder),
         processes_per_node=processes_per_node,
-        gpus_per_node=config.cluster.gpus_per_node or 0,
-        interface=config.cluster.network_interface,
+        gpus_per_node=cluster.gpus_per_node or 0,
+        interface=cluster.network_interface,
+        partition=cluster.partition if isinstance(cluster, SlurmCluster) else None,
         last_lines={rank: line for rank in silent if (line := _last_line(folder, rank))},
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -95,11 +95,7 @@ class DoctorResult:
         """All of it for JSON."""
         return {
             "would_fail": self.would_fail,
-            "findings": [asdict(finding) for finding in self.ordered],
-            "facts": self.facts,
-            "figures": self.figures,
-            "measured": self.measured,
+            **asdict(replace(self, findings=self.ordered)),
             "folder": self.folder and str(self.folder),
-            "job_id": self.job_id,
             "site_file": self.site_file and str(self.site_file),
         }

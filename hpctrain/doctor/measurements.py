@@ -190,6 +190,7 @@ class RankAnswers:
         processes_per_node: ranks on each node.
         gpus_per_node: that the request asks for.
         interface: `cluster.network_interface`.
+        partition: `cluster.partition`.
         last_lines: of the logs of ranks without a record, by rank.
     """
 
@@ -199,12 +200,19 @@ class RankAnswers:
     processes_per_node: int
     gpus_per_node: int
     interface: str | None
+    partition: str | None = None
     last_lines: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def world_size(self) -> int:
         """The number of ranks that were started."""
         return len(self.job.rank_nodes) * self.processes_per_node
+
+    @property
+    def request(self) -> str:
+        """The name under which the figures are stored in the baseline: they depend on all of these."""
+        sizes = f"{len(self.job.rank_nodes)} nodes, {self.processes_per_node} ranks and {self.gpus_per_node} GPUs"
+        return f"{self.partition or 'default'}, {sizes} per node"
 
     @cached_property
     def pairs(self) -> list[Pair]:
@@ -261,11 +269,6 @@ def measured_lines(answers: RankAnswers, known: Mapping[str, float]) -> Iterator
         yield f"each node writes {scaled(known['disk_bandwidth'], 'B')}/s to the run directory"
 
 
-def request_name(partition: str, nodes: int, processes_per_node: int, gpus_per_node: int) -> str:
-    """Under which name a request's figures are stored: they depend on all of these."""
-    return f"{partition or 'default'}, {nodes} nodes, {processes_per_node} ranks and {gpus_per_node} GPUs per node"
-
-
 def compare_with_baseline(
     path: Path, request: str, now: Mapping[str, float], *, renew: bool, explained: bool = False
 ) -> list[Finding]:
@@ -273,7 +276,7 @@ def compare_with_baseline(
 
     Args:
         path: of the baseline.
-        request: as `request_name` returns it.
+        request: `RankAnswers.request`.
         now: the new figures.
         renew: replace the stored ones.
         explained: whether a finding on the network explains why that is slow already.

@@ -17,6 +17,12 @@ def test_torchrun_wins_over_the_slurm_around_it(around: dict[str, str], terminal
     assert is_rank(around | terminal | ELASTIC)
 
 
+@pytest.mark.parametrize("port", ["0", "65536", "ssh"])
+def test_the_port_that_torchrun_serves_is_needed(port: str) -> None:
+    with pytest.raises(ClusterEnvironmentError, match="expected MASTER_PORT to be a port from 1 to 65535"):
+        derive(ELASTIC | {"MASTER_PORT": port})
+
+
 def test_torchrun_restarts_count_outside_slurm() -> None:
     assert derive(ELASTIC | {"TORCHELASTIC_RESTART_COUNT": "2"}).restart_count == 2
     assert derive(BATCH | ELASTIC | {"TORCHELASTIC_RESTART_COUNT": "2"}).restart_count == 0

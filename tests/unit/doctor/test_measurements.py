@@ -15,7 +15,6 @@ from hpctrain.doctor.measurements import (
     compare_with_baseline,
     nodes_at_fault,
     pair_rounds,
-    request_name,
     slow_pairs,
     suspicious,
 )
@@ -165,4 +164,3 @@ def test_another_request_has_figures_of_its_own_and_renewing_replaces_them(tmp_p
     assert compare_with_baseline(path, "b", slow, renew=False) == []
     assert compare_with_baseline(path, "a", slow, renew=True) == []
     assert json.loads(path.read_text())["a"]["figures"] == slow
-    assert request_name("", 4, 8, 8) == "default, 4 nodes, 8 ranks and 8 GPUs per node"

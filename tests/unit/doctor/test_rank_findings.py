@@ -209,6 +209,7 @@ def test_figures_and_lines() -> None:
         gpus_per_node=0,
         interface=None,
     )
+    assert answers.request == "default, 4 nodes, 1 ranks and 0 GPUs per node"
     found = figures(answers)
     assert found["pair_bandwidth"] == 5e8
     assert found["gloo_all_reduce_s"] == 1e-4
