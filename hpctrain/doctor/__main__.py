@@ -55,9 +55,8 @@ class JobSteps:
         # what the image has doesn't matter to what is measured
         self._python = self._plan.slurm.node_python or sys.executable
         self._nodes = needed_job_nodes(Variables(environ))
-        self._answers: dict[str, NodeAnswer] = {}
-        self._complaints: dict[str, list[str]] = {}
-        self._late: list[str] = []
+        # complete at the end of each step
+        self._record = DoctorJobRecord(nodes=self._nodes)
 
     def run(self) -> None:
         """Ask the nodes, then let ranks measure on those that work.
@@ -67,15 +66,9 @@ class JobSteps:
         """
         os.umask(umask_of(self._plan.config.mode))
         plugin_refused = self._ask_nodes()
-        record = DoctorJobRecord(
-            nodes=self._nodes,
-            answers=self._answers,
-            plugin_refused=plugin_refused,
-            complaints=self._complaints,
-            late=self._late,
-        )
+        record = replace(self._record, plugin_refused=plugin_refused)
         write_record(self._folder.job, record)
-        nodes = tuple(node for node in self._nodes if self._answers[node].works)
+        nodes = tuple(node for node in self._nodes if record.answers[node].works)
         if nodes:
             record = replace(record, stage="ranks", rank_nodes=nodes)
             write_record(self._folder.job, record)
@@ -86,7 +79,7 @@ class JobSteps:
         """Ask each node; return why srun can't load its default MPI plugin, empty if it can."""
         if self._ask(()):
             return ""
-        refused = self._complaints["nodes"]
+        refused = self._record.complaints["nodes"]
         # no shell began anywhere: perhaps srun can't load the plugin that it takes by default
         return "; ".join(refused) if PLUGIN.search(" ".join(refused)) and self._ask((NO_PLUGIN,)) else ""
 
@@ -100,9 +93,9 @@ class JobSteps:
         directory = read_options(self._folder).directory
         token = self._folder.token.read_text()
         command += ["sh", "-c", SCRIPT, "sh", str(self._folder.path), token, self._python, directory]
-        self._answers.update({node: NodeAnswer(node) for node in self._nodes})
+        self._record.answers.update({node: NodeAnswer(node) for node in self._nodes})
         self._step("nodes", command, NODES_S + NODES_S_EACH * count)
-        return any(answer.begun for answer in self._answers.values())
+        return any(answer.begun for answer in self._record.answers.values())
 
     def _start_ranks(self, nodes: Sequence[str], more: Sequence[str]) -> None:
         write_secret(self._folder.path)
@@ -119,7 +112,7 @@ class JobSteps:
 
     def _step(self, name: str, command: Sequence[str], timeout_s: float) -> None:
         """Run a step of srun; pass on the lines of its output, and collect nodes' answers and srun's own messages."""
-        self._complaints[name] = []
+        self._record.complaints[name] = []
         begun_at = time.time()
         with subprocess.Popen(
             command,
@@ -135,14 +128,14 @@ class JobSteps:
             assert process.stdout is not None
             for line in process.stdout:
                 print(line.rstrip("\n"), flush=True)
-                read_line(self._answers, line, begun_at, time.time())
+                read_line(self._record.answers, line, begun_at, time.time())
                 complaint = COMPLAINT.match(line)
                 if complaint and not NOT_OF_INTEREST.search(line):
-                    self._complaints[name].append(complaint["text"].strip())
+                    self._record.complaints[name].append(complaint["text"].strip())
             timer.cancel()
 
     def _end_late(self, name: str, process: subprocess.Popen[str]) -> None:
-        self._late.append(name)
+        self._record.late.append(name)
         process.send_signal(signal.SIGTERM)
         time.sleep(2)
         # a second signal makes srun leave tasks that don't end, in a mount that doesn't answer

@@ -200,11 +200,11 @@ class DoctorJobRecord:
 
     stage: Annotated[str, TEXT] = "nodes"
     nodes: Annotated[Sequence[str], _NAMES] = ()
-    answers: Annotated[Mapping[str, NodeAnswer], _ANSWERS] = field(default_factory=dict)
+    answers: Annotated[dict[str, NodeAnswer], _ANSWERS] = field(default_factory=dict)
     plugin_refused: Annotated[str, TEXT] = ""
-    complaints: Annotated[Mapping[str, Sequence[str]], TEXTS_BY_NAME] = field(default_factory=dict)
+    complaints: Annotated[dict[str, list[str]], TEXTS_BY_NAME] = field(default_factory=dict)
     rank_nodes: Annotated[Sequence[str], _NAMES] = ()
-    late: Annotated[Sequence[str], TEXTS] = ()
+    late: Annotated[list[str], TEXTS] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
