@@ -106,9 +106,9 @@ class Examination:
         home = Path("runs").absolute() if run_dir is None else Path(run_dir).absolute().parent
         # a mount that doesn't answer hangs here: then the line before says where
         self._report(f"trying the file system of {home}")
-        checked = check_folder(home)
-        self.result.findings += checked.findings
-        self._report(checked.text)
+        text, findings = check_folder(home)
+        self.result.findings += findings
+        self._report(text)
 
     def check_slurm(self) -> None:
         """Check SLURM's settings."""
@@ -274,7 +274,7 @@ def _rank_answers(folder: DoctorFolder, job: DoctorJobRecord, config: Config) ->
     processes_per_node, cluster = resources_of(config).processes_per_node, config.cluster
     world_size = len(job.rank_nodes) * processes_per_node
     records = wait_for_records(folder, world_size)
-    silent = [rank for rank in range(world_size) if rank not in records]
+    lines = (_last_line(folder, rank) for rank in range(world_size) if rank not in records)
     return RankAnswers(
         job=job,
         records=records,
@@ -283,7 +283,7 @@ def _rank_answers(folder: DoctorFolder, job: DoctorJobRecord, config: Config) ->
         gpus_per_node=cluster.gpus_per_node or 0,
         interface=cluster.network_interface,
         partition=cluster.partition if isinstance(cluster, SlurmCluster) else None,
-        last_lines={rank: line for rank in silent if (line := _last_line(folder, rank))},
+        last_line=next(filter(None, lines), ""),
     )
 
 

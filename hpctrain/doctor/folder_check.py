@@ -154,40 +154,19 @@ def _reserve(folder: Path, count: int) -> int | None:
     return number if number in FULL else None
 
 
-@dataclass(frozen=True, slots=True)
-class FolderCheck:
-    """What was found out about the folder of the runs.
-
-    Attributes:
-        folder: that was tried; made if it was missing.
-        system: its file system; None if it can't be looked at.
-        works: the names of the operations that work.
-        findings: what doesn't.
-    """
-
-    folder: Path
-    system: FileSystem | None
-    works: list[str]
-    findings: list[Finding]
-
-    @property
-    def text(self) -> str:
-        """One line for the reader."""
-        if self.system is None:
-            return f"{self.folder}: can't be looked at"
-        works = f"; {', '.join(self.works)} work" if self.works else ""
-        return f"{self.folder}: {self.system.kind}, {scaled(self.system.free_bytes, 'B')} free{works}"
-
-
-def check_folder(folder: Path) -> FolderCheck:
+def check_folder(folder: Path) -> tuple[str, list[Finding]]:
     """Try what runs do in a folder, in a temporary one inside of it.
 
     Args:
         folder: that will hold run directories; it is made if it is missing.
+
+    Returns:
+        One line for the reader, and what doesn't work.
     """
-    system = None
+    text = f"{folder}: can't be looked at"
     try:
         system = FileSystem.of(nearest_existing(folder))
+        text = f"{folder}: {system.kind}, {scaled(system.free_bytes, 'B')} free"
         folder.mkdir(parents=True, exist_ok=True)
         trials = Path(tempfile.mkdtemp(dir=folder, prefix=".doctor-"))
     except OSError as error:
@@ -197,14 +176,12 @@ def check_folder(folder: Path) -> FolderCheck:
             why="a run writes its configuration, logs and checkpoints there",
             remedy="set run_dir to a folder that you may write to, or type the command in one",
         )
-        return FolderCheck(folder, system, [], [finding])
-    works: list[str] = []
+        return text, [finding]
     findings: list[Finding] = []
     try:
         for trial in TRIALS:
             try:
                 trial.act(trials)
-                works.append(trial.name)
             except OSError as error:
                 if full := _full(folder, error):
                     findings.append(full)
@@ -222,7 +199,7 @@ def check_folder(folder: Path) -> FolderCheck:
             findings += room_findings(folder, NEEDED_BYTES, "for logs and records")
     finally:
         shutil.rmtree(trials, ignore_errors=True)
-    return FolderCheck(folder, system, works, findings)
+    return text, findings
 
 
 def _full(folder: Path, error: OSError) -> Finding | None:

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -191,7 +191,7 @@ class RankAnswers:
         gpus_per_node: that the request asks for.
         interface: `cluster.network_interface`.
         partition: `cluster.partition`.
-        last_lines: of the logs of ranks without a record, by rank.
+        last_line: of the log of the first rank without a record; empty if all left one, or have no log.
     """
 
     job: DoctorJobRecord
@@ -201,7 +201,7 @@ class RankAnswers:
     gpus_per_node: int
     interface: str | None
     partition: str | None = None
-    last_lines: Mapping[int, str] = field(default_factory=dict)
+    last_line: str = ""
 
     @property
     def world_size(self) -> int:

@@ -46,7 +46,7 @@ def _unstarted(answers: RankAnswers) -> Iterator[Finding]:
     if not missing:
         return
     nodes = answers.incomplete_nodes
-    lines = [*[*answers.last_lines.values()][:1], *answers.job.complaints.get("ranks", [])[:4]]
+    lines = [*filter(None, [answers.last_line]), *answers.job.complaints.get("ranks", [])[:4]]
     yield Finding(
         check="ranks",
         problem=f"{numbered('rank', missing)} on {listed(nodes)} didn't start{_after_colon(lines)}",

@@ -23,15 +23,15 @@ MOUNTS = """\
 
 
 def test_a_folder_that_works_is_made_and_left_empty(tmp_path: Path) -> None:
-    found = check_folder(tmp_path / "deep" / "runs")
-    assert found.findings == []
-    assert found.works == ["rename", "fsync", "append", "locks"]
+    text, findings = check_folder(tmp_path / "deep" / "runs")
+    assert findings == []
+    assert text.endswith("B free")
     assert list((tmp_path / "deep" / "runs").iterdir()) == []
 
 
 def test_a_folder_below_a_file_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    (finding,) = check_folder(tmp_path / "file" / "runs").findings
+    _, (finding,) = check_folder(tmp_path / "file" / "runs")
     assert (finding.check, finding.severity) == ("folder", Severity.ERROR)
     assert "set run_dir" in finding.remedy
 
@@ -42,7 +42,7 @@ def test_an_operation_that_does_not_work_is_named(tmp_path: Path, monkeypatch: p
 
     trial = Trial("locks", refuse, "searches lock their journal", severity=Severity.WARNING)
     monkeypatch.setattr(folder_check, "TRIALS", (trial,))
-    (finding,) = check_folder(tmp_path).findings
+    _, (finding,) = check_folder(tmp_path)
     assert finding.severity is Severity.WARNING
     assert "locks doesn't work (No locks available)" in finding.problem
 

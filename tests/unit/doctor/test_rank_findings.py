@@ -188,7 +188,7 @@ def test_the_log_of_a_rank_that_never_began_is_quoted() -> None:
         processes_per_node=1,
         gpus_per_node=1,
         interface=None,
-        last_lines={3: "ImportError: libc10.so"},
+        last_line="ImportError: libc10.so",
     )
     assert "ImportError: libc10.so" in next(rank_findings(answers)).problem
 
