@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import socket
 import subprocess
@@ -12,8 +13,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import IO
 
 from hpctrain.attempt.outcome import Outcome, resume_advice
@@ -70,7 +69,9 @@ class Notifier:
         # the caller may change its environment while a command starts
         self._environ = dict(environ)
         self._job_id = job_id
-        self._commands: list[_Command] = []
+        # monotonic seconds at which a command is killed: each one's by its thread, and that of all of them
+        self._deadlines: dict[threading.Thread, float] = {}
+        self._last_deadline = math.inf
 
     def started(self, attempt: int, where: str) -> None:
         """Notify that an attempt starts.
@@ -117,12 +118,11 @@ class Notifier:
         Args:
             within_s: seconds to wait at most; None for `notify.timeout_s`.
         """
-        deadline = time.monotonic() + (self._settings.timeout_s if within_s is None else within_s)
-        for command in self._commands:
-            command.deadline = min(command.deadline, deadline)
-        for command in self._commands:
-            command.thread.join(max(0.0, command.deadline - time.monotonic()) + KILLED_S)
-        self._commands.clear()
+        self._last_deadline = time.monotonic() + (self._settings.timeout_s if within_s is None else within_s)
+        for thread, deadline in self._deadlines.items():
+            thread.join(max(0.0, min(deadline, self._last_deadline) - time.monotonic()) + KILLED_S)
+        self._deadlines.clear()
+        self._last_deadline = math.inf
 
     def _listens_for(self, event: str) -> bool:
         return self._settings.command is not None and event in self._settings.on
@@ -141,101 +141,84 @@ class Notifier:
             "time": time.time(),
             "host": socket.gethostname(),
         }
-        assert self._settings.command is not None
         deadline = time.monotonic() + self._settings.timeout_s
-        text = json.dumps(notification) + "\n"
-        command = _Command(self._settings.command, event, text, self._directory.notify_log, self._environ, deadline)
+        arguments = (event, json.dumps(notification), deadline)
+        # a daemon: a process that waits for a dead file system must not keep this one
+        thread = threading.Thread(target=self._run, args=arguments, name="notify", daemon=True)
         try:
-            command.thread.start()
+            thread.start()
         except RuntimeError as error:  # the limit on threads
             log.warning("notify.command can't be started for %s: %s", event, error)
             return
-        self._commands.append(command)
+        self._deadlines[thread] = deadline
 
+    def _run(self, event: str, text: str, deadline: float) -> None:
+        """Start the command, watch and kill it, in a thread.
 
-@dataclass
-class _Command:
-    """One start of the command, with a thread that starts, watches and kills it.
-
-    Attributes:
-        event: of which it learns.
-        text: for its standard input.
-        log: of its output.
-        deadline: monotonic seconds at which it is killed; may be moved while it runs.
-    """
-
-    command: str
-    event: str
-    text: str
-    log: Path
-    environ: Mapping[str, str]
-    deadline: float
-    thread: threading.Thread = field(init=False)
-
-    def __post_init__(self) -> None:
-        # a daemon: a process that waits for a dead file system must not keep this one
-        self.thread = threading.Thread(target=self._run, name="notify", daemon=True)
-
-    def _run(self) -> None:
+        Args:
+            event: of which it learns.
+            text: for its standard input.
+            deadline: monotonic seconds at which it is killed.
+        """
         began = time.monotonic()
         try:
-            code = self._run_to_the_end()
+            code = self._run_to_the_end(event, text, deadline)
         except Exception as error:  # nothing of it may fail the run
-            log.warning("notify.command can't be started for %s: %s", self.event, error)
+            log.warning("notify.command can't be started for %s: %s", event, error)
             return
         if code is None:
             took_s = time.monotonic() - began
-            log.warning(
-                "notify.command took more than %.0f s for %s: killed with its child processes", took_s, self.event
-            )
+            log.warning("notify.command took more than %.0f s for %s: killed with its child processes", took_s, event)
         elif code:
-            log.warning("notify.command ended with %d for %s; its output is in %s", code, self.event, self.log)
+            output = self._directory.notify_log
+            log.warning("notify.command ended with %d for %s; its output is in %s", code, event, output)
 
-    def _run_to_the_end(self) -> int | None:
+    def _run_to_the_end(self, event: str, text: str, deadline: float) -> int | None:
         """Return the exit code; None for a command that was killed."""
         with contextlib.ExitStack() as stack:
             # a file and not a pipe: a command that reads nothing can't hold this process up, or end it by SIGPIPE
-            text = stack.enter_context(tempfile.TemporaryFile("w+"))
-            text.write(self.text)
-            text.seek(0)
+            file = stack.enter_context(tempfile.TemporaryFile("w+"))
+            file.write(f"{text}\n")
+            file.seek(0)
             output = self._open_log(stack)
             reader, writer = map(stack.enter_context, map(os.fdopen, os.pipe(), ("rb", "wb")))
             process = subprocess.Popen(
-                ["sh", "-c", COMMAND_SCRIPT, "sh", self.command],
-                env=self.environ,
-                stdin=text,
+                ["sh", "-c", COMMAND_SCRIPT, "sh", str(self._settings.command)],
+                env=self._environ,
+                stdin=file,
                 stdout=output,
                 stderr=reader,
                 start_new_session=True,
             )
-            while (code := process.poll()) is None and time.monotonic() < self.deadline:
+            while (code := process.poll()) is None and time.monotonic() < min(deadline, self._last_deadline):
                 time.sleep(POLL_S)
             if code is not None:
-                self._report_background_processes(process.pid, writer)
+                _report_background_processes(event, process.pid, writer)
             kill_session(process.pid)
         if code is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(KILLED_S)
         return code
 
-    def _report_background_processes(self, leader: int, watch: IO[bytes]) -> None:
-        """Dismiss the watching shell, and warn of processes that the command left in the background."""
-        with contextlib.suppress(OSError):  # the command may have killed it
-            watch.write(b"\n")
-            watch.flush()
-        deadline = time.monotonic() + CHILDREN_END_S
-        while (left := session_members(leader)) and time.monotonic() < deadline:
-            time.sleep(POLL_S)
-        # on a busy machine, the watch may need longer
-        if commands := [line for line in map(command_line, left) if line and COMMAND_SCRIPT not in line]:
-            log.warning(
-                "killed what notify.command left in the background for %s: %s; remove the &, or start it with setsid "
-                "to keep it",
-                *(self.event, listed(commands)),
-            )
-
     def _open_log(self, stack: contextlib.ExitStack) -> IO[bytes] | int:
         try:
-            return stack.enter_context(self.log.open("ab", buffering=0))
+            return stack.enter_context(self._directory.notify_log.open("ab", buffering=0))
         except OSError:
             return subprocess.DEVNULL  # the user is to hear of a full or lost disk all the same
+
+
+def _report_background_processes(event: str, leader: int, watch: IO[bytes]) -> None:
+    """Dismiss the watching shell, and warn of processes that the command left in the background."""
+    with contextlib.suppress(OSError):  # the command may have killed it
+        watch.write(b"\n")
+        watch.flush()
+    deadline = time.monotonic() + CHILDREN_END_S
+    while (left := session_members(leader)) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    # on a busy machine, the watch may need longer
+    if commands := [line for line in map(command_line, left) if line and COMMAND_SCRIPT not in line]:
+        log.warning(
+            "killed what notify.command left in the background for %s: %s; remove the &, or start it with setsid "
+            "to keep it",
+            *(event, listed(commands)),
+        )
