@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
@@ -23,15 +24,16 @@ from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.errors import RendezvousError
 from hpctrain.phrases import listed
 from hpctrain.rank.private_folder import lockable_folder, open_private_file, private_folder
-from hpctrain.rank.sealed_store import PAUSE_S, ZERO_KEY, Handshake, SealedStore
+from hpctrain.rank.sealed_store import POLL_S, ZERO_KEY, Handshake, SealedStore
+from hpctrain.retry import retry
 from hpctrain.run.secret import VARIABLE
 from hpctrain.run.temporary_folder import first_part, remove_abandoned
 
 LOOPBACK = "127.0.0.1"
 HANDSHAKE_S = 5.0
 """Seconds for one connection to a candidate port: another program may listen there and never answer."""
-FOLDER_POLL_S = 0.005
-"""Seconds between two checks for rank zero's folder; short, because a check is cheap and waiting delays every start."""
+PAUSE_S = 0.05
+"""Seconds between two rounds over the nodes and ports where rank zero may be."""
 OTHERS_AFTER_S = 1.0
 """Seconds after which a rank tries other nodes than the likeliest: by then, rank zero usually listens there."""
 OTHER_NODES = 8
@@ -116,7 +118,7 @@ def _open(
         store = _file_store(Path(f"/proc/self/fd/{file}"), world_size, timeout_s)
     elif url.scheme == "file":
         path = Path(url.path).with_name(f"{Path(url.path).name}.{handshake.name}")
-        store = _file_store_with_retry(path, world_size, timeout_s)
+        store = _shared_file_store(path, world_size, timeout_s)
     else:
         return _open_on_port(environment, url, handshake, timeout_s)
     return store, handshake.announce(store) if is_zero else _awaited(store, path, handshake, timeout_s)
@@ -162,7 +164,7 @@ def _wait_for_file(path: Path, timeout_s: float) -> int:
             ) from error
         if file is not None:
             return file
-        time.sleep(FOLDER_POLL_S)
+        time.sleep(POLL_S)
     raise RendezvousError(
         f"rank zero did not make the folder {path} in {timeout_s:.0f} s; check its log first; if the ranks don't share "
         f"{path.parent}, give all of them the same TMPDIR, or, in containers, set parallel.init_method=tcp://HOST:PORT",
@@ -184,19 +186,15 @@ def _awaited(store: Store, path: Path, handshake: Handshake, timeout_s: float) -
     return zero
 
 
-def _file_store_with_retry(path: Path, world_size: int, timeout_s: float) -> Store:
-    deadline = time.monotonic() + min(timeout_s, FILE_S)
-    while True:
-        try:
-            return _file_store(path, world_size, timeout_s)
-        except OSError as error:
-            if time.monotonic() < deadline:
-                time.sleep(PAUSE_S)
-                continue
-            raise RendezvousError(
-                f"parallel.init_method: the store's file {path} can't be opened on {socket.gethostname()} "
-                f"({error.strerror}); name a file in a folder that every node can write to"
-            ) from error
+def _shared_file_store(path: Path, world_size: int, timeout_s: float) -> Store:
+    try:
+        make = partial(_file_store, path, world_size, timeout_s)
+        return retry(make, on=OSError, for_s=min(timeout_s, FILE_S), problem="the store's file can't be opened")
+    except OSError as error:
+        raise RendezvousError(
+            f"parallel.init_method: the store's file {path} can't be opened on {socket.gethostname()} "
+            f"({error.strerror}); name a file in a folder that every node can write to"
+        ) from error
 
 
 def _file_store(path: Path, world_size: int, timeout_s: float) -> Store:
@@ -310,10 +308,10 @@ def share_refusal(store: Store, topic: str, why: str, num_others: int) -> None:
         why: the refusal; empty if there is none, for which nobody waits.
         num_others: number of the other ranks.
     """
-    store.set(_key(topic), why)
+    store.set(f"hpctrain/refusal/{topic}", why)
     deadline = time.monotonic() + READ_TIMEOUT_S
     # a rank that arrives after the store is gone would look for it until the rendezvous times out
-    while why and store.add(_readers_key(topic), 0) < num_others and time.monotonic() < deadline:
+    while why and store.add(f"hpctrain/refusal_readers/{topic}", 0) < num_others and time.monotonic() < deadline:
         time.sleep(0.05)
 
 
@@ -324,15 +322,7 @@ def read_refusal(store: Store, topic: str) -> str:
         store: that the ranks share.
         topic: as rank zero names it.
     """
-    why = store.get(_key(topic)).decode()
+    why = store.get(f"hpctrain/refusal/{topic}").decode()
     if why:
-        store.add(_readers_key(topic), 1)
+        store.add(f"hpctrain/refusal_readers/{topic}", 1)
     return why
-
-
-def _key(topic: str) -> str:
-    return f"hpctrain/refusal/{topic}"
-
-
-def _readers_key(topic: str) -> str:
-    return f"hpctrain/refusal_readers/{topic}"

@@ -21,10 +21,8 @@ from hpctrain.phrases import numbered
 ZERO_KEY = "hpctrain/zero"
 NONCE_BYTES = 16
 MAC_BYTES = 32
-PAUSE_S = 0.05
-"""Seconds between two checks for what a rank waits for."""
-REPEAT_S = 1.0
-"""Seconds after which a rank sends its message to rank zero again, if it is gone."""
+POLL_S = 0.01
+"""Seconds between two checks for the other ranks; short, because waiting delays every start."""
 
 
 class Seal:
@@ -128,7 +126,7 @@ class Handshake:
 
     def recognise(self, store: Store) -> bytes | None:
         """Rank zero's nonce; None if the store isn't of this attempt's rank zero."""
-        return self._seal.opened(store.get(ZERO_KEY), "zero", self._token) if store.check([ZERO_KEY]) else None
+        return self._opened(store, ZERO_KEY, "zero", self._token)
 
     def welcome(self, store: Store, zero: bytes, others: Sequence[int], timeout_s: float) -> SealedStore:
         """Wait for all other ranks, as rank zero.
@@ -144,27 +142,20 @@ class Handshake:
         """
         deadline = time.monotonic() + timeout_s
         waiting = list(others)
-        while waiting:
-            try:
-                store.wait([_key(rank) for rank in waiting], timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
-            except RuntimeError:  # a FileStore raises it; a TCPStore its DistStoreError
-                missing = [rank for rank in waiting if not store.check([_key(rank)])]
-                raise RendezvousError(
-                    f"{numbered('rank', missing or waiting)} did not arrive within {timeout_s:.0f} s; check their logs",
-                    waited=True,
-                ) from None
+        while True:
             for rank in tuple(waiting):
-                nonce = self._seal.opened(store.get(_key(rank)), "rank", self._token, str(rank), zero)
-                if nonce is None:
-                    # of an intruder, or of an earlier attempt: the rank itself is still to come
-                    store.delete_key(_key(rank))
-                else:
+                # without the code, it is of an intruder or an earlier attempt: the rank itself will replace it
+                nonce = self._opened(store, _key(rank), "rank", self._token, str(rank), zero)
+                if nonce is not None:
                     answer = self._seal.mac("welcome", self._token, str(rank), zero, nonce)
                     _set(store, f"{_key(rank)}/welcome", answer)
                     waiting.remove(rank)
-            if waiting:
-                time.sleep(PAUSE_S)
-        return self._sealed(store, zero)
+            if not waiting:
+                return self._sealed(store, zero)
+            if time.monotonic() > deadline:
+                problem = f"{numbered('rank', waiting)} did not arrive within {timeout_s:.0f} s; check their logs"
+                raise RendezvousError(problem, waited=True)
+            time.sleep(POLL_S)
 
     def introduce(self, store: Store, zero: bytes, rank: int, timeout_s: float) -> SealedStore:
         """Prove this rank's knowledge to rank zero, and wait until it has proved its own.
@@ -178,16 +169,11 @@ class Handshake:
         Raises:
             RendezvousError: rank zero didn't answer in time, or gave a wrong answer.
         """
-        deadline = time.monotonic() + timeout_s
         nonce, welcome = secrets.token_bytes(NONCE_BYTES), f"{_key(rank)}/welcome"
-        message = self._seal.mac("rank", self._token, str(rank), zero, nonce) + nonce
         try:
-            _set(store, _key(rank), message)
-            while not _arrives(store, welcome, deadline):
-                # rank zero removes messages of other programs, and this one may have taken the place of such a message
-                if not store.check([_key(rank)]):
-                    _set(store, _key(rank), message)
-        except RuntimeError as error:
+            _set(store, _key(rank), self._seal.mac("rank", self._token, str(rank), zero, nonce) + nonce)
+            store.wait([welcome], timedelta(seconds=max(timeout_s, 0.001)))
+        except RuntimeError as error:  # a FileStore raises it; a TCPStore its DistStoreError
             raise RendezvousError(
                 f"rank zero did not answer rank {rank} within {timeout_s:.0f} s; check its log", waited=True
             ) from error
@@ -196,24 +182,15 @@ class Handshake:
             raise RendezvousError(f"this attempt's rank zero did not write the answer to rank {rank} in the store")
         return self._sealed(store, zero)
 
+    def _opened(self, store: Store, key: str, *parts: bytes | str) -> bytes | None:
+        return self._seal.opened(store.get(key), *parts) if store.check([key]) else None
+
     def _sealed(self, store: Store, zero: bytes) -> SealedStore:
         return SealedStore(store, Seal(self._seal.mac("session", self._token, zero)))
 
 
 def _key(rank: int) -> str:
     return f"hpctrain/rank/{rank}"
-
-
-def _arrives(store: Store, key: str, deadline: float) -> bool:
-    """Wait for a key; return False after `REPEAT_S`. After the deadline, raise torch's error."""
-    left_s = deadline - time.monotonic()
-    try:
-        store.wait([key], timedelta(seconds=max(min(left_s, REPEAT_S), 0.001)))
-    except RuntimeError:
-        if left_s <= REPEAT_S:
-            raise
-        return False
-    return True
 
 
 def _set(store: Store, key: str, value: bytes) -> None:
