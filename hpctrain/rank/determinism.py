@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -61,14 +62,27 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
+def random_states(gpus: Sequence[torch.device] = ()) -> Any:
+    """Return the global random states of `random`, NumPy, and torch on the CPU and these GPUs."""
+    cuda = [torch.cuda.get_rng_state(gpu) for gpu in gpus]
+    return random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda
+
+
+def set_random_states(states: Any, gpus: Sequence[torch.device] = ()) -> None:
+    """Set the global random states, as `random_states` returned them for the same GPUs."""
+    of_python, of_numpy, of_torch, of_cuda = states
+    random.setstate(of_python)
+    np.random.set_state(of_numpy)
+    torch.set_rng_state(of_torch)
+    for gpu, state in zip(gpus, of_cuda, strict=True):
+        torch.cuda.set_rng_state(state, gpu)
+
+
 @contextmanager
 def random_states_restored(gpus: Sequence[torch.device] = ()) -> Iterator[None]:
     """Restore the global random states after the context: of `random`, NumPy, and torch on the CPU and these GPUs."""
-    random_state = random.getstate()
-    numpy_state = np.random.get_state()
+    states = random_states(gpus)
     try:
-        with torch.random.fork_rng(list(gpus)):
-            yield
+        yield
     finally:
-        random.setstate(random_state)
-        np.random.set_state(numpy_state)
+        set_random_states(states, gpus)

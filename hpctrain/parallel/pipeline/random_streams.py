@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from hpctrain.rank.determinism import random_states, set_random_states
+
 SPREAD = 0xD1342543DE82EF95
 """An odd multiplier that spreads consecutive numbers (that of a generator of Steele & Vigna, 2022)."""
 
@@ -37,23 +39,23 @@ class RandomStreams:
         Args:
             number: of the micro-batch, in the whole run.
         """
-        self._of_layers = self._get()
+        self._of_layers = random_states(self._gpus)
         self._begin((self._seed + (number + 1) * SPREAD) % 2**63)
         try:
             yield
         finally:
-            self._set(self._of_layers)
+            set_random_states(self._of_layers, self._gpus)
 
     @contextmanager
     def of_layers(self) -> Iterator[None]:
         """Inside the context, which is inside of `of_task`, draw the numbers of this rank's layers."""
-        of_task = self._get()
-        self._set(self._of_layers)
+        of_task = random_states(self._gpus)
+        set_random_states(self._of_layers, self._gpus)
         try:
             yield
         finally:
-            self._of_layers = self._get()
-            self._set(of_task)
+            self._of_layers = random_states(self._gpus)
+            set_random_states(of_task, self._gpus)
 
     def _begin(self, seed: int) -> None:
         # not by torch.manual_seed, which looks for devices of all kinds
@@ -62,15 +64,3 @@ class RandomStreams:
         torch.default_generator.manual_seed(seed)
         for gpu in self._gpus:
             torch.cuda.default_generators[gpu.index].manual_seed(seed)
-
-    def _get(self) -> Any:
-        cuda = [torch.cuda.get_rng_state(gpu) for gpu in self._gpus]
-        return random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda
-
-    def _set(self, state: Any) -> None:
-        of_python, of_numpy, of_torch, of_cuda = state
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)
-        torch.set_rng_state(of_torch)
-        for gpu, found in zip(self._gpus, of_cuda, strict=True):
-            torch.cuda.set_rng_state(found, gpu)
