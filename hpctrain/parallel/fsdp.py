@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import math
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
@@ -13,13 +14,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from hpctrain.config.mesh import keeps_gradients_whole
 from hpctrain.config.parallel import Parallel
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.parallel.blocks import find_blocks
-from hpctrain.parallel.gradients import clip, total_norm
+from hpctrain.parallel.local_part import local_part, local_parts
 from hpctrain.parallel.mesh import Mesh, TrainingWorld
 from hpctrain.parallel.replica import Accumulating, CountsOnce, LossModule, Replica
 from hpctrain.parallel.sharded_tensor import sizes_along
@@ -32,6 +33,8 @@ MIXED = "mixed torch.Tensor and DTensor"
 LARGE_BYTES = 100 << 20
 """Weights of one rank that are worth a warning if they are gathered at once."""
 SHOWN_REPLICAS = 4
+_EPSILON = 1e-6
+"""torch.nn.utils.clip_grad_norm_ adds it to the norm by which it divides."""
 _M_MMAP_THRESHOLD = -3
 _MAPPED_FROM_BYTES = 4 << 20
 
@@ -110,7 +113,12 @@ class ShardedLossModule(LossModule):
 
     def send_buffers(self) -> None:
         """Give all ranks with the same parts of the model the buffers of the first one; collective."""
-        send_buffers(cast(nn.Module, self._modules["module"]), self._group)
+        # the others belong to stages of other ranks
+        if buffers := [buffer for buffer in self.buffers() if not buffer.is_meta]:
+            group = self._group or dist.group.WORLD
+            assert group is not None
+            with torch.no_grad():
+                dist._broadcast_coalesced(group, buffers, BROADCAST_BYTES, 0)  # type: ignore[attr-defined]  # DDP uses it
 
     def settle(self) -> None:
         """Fix which module is the root, and where the shards are, once the parameters have values.
@@ -284,22 +292,54 @@ def shard_model(
     return root
 
 
-def _name_of(part: nn.Module, model: nn.Module) -> str:
-    return next((f"{name}." for name, module in model.named_modules() if module is part and name), "")
+def total_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """Return the 2-norm of all gradients, 0-d, the same on every rank; collective.
 
-
-def send_buffers(model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
-    """Copy the buffers of the first rank to all ranks; collective.
+    torch's own function needs all of them on one mesh.
 
     Args:
-        model: whose buffers that have values are sent.
-        group: of ranks that have the same buffers; None for all ranks.
+        gradients: perhaps DTensors, on meshes whose dimensions are named alike. An element that several ranks hold
+            counts once.
     """
-    if buffers := [buffer for buffer in model.buffers() if not buffer.is_meta]:
-        group = group or dist.group.WORLD
-        assert group is not None
-        with torch.no_grad():
-            dist._broadcast_coalesced(group, buffers, BROADCAST_BYTES, 0)  # type: ignore[attr-defined]  # DDP uses it
+    # by the dimensions of the mesh over which they are cut
+    groups: defaultdict[tuple[str, ...], list[Tensor]] = defaultdict(list)
+    process_groups: dict[str, dist.ProcessGroup] = {}
+    for gradient in gradients:
+        names = []
+        if isinstance(gradient, DTensor):
+            mesh = gradient.device_mesh
+            for name, placement in zip(mesh.mesh_dim_names or (), gradient.placements, strict=True):
+                if not isinstance(placement, Replicate):
+                    names.append(name)
+                    process_groups[name] = mesh.get_group(name)
+        groups[tuple(names)].append(local_part(gradient))
+    keys = sorted(groups)
+    norms = [torch.linalg.vector_norm(torch.stack(torch._foreach_norm(groups[key], 2.0))) for key in keys]
+    # the squares of half precision would overflow
+    squares = torch.stack(norms).double().square()
+    for name, process_group in sorted(process_groups.items()):
+        # of what isn't cut in this dimension, one rank counts
+        counted = torch.tensor([name in key or not dist.get_rank(process_group) for key in keys])
+        squares = torch.where(counted.to(squares.device), squares, 0.0)
+        dist.all_reduce(squares, group=process_group)
+    return squares.sum().sqrt().to(norms[0].dtype)
+
+
+def clip(gradients: Sequence[Tensor], norm: Tensor, max_norm: float) -> None:
+    """Scale gradients down to a bound of their norm, as `torch.nn.utils.clip_grads_with_norm_` does; not collective.
+
+    Args:
+        gradients: perhaps DTensors.
+        norm: of all of them.
+        max_norm: the bound.
+    """
+    factor = torch.clamp(max_norm / (norm + _EPSILON), max=1.0)
+    parts = local_parts(gradients)
+    torch._foreach_mul_(parts, factor.to(parts[0].device))
+
+
+def _name_of(part: nn.Module, model: nn.Module) -> str:
+    return next((f"{name}." for name, module in model.named_modules() if module is part and name), "")
 
 
 def _prefetch(blocks: Sequence[FSDPModule], count: int) -> None:

@@ -13,8 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hpctrain.errors import TaskError
-from hpctrain.parallel.fsdp import ShardedLossModule
-from hpctrain.parallel.gradients import total_norm
+from hpctrain.parallel.fsdp import ShardedLossModule, total_norm
 from hpctrain.parallel.local_part import local_part
 from hpctrain.parallel.neighbours import Arrival, Form, Neighbours
 from hpctrain.parallel.pipeline.random_streams import RandomStreams

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from hpctrain.parallel.gradients import clip, total_norm
+from hpctrain.parallel.fsdp import clip, total_norm
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
