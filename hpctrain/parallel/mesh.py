@@ -158,9 +158,8 @@ def join_mesh(world: World, shape: MeshShape | None, timeout_s: float) -> Traini
         shape: whose product is the number of ranks; None if each rank has a replica of the model.
         timeout_s: bound in seconds on each collective.
     """
-    mesh = None
-    if shape is not None and world.store is not None:
-        mesh = _form_mesh(world, shape, timedelta(seconds=timeout_s))
+    # a world of one has no store, and forms no mesh
+    mesh = None if shape is None or world.store is None else _form_mesh(world, shape, timedelta(seconds=timeout_s))
     set_gather_group(None if mesh is None else mesh.samples)
     return TrainingWorld(**{field.name: getattr(world, field.name) for field in fields(World)}, mesh=mesh)
 

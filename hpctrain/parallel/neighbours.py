@@ -46,23 +46,22 @@ class Form(NamedTuple):
         return torch.empty(self.shape, dtype=getattr(torch, self.dtype), device=device)
 
 
-class Arrival:
+class Arrival(NamedTuple):
     """Tensors on their way to this rank.
 
-    Args:
+    Attributes:
         tensors: that are being received.
         works: of their transfers.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], works: Sequence[dist.Work]) -> None:
-        self._tensors = tensors
-        self._works = works
+    tensors: list[Tensor]
+    works: Sequence[dist.Work]
 
     def wait(self) -> list[Tensor]:
         """Wait for the tensors, on a GPU in its stream, and return them."""
-        for work in self._works:
+        for work in self.works:
             work.wait()
-        return list(self._tensors)
+        return self.tensors
 
 
 class Wire:
@@ -194,23 +193,24 @@ def join_neighbours(
         device: of this rank.
         timeout: bound on each transfer.
     """
-    wires: dict[tuple[int, bool], Wire] = {}
+    # by whether this rank is the first one of the two, and whether the wire leads forwards
+    wires: dict[tuple[bool, bool], Wire] = {}
     for first in range(shape.pipeline):
         following = (first + 1) % shape.pipeline
         for is_forward in (True, False):
             for pair in zip(ranks_at(shape, first), ranks_at(shape, following), strict=True):
                 group = dist.new_group(list(pair), timeout=timeout, group_desc="pipeline")
                 if rank in pair:
-                    peer = pair[0] if rank == pair[1] else pair[1]
-                    wires[peer_key(pair, rank), is_forward] = Wire(group, control, peer, device)
+                    is_first = rank == pair[0]
+                    wires[is_first, is_forward] = Wire(group, control, pair[1] if is_first else pair[0], device)
     return Neighbours(
-        shape.position(rank), shape.pipeline, wires[-1, True], wires[1, True], wires[1, False], wires[-1, False]
+        position=shape.position(rank),
+        degree=shape.pipeline,
+        from_before=wires[False, True],
+        to_next=wires[True, True],
+        from_next=wires[True, False],
+        to_before=wires[False, False],
     )
-
-
-def peer_key(pair: tuple[int, int], rank: int) -> int:
-    """Return 1 where a rank is the first one of two neighbours, and -1 where it is the second one."""
-    return 1 if rank == pair[0] else -1
 
 
 def groups_of_positions(
