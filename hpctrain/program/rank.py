@@ -16,7 +16,7 @@ from hpctrain.config.root import ProgramConfig
 from hpctrain.files import read_json_or_empty
 from hpctrain.program.output import ProgramOutput
 from hpctrain.rank.interface import choose_interface
-from hpctrain.rank.member import Member
+from hpctrain.rank.rank import Member
 from hpctrain.run.code import CodeSnapshot
 from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.import_path import editable_places, in_copy, python_prefixes

@@ -1,4 +1,4 @@
-"""One rank of an attempt: its parts as they become known, and its exit record."""
+"""One rank of an attempt: its files in the run directory, its parts as they become known, and its exit record."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.root import Config
 from hpctrain.errors import HpctrainError, SchedulerError, error_text
 from hpctrain.rank.classification import NCCL_ERRORS
-from hpctrain.rank.member import Member
 from hpctrain.rank.stacks import STDERR, Position
 from hpctrain.rank.stop_request import StopRequest
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord, first_cause, read_exit_records
 from hpctrain.run.launcher import Handover, Owner
-from hpctrain.run.ledger import Ledger
+from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.run.stacks import request_stacks
 from hpctrain.run.times import Times
@@ -45,6 +44,79 @@ ASK_TIMEOUT_S = 5.0
 """Seconds to wait for SLURM's answer: this rank may be killed soon."""
 
 log = logging.getLogger("hpctrain.train")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One rank as a member of an attempt.
+
+    Attributes:
+        environment: its place among the ranks.
+        claim: of the attempt.
+    """
+
+    environment: ClusterEnvironment
+    claim: Claim
+
+    @property
+    def directory(self) -> RunDirectory:
+        """The run directory."""
+        return self.claim.ledger.directory
+
+    @property
+    def attempt(self) -> int:
+        """The attempt's number."""
+        return self.claim.attempt
+
+    @property
+    def claim_folder(self) -> Path:
+        """The folder of the claim."""
+        return self.directory.attempt(self.attempt)
+
+    @property
+    def is_rank_zero(self) -> bool:
+        """Whether this is rank zero, which records for all ranks."""
+        return self.environment.rank == 0
+
+    @property
+    def stacks(self) -> Path:
+        """The file for its stacks."""
+        return self.directory.stacks(self.attempt, self.environment.rank)
+
+    @property
+    def stacks_request(self) -> Path:
+        """Where requests for stacks are left."""
+        return self.directory.stacks_request(self.attempt)
+
+    def describe(self, step: int) -> str:
+        """Rank, host, attempt and step."""
+        place = f"rank {self.environment.rank} of {self.environment.world_size} on {socket.gethostname()}"
+        return f"{place}, attempt {self.attempt}, step {step}"
+
+    def exit_record(self, reason: Reason, step: int, lost: LostOutput) -> ExitRecord:
+        """Make the exit record of a rank that ends now.
+
+        Args:
+            reason: why it ends.
+            step: the last one that it completed.
+            lost: the output that its log lacks.
+        """
+        return ExitRecord(
+            rank=self.environment.rank,
+            host=socket.gethostname(),
+            reason=reason,
+            step=step,
+            time=time.time(),
+            lost_lines=lost.lines,
+            lost_bytes=lost.size_bytes,
+        )
+
+    def write(self, record: ExitRecord) -> None:
+        """Write the exit record; an error of the file system is only logged."""
+        try:
+            record.write(self.claim_folder)
+        except OSError as refused:
+            log.warning("the exit record can't be written: %s", refused)
 
 
 @dataclass(slots=True)

@@ -25,7 +25,7 @@ _THREAD = 4
 """SIGEV_THREAD_ID of Linux: the signal goes to one thread."""
 _WAITING = ("/torch/distributed/", "/torch/nn/parallel/distributed.py", "/hpctrain/parallel/", "/hpctrain/rank/")
 """Parts of the paths of modules whose innermost call waits for other ranks."""
-_OWN = tuple(f"/hpctrain/rank/{name}.py" for name in ("entry", "member", "rank", "stacks", "watchdog"))
+_OWN = tuple(f"/hpctrain/rank/{name}.py" for name in ("entry", "rank", "stacks", "watchdog"))
 """Modules beside those that attend to this process alone."""
 _BACKWARD = "/torch/autograd/graph.py"
 """DDP waits for the other ranks' gradients in this module, in C++ frames that Python doesn't show."""

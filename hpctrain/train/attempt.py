@@ -30,8 +30,7 @@ from hpctrain.rank.compiler import spare_compiler
 from hpctrain.rank.determinism import set_determinism
 from hpctrain.rank.devices import choose_compatible_devices
 from hpctrain.rank.interface import choose_interface
-from hpctrain.rank.member import Member
-from hpctrain.rank.rank import Rank
+from hpctrain.rank.rank import Member, Rank
 from hpctrain.rank.rendezvous import meet, open_private_store, read_refusal, share_refusal
 from hpctrain.rank.world import World, join
 from hpctrain.run.directory import RunDirectory

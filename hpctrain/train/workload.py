@@ -19,8 +19,7 @@ from hpctrain.config.stored import load
 from hpctrain.errors import ExitCode, HpctrainError, RendezvousError, SupersededError, error_text
 from hpctrain.rank.classification import advice, classify
 from hpctrain.rank.entry import log_to
-from hpctrain.rank.member import Member
-from hpctrain.rank.rank import HostProgram, Rank, headline
+from hpctrain.rank.rank import HostProgram, Member, Rank, headline
 from hpctrain.rank.stacks import STDERR
 from hpctrain.rank.stop_request import HANDLED, StopRequest
 from hpctrain.rank.watchdog import Watchdog

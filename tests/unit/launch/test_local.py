@@ -21,9 +21,8 @@ from hpctrain.errors import ExitCode
 from hpctrain.launch import local
 from hpctrain.launch.local import LocalRanks, copy_output, free_port, launch_local, rank_variables
 from hpctrain.launch.prepare import prepare
-from hpctrain.rank.member import Member
 from hpctrain.rank.private_folder import lockable_folder
-from hpctrain.rank.rank import Rank
+from hpctrain.rank.rank import Member, Rank
 from hpctrain.rank.stacks import Position
 from hpctrain.rank.stop_request import STOP_SIGNALS, StopRequest
 from hpctrain.run.exit_record import ExitRecord

@@ -11,8 +11,7 @@ from hpctrain.config.root import Config
 from hpctrain.errors import TaskError
 from hpctrain.rank import rank as rank_module
 from hpctrain.rank.classification import NCCL_ERRORS
-from hpctrain.rank.member import Member
-from hpctrain.rank.rank import Rank
+from hpctrain.rank.rank import Member, Rank
 from hpctrain.rank.stacks import Position
 from hpctrain.rank.stop_request import StopRequest
 from hpctrain.run.config_change import change_config, keep_config

@@ -18,8 +18,7 @@ from hpctrain.errors import ClusterEnvironmentError, ConfigError, ExitCode, Task
 from hpctrain.launch.local import rank_variables
 from hpctrain.rank import rank as rank_module
 from hpctrain.rank.entry import run_rank
-from hpctrain.rank.member import Member
-from hpctrain.rank.rank import Rank
+from hpctrain.rank.rank import Member, Rank
 from hpctrain.rank.stop_request import StopRequest
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.launcher import Handover
