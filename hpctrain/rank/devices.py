@@ -8,6 +8,7 @@ import os
 import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 
 import torch
@@ -19,7 +20,7 @@ from hpctrain.config.cluster import Slurm
 from hpctrain.config.resources import SHARING
 from hpctrain.config.root import Config
 from hpctrain.config.visible_gpus import VISIBLE_DEVICES, visible_gpus
-from hpctrain.errors import ConfigError, DeviceError, HpctrainError, RendezvousError
+from hpctrain.errors import ConfigError, DeviceError, RendezvousError
 from hpctrain.phrases import counted, listed, numbered
 from hpctrain.rank.rendezvous import read_refusal, share_refusal
 from hpctrain.run.process import boot_id
@@ -105,9 +106,8 @@ class RankDevices:
         try:
             properties = [torch.cuda.get_device_properties(device) for device in gpus]
         except RuntimeError as error:
-            which = " ".join(map(str, gpus))
-            problem = f"can't query {which} on {host}: {_first_line(error)}; run nvidia-smi or rocm-smi there"
-            raise DeviceError(problem) from error
+            which, problem = " ".join(map(str, gpus)), _first_line(error)
+            raise DeviceError(f"can't query {which} on {host}: {problem}; run nvidia-smi or rocm-smi there") from error
         return cls(
             rank=rank,
             host=host,
@@ -191,28 +191,26 @@ def require_compatible_devices(store: Store, own: RankDevices, world_size: int, 
         DeviceError: they aren't compatible. On ranks that aren't at fault, it points at the others.
         RendezvousError: on rank zero, if a rank reported none before the store's timeout; names it.
     """
-    conflict = _exchange(store, own, world_size, backend)
-    if conflict is None:
-        return
-    raise DeviceError(
-        conflict.message, machine_at_fault=conflict.machine_at_fault, elsewhere=own.rank not in conflict.ranks
-    )
-
-
-def _exchange(store: Store, own: RankDevices, world_size: int, backend: str) -> DeviceConflict | None:
     store.set(_key(own.rank), json.dumps(asdict(own)))
-    if own.rank:
-        text = read_refusal(store, TOPIC)
-        return DeviceConflict(**json.loads(text)) if text else None
+    if own.rank == 0:
+        conflict = find_conflict(_reported_devices(store, world_size), backend)
+        refusal = "" if conflict is None else json.dumps(asdict(conflict))
+        share_refusal(store, TOPIC, refusal, world_size - 1)
+    else:
+        refusal = read_refusal(store, TOPIC)
+    if refusal:
+        conflict = DeviceConflict(**json.loads(refusal))
+        elsewhere = own.rank not in conflict.ranks
+        raise DeviceError(conflict.message, machine_at_fault=conflict.machine_at_fault, elsewhere=elsewhere)
+
+
+def _reported_devices(store: Store, world_size: int) -> list[RankDevices]:
     try:
-        found = [RankDevices(**json.loads(store.get(_key(rank)))) for rank in range(world_size)]
+        return [RankDevices(**json.loads(store.get(_key(rank)))) for rank in range(world_size)]
     except RuntimeError as error:  # which a store raises after its timeout
         missing = [rank for rank in range(world_size) if not store.check([_key(rank)])]
         problem = f"{numbered('rank', missing)} did not report any devices in time; check their logs"
         raise RendezvousError(problem, waited=True) from error
-    conflict = find_conflict(found, backend)
-    share_refusal(store, TOPIC, "" if conflict is None else json.dumps(asdict(conflict)), world_size - 1)
-    return conflict
 
 
 def _key(rank: int) -> str:
@@ -254,27 +252,19 @@ def choose_compatible_devices(
     """
     number = environment.rank
     visible = {name: os.environ[name] for name in VISIBLE_DEVICES if name in os.environ}
-    own_error: HpctrainError | None = None
-    devices: tuple[torch.device, ...] = ()
     try:
         devices = choose_own_devices(environment, config)
         own = RankDevices.of(number, devices, visible)
     except (ConfigError, DeviceError) as error:
-        if store is None:
-            raise
-        # not before the others know: they would wait for this rank's devices
-        own_error = error
-        own = RankDevices(
-            rank=number,
-            host=socket.gethostname(),
-            problem=str(error),
-            machine_at_fault=isinstance(error, DeviceError),
-        )
+        if store is not None:
+            # the others would wait for this rank's devices
+            at_fault, host = isinstance(error, DeviceError), socket.gethostname()
+            own = RankDevices(rank=number, host=host, problem=str(error), machine_at_fault=at_fault)
+            with suppress(DeviceError):
+                require_compatible_devices(store, own, environment.world_size, config.parallel.backend)
+        raise
     if store is not None:
-        try:
-            require_compatible_devices(store, own, environment.world_size, config.parallel.backend)
-        except DeviceError as error:
-            raise own_error or error from None
+        require_compatible_devices(store, own, environment.world_size, config.parallel.backend)
     return devices
 
 
@@ -325,5 +315,5 @@ def _driver_error() -> str:
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     except Exception as error:  # whatever a broken driver raises is the answer
-        return str(error).strip().partition("\n")[0]
+        return _first_line(error)
     return ""
