@@ -8,14 +8,13 @@ import os
 import re
 from collections.abc import Iterable
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import psutil
 
 from hpctrain.config.command import RankLauncher
 from hpctrain.config.resources import resources_of
-from hpctrain.program.processes import Process
+from hpctrain.program.processes import Process, link, read
 from hpctrain.program.rank import ProgramRank
 from hpctrain.run.start_record import UnconnectedRanks
 
@@ -25,10 +24,10 @@ CONNECT_S = 60.0
 """Seconds after torch is loaded, which can itself take minutes, within which the ranks are expected to connect."""
 LOWEST_EPHEMERAL_PORT = 32_768
 """gloo and NCCL listen on ports that the kernel chooses; proxies, databases and MLflow have lower ones."""
-_TORCH = re.compile(rb"/libtorch(_cpu|_python)?\.so")
-_MPI = re.compile(rb"/libmpi[\w-]*\.so")
+_TORCH = re.compile(r"/libtorch(_cpu|_python)?\.so")
+_MPI = re.compile(r"/libmpi[\w-]*\.so")
 """Processes that MPI connects may have no TCP connection."""
-_LIGHTNING = re.compile(rb"^\s*(?:from|import)\s+(?:pytorch_)?lightning\b", re.MULTILINE)
+_LIGHTNING = re.compile(r"^\s*(?:from|import)\s+(?:pytorch_)?lightning\b", re.MULTILINE)
 _IN_USE = (psutil.CONN_LISTEN, psutil.CONN_ESTABLISHED, psutil.CONN_SYN_SENT)
 _IPV4_IN_IPV6 = "::ffff:"
 
@@ -61,7 +60,7 @@ class ConnectionWatch:
             return
         self._look_at = now + LOOK_EVERY_S
         processes = [self._root, *self._root.descendants()]
-        libraries = {process: _bytes(f"/proc/{process.pid}/maps") for process in processes}
+        libraries = {process: read(process.pid, "maps") for process in processes}
         with_torch = [process for process in processes if _TORCH.search(libraries[process])]
         if not with_torch:
             return
@@ -83,7 +82,7 @@ class ConnectionWatch:
 
     def _warn(self, processes: Iterable[Process]) -> None:
         place, resources = self._rank.environment, resources_of(self._rank.config)
-        launchers = [] if self._rank.spawns else [RankLauncher.of(_words(process)) for process in processes]
+        launchers = [] if self._rank.spawns else [RankLauncher.of(process.words) for process in processes]
         launcher = next((each.name for each in launchers if each is not None), "")
         framework = launcher or ("Lightning" if any(map(_uses_lightning, processes)) else "")
         unit = "node" if self._rank.spawns else "rank"
@@ -109,7 +108,7 @@ def _has_connected(processes: Iterable[Process], port: int) -> bool:
     Also true if that can't be read, for example if the program has a network namespace of its own, which psutil skips.
     """
     pids = {process.pid for process in processes}
-    if len({_network(pid) for pid in (os.getpid(), *pids)} - {""}) > 1:
+    if len({link(pid, "ns/net") for pid in (os.getpid(), *pids)} - {""}) > 1:
         return True
     try:
         sockets = psutil.net_connections("tcp")
@@ -134,34 +133,15 @@ def _has_connected(processes: Iterable[Process], port: int) -> bool:
     return any(local[1] in listening or min(local[1], remote[1]) >= LOWEST_EPHEMERAL_PORT for local, remote in outside)
 
 
-def _network(pid: int) -> str:
-    """Return the network namespace of a process; empty if it can't be read."""
-    with contextlib.suppress(OSError):
-        return str(Path(f"/proc/{pid}/ns/net").readlink())
-    return ""
-
-
 def _end(address: Any) -> tuple[str, int]:
     """Return host and port of one end of a connection; an empty host if it isn't connected."""
     host, port = address or ("", 0)
     return host.removeprefix(_IPV4_IN_IPV6), port
 
 
-def _words(process: Process) -> list[str]:
-    return _bytes(f"/proc/{process.pid}/cmdline").decode(errors="replace").split("\0")
-
-
 def _uses_lightning(process: Process) -> bool:
     """Whether the script of a process itself imports Lightning."""
-    folder = Path(f"/proc/{process.pid}/cwd")
-    words = _words(process)
+    words = process.words
     modules = [f"{after.replace('.', '/')}.py" for word, after in pairwise(words) if word == "-m"]
     scripts = [word for word in words if word.endswith(".py")]
-    return any(_LIGHTNING.search(_bytes(folder / script)) for script in (*scripts, *modules))
-
-
-def _bytes(path: str | Path) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError:  # it has ended, or another user's process has taken its place
-        return b""
+    return any(_LIGHTNING.search(read(process.pid, "cwd", script)) for script in (*scripts, *modules))

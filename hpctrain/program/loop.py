@@ -8,6 +8,7 @@ import secrets
 import select
 import signal
 import time
+from contextlib import suppress
 from dataclasses import replace
 from types import FrameType, TracebackType
 
@@ -137,7 +138,13 @@ class EventLoop:
         while (code := self._child.code) is None or self._may_save(code):
             self._turn()
         self._read_events()
-        return self._end(code)
+        return ProgramEnd(
+            code=code,
+            stop_signal=self._stop_signal,
+            stopping=self.progress.stopping,
+            done=self.progress.done,
+            cut_short=self._interrupts > 1,
+        )
 
     def _turn(self) -> None:
         self._wait()
@@ -175,15 +182,6 @@ class EventLoop:
         if self._records is not None:
             self._records.close(self.progress)
 
-    def _end(self, code: int) -> ProgramEnd:
-        return ProgramEnd(
-            code=code,
-            stop_signal=self._stop_signal,
-            stopping=self.progress.stopping,
-            done=self.progress.done,
-            cut_short=self._interrupts > 1,
-        )
-
     def _wait(self) -> None:
         now = time.monotonic()
         poll = select.poll()
@@ -219,7 +217,8 @@ class EventLoop:
         if now < self._request_at:
             return
         self._request_at = now + REQUESTS_EVERY_S
-        self._require_ownership()
+        with suppress(OSError):  # the file system is unavailable
+            self._rank.claim.require_ownership()
         token = self._requests.new()
         if token is not None:
             self._write_stacks(self._collect(), "stacks as requested", token)
@@ -235,12 +234,6 @@ class EventLoop:
         elif now - self._stopped_at >= Phase.SAVING.bound_s(self._rank.config.health):
             log.warning("cancelled, and still running after health.save_timeout_s: killing the program")
             self._child.kill()
-
-    def _require_ownership(self) -> None:
-        try:
-            self._rank.claim.require_ownership()
-        except OSError:  # the file system is unavailable
-            return
 
     def _receive(self, number: signal.Signals, cause: str = "") -> None:
         if self._child.code is not None and self._child.code >= 0 and not self._stops:

@@ -92,17 +92,21 @@ class Process:
         return bool(self.state)
 
     @property
+    def words(self) -> list[str]:
+        """Its command line; an empty word after its end, or if it has none."""
+        return read(self.pid, "cmdline").split("\0")
+
+    @property
     def command(self) -> str:
         """Its command line, as one line; its name in brackets if it has none."""
-        words = " ".join(_read(self.pid, "cmdline").replace("\0", " ").split())
-        return words or f"[{_read(self.pid, 'comm').strip()}]"
+        return " ".join(" ".join(self.words).split()) or f"[{read(self.pid, 'comm').strip()}]"
 
     @property
     def is_shell(self) -> bool:
         """Whether it is a shell, which would die of a signal and leave alone the programs that it runs."""
-        program = Path(_link(self.pid, "exe")).name
+        program = Path(link(self.pid, "exe")).name
         if program in ("", "busybox"):
-            program = Path(_read(self.pid, "cmdline").partition("\0")[0]).name
+            program = Path(self.words[0]).name
         return program in SHELLS
 
     def handles(self, number: int) -> bool:
@@ -117,14 +121,14 @@ class Process:
         return bool(self._signals("SigBlk") >> (number - 1) & 1)
 
     def _signals(self, name: str) -> int:
-        found = next((line for line in _read(self.pid, "status").splitlines() if line.startswith(f"{name}:")), "0")
+        found = next((line for line in read(self.pid, "status").splitlines() if line.startswith(f"{name}:")), "0")
         return int(found.rpartition("\t")[2], 16)
 
     def reads_from(self, others: list[Process]) -> bool:
         """Whether its standard input is a pipe to which one of the others writes."""
-        pipe = _link(self.pid, "fd/0")
+        pipe = link(self.pid, "fd/0")
         return pipe.startswith("pipe:") and any(
-            pipe in (_link(other.pid, "fd/1"), _link(other.pid, "fd/2")) for other in others if other != self
+            pipe in (link(other.pid, "fd/1"), link(other.pid, "fd/2")) for other in others if other != self
         )
 
     def children(self) -> list[Process]:
@@ -133,7 +137,7 @@ class Process:
         # not psutil's: it reads the state of every process of the machine
         with suppress(OSError):
             for task in os.listdir(f"/proc/{self.pid}/task"):  # noqa: PTH208 - names
-                found += map(int, _read(self.pid, f"task/{task}/children").split())
+                found += map(int, read(self.pid, f"task/{task}/children").split())
         return [child for child in map(Process.of, found) if child is not None and child.alive]
 
     def descendants(self) -> Iterator[Process]:
@@ -153,24 +157,26 @@ def listing(root: Process) -> str:
     """One line for each process of a tree: number, state, where it waits in the kernel, command line."""
     lines = []
     for process in (root, *root.descendants()):
-        place = _read(process.pid, "wchan").strip("0\n") or "-"
+        place = read(process.pid, "wchan").strip("0\n") or "-"
         lines.append(f"{process.pid:>8} {process.state or 'ended':<5} {place:<24} {process.command[:500]}\n")
     return f"{'pid':>8} {'state':<5} {'waits in':<24} command\n{''.join(lines)}"
 
 
 def _stat(pid: int) -> list[str] | None:
-    text = _read(pid, "stat")
+    text = read(pid, "stat")
     # the fields after the command's name, which stands in parentheses and may contain spaces and parentheses
     return text.rpartition(")")[2].split() if text else None
 
 
-def _read(pid: int, name: str) -> str:
+def read(pid: int, *names: str) -> str:
+    """Return the text of a file in a process's folder of /proc; empty if it can't be read."""
     with suppress(OSError):
-        return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
+        return Path("/proc", str(pid), *names).read_text(errors="replace")
     return ""
 
 
-def _link(pid: int, name: str) -> str:
+def link(pid: int, name: str) -> str:
+    """Return the target of a link in a process's folder of /proc; empty if it can't be read."""
     with suppress(OSError):
         return str(Path(f"/proc/{pid}/{name}").readlink())
     return ""
@@ -382,7 +388,7 @@ class ProgramStacks:
 
 def _ask(processes: list[Process], folder: Path) -> dict[Process, str]:
     files = {process: folder / f"stacks_{process.pid}" for process in processes}
-    sizes = {process: _size(file) for process, file in files.items()}
+    sizes = {process: size_of(file) for process, file in files.items()}
     for process in processes:
         process.send(signal.SIGUSR1)
     latest = dict(sizes)
@@ -391,7 +397,7 @@ def _ask(processes: list[Process], folder: Path) -> dict[Process, str]:
     while processes and now < deadline:
         time.sleep(_POLL_S)
         now = time.monotonic()
-        current = {process: _size(file) for process, file in files.items()}
+        current = {process: size_of(file) for process, file in files.items()}
         if current != latest:
             latest, settled = current, now + SETTLED_S
         if now >= settled and all(latest[process] > sizes[process] for process in processes):
@@ -399,7 +405,8 @@ def _ask(processes: list[Process], folder: Path) -> dict[Process, str]:
     return {process: _read_from(files[process], sizes[process]) for process in processes}
 
 
-def _size(path: Path) -> int:
+def size_of(path: Path) -> int:
+    """Return the size of a file in bytes; 0 if it doesn't exist."""
     try:
         return path.stat().st_size
     except OSError:

@@ -76,14 +76,12 @@ class Event:
             return None
         if not isinstance(fields, dict):
             return None
-        kind, rank = str(fields.get("event")), fields.get("rank")
+        kind = str(fields.get("event"))
         types = _FIELDS.get(kind)
-        if types is None or describe_wrong_field(fields, types, _REQUIRED.get(kind, ())):
-            return None
-        if rank is not None and not COUNT.accepts(rank):
+        if types is None or describe_wrong_field(fields, {"rank": COUNT, **types}, _REQUIRED.get(kind, ())):
             return None
         metrics = _metrics(fields.get("metrics") or {})
-        return None if metrics is None else cls(kind, rank, fields, metrics)
+        return None if metrics is None else cls(kind, fields.get("rank"), fields, metrics)
 
 
 def _metrics(found: object) -> dict[str, float] | None:
@@ -247,10 +245,6 @@ class Records:
             step=self._saved,
         )
         times.record_in(rank.claim_folder)
-
-    def begun(self) -> None:
-        """Count the time from now on as the program's work: without a session, that is all that is known of it."""
-        self._times.enter("train_s")
 
     def add(self, event: Event, progress: Progress) -> None:
         """Record an event.

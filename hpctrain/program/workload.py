@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from hpctrain.errors import (
 from hpctrain.phrases import listed, on_one_line
 from hpctrain.program.loop import EventLoop, HangError, Signals
 from hpctrain.program.output import ProgramEnd, ProgramOutcome, ProgramOutput, outcome_of, read_tail
-from hpctrain.program.processes import Child
+from hpctrain.program.processes import Child, size_of
 from hpctrain.program.rank import ProgramRank, command_in_copy, program_variables
 from hpctrain.program.reports import EventPipe, Records
 from hpctrain.rank.classification import classify
@@ -163,20 +163,11 @@ def _run(rank: ProgramRank, times: Times, signals: Signals) -> int:
     events = EventPipe(rank.session)
     records = Records(rank, times, events) if rank.is_rank_zero else None
     rank = replace(rank, environment=replace(rank.environment, master_addr=address))
-    variables = program_variables(rank, os.environ)
-    command = command_of(rank.config)
-    if rank.code is not None:
-        command = command_in_copy(rank.code, command)
-    output_start, kills, began = _size(rank.log), oom_kills(), time.time()
-    log.info("attempt %d: starting %s", rank.attempt, _shown(command))
-    stop_signal = signal.Signals[f"SIG{rank.config.run.signal}"]
-    child = Child(
-        *(command, variables, rank.folder), stop_signal=stop_signal, session=rank.session, output=rank.output.writer
-    )
-    rank.output.start()
+    output_start, kills, began = size_of(rank.log), oom_kills(), time.time()
+    child = _start(rank)
+    # without a session, that is all that is known of the program's work
+    times.enter("train_s")
     try:
-        if records is not None:
-            records.begun()
         loop = EventLoop(rank, child, signals, events, records)
         end = replace(loop.run(), out_of_memory=oom_kills() > kills)
         rank.output.drain()
@@ -202,6 +193,25 @@ def _run(rank: ProgramRank, times: Times, signals: Signals) -> int:
     # after a stop, another code would have the launcher kill the other ranks, which may still save
     stopped = end.stop_signal is not None
     return ExitCode.FINISHED if stopped or outcome.reason.meaning.orderly else ExitCode.FAILED
+
+
+def _start(rank: ProgramRank) -> Child:
+    command = command_of(rank.config)
+    if rank.code is not None:
+        command = command_in_copy(rank.code, command)
+    text = on_one_line(shlex.join(command))
+    text = text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
+    log.info("attempt %d: starting %s", rank.attempt, text)
+    child = Child(
+        command,
+        program_variables(rank, os.environ),
+        rank.folder,
+        stop_signal=signal.Signals[f"SIG{rank.config.run.signal}"],
+        session=rank.session,
+        output=rank.output.writer,
+    )
+    rank.output.start()
+    return child
 
 
 def _outcome(rank: ProgramRank, end: ProgramEnd, output_start: int) -> ProgramOutcome:
@@ -241,15 +251,3 @@ def _report_written(rank: ProgramRank, began: float) -> None:
             "while the program ran, something wrote into what all runs share: %s in %s; %s",
             *(listed(originals), code.root, remedy),
         )
-
-
-def _shown(command: Sequence[str]) -> str:
-    text = on_one_line(shlex.join(command))
-    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
