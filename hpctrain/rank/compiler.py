@@ -12,6 +12,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -46,7 +47,9 @@ def compiler_spared() -> Iterator[None]:
     if _COMPILER in sys.modules or "_dynamo" in vars(torch):
         yield
         return
-    stand_in: Any = _StandIn(_COMPILER, utils=_StandIn(f"{_COMPILER}.utils", get_optimize_ddp_mode=_usual_mode))
+    # torch._dynamo.config.optimize_ddp is True by default
+    utils = _StandIn(module=f"{_COMPILER}.utils", get_optimize_ddp_mode=lambda: "ddp_optimizer")
+    stand_in: Any = _StandIn(module=_COMPILER, utils=utils)
     torch._dynamo = stand_in
     try:
         yield
@@ -145,20 +148,10 @@ def _until_compiling(function: Callable[..., Any], wrapper: Callable[..., Any]) 
     return call
 
 
-def _usual_mode() -> str:
-    return "ddp_optimizer"  # torch._dynamo.config.optimize_ddp is True by default
-
-
-class _StandIn:
+class _StandIn(SimpleNamespace):
     """A module of which some attributes are known; any other attribute imports it."""
 
-    def __init__(self, name: str, **known: object) -> None:
-        self._name = name
-        self._known = known
-
     def __getattr__(self, name: str) -> object:
-        if name in self._known:
-            return self._known[name]
         # torch's own attribute must be gone, or the import would not set it to the real module
         vars(torch).pop("_dynamo", None)
-        return getattr(importlib.import_module(self._name), name)
+        return getattr(importlib.import_module(self.module), name)

@@ -284,11 +284,10 @@ class Rank:
         owner = Owner.read(member.claim_folder)
         if owner is not None and owner.is_here and owner.pid == os.getpid():
             # the launcher, which would close the attempt, is this process and ends with it
-            outcome, directory, place = Outcome(Reason.HANG, self.step, detail), member.directory, self.environment
-            record_end(
-                directory, member.attempt, outcome, world_size=place.world_size, nodes=place.nodes, ends_run=True
-            )
-            os.write(STDERR, f"hpctrain: stacks: {member.stacks}; to resume: {resume_command(directory)}\n".encode())
+            outcome = Outcome(Reason.HANG, self.step, detail)
+            record_own_end(member.directory, member.attempt, outcome, self.environment)
+            remedy = resume_command(member.directory)
+            os.write(STDERR, f"hpctrain: stacks: {member.stacks}; to resume: {remedy}\n".encode())
         else:
             self.close_attempt(Reason.HANG, detail)
 
