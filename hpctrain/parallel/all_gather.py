@@ -8,13 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-_groups: list[dist.ProcessGroup] = []
-"""The group whose tensors are gathered, if it isn't that of all ranks."""
-
-
-def set_gather_group(group: dist.ProcessGroup | None) -> None:
-    """Gather the tensors of a group from now on: the ranks with other samples than this one; None for all ranks."""
-    _groups[:] = [] if group is None else [group]
+from hpctrain.parallel.mesh import group_with_other_samples
 
 
 def all_gather_with_grad(tensor: Tensor) -> Tensor:
@@ -48,7 +42,7 @@ def all_gather_with_grad(tensor: Tensor) -> Tensor:
 class _AllGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:  # noqa: ARG004 - torch passes it
-        group = _groups[0] if _groups else None
+        group = group_with_other_samples()
         size = dist.get_world_size(group)
         gathered = tensor.new_empty((size * len(tensor), *tensor.shape[1:]))
         dist.all_gather(list(gathered.chunk(size)), tensor.contiguous(), group=group)
@@ -56,7 +50,7 @@ class _AllGather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:  # noqa: ARG004 - torch passes it
-        group = _groups[0] if _groups else None
+        group = group_with_other_samples()
         sent = gradients[0].contiguous()
         received = torch.empty_like(sent)
         # not reduce_scatter: here the ranks' parts are added in one fixed order, with any backend

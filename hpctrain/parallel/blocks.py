@@ -55,16 +55,16 @@ def _matching(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]
 
 def _repeated(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
     for name, child in module.named_children():
-        members = [(own, member) for own, member in child.named_children() if _has_parameters(member)]
-        holds = isinstance(child, nn.ModuleList | nn.ModuleDict | nn.Sequential)
-        if holds and len(members) > 1 and len({type(member) for _, member in members}) == 1:
-            yield from ((f"{prefix}{name}.{own}", member) for own, member in members)
-        else:
-            yield from _repeated(child, f"{prefix}{name}.")
+        yield from _members(child, f"{prefix}{name}.") or _repeated(child, f"{prefix}{name}.")
     if not prefix and isinstance(module, nn.Sequential):
-        members = [(own, member) for own, member in module.named_children() if _has_parameters(member)]
-        if len(members) > 1 and len({type(member) for _, member in members}) == 1:
-            yield from members
+        yield from _members(module, "")
+
+
+def _members(module: nn.Module, prefix: str) -> list[tuple[str, nn.Module]]:
+    """Return the members of a list or sequence, if those with parameters are of one class."""
+    holds = isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential)
+    members = [(f"{prefix}{name}", child) for name, child in module.named_children() if _has_parameters(child)]
+    return members if holds and len(members) > 1 and len({type(member) for _, member in members}) == 1 else []
 
 
 def _has_parameters(module: nn.Module) -> bool:

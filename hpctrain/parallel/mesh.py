@@ -13,13 +13,15 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from hpctrain.config.mesh import MeshShape
-from hpctrain.parallel.all_gather import set_gather_group
 from hpctrain.rank.group import SAVING, gloo_group
 from hpctrain.rank.world import World
 
 if TYPE_CHECKING:
     # only pipelines have them
     from hpctrain.parallel.neighbours import Neighbours
+
+_meshes: list[Mesh] = []
+"""The mesh that this process has joined last; empty if each rank has a replica of the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +162,7 @@ def join_mesh(world: World, shape: MeshShape | None, timeout_s: float) -> Traini
     """
     # a world of one has no store, and forms no mesh
     mesh = None if shape is None or world.store is None else _form_mesh(world, shape, timedelta(seconds=timeout_s))
-    set_gather_group(None if mesh is None else mesh.samples)
+    _meshes[:] = [] if mesh is None else [mesh]
     return TrainingWorld(**{field.name: getattr(world, field.name) for field in fields(World)}, mesh=mesh)
 
 
@@ -182,8 +184,13 @@ def world_without_others(shape: MeshShape, devices: tuple[torch.device, ...]) ->
     assert dist.group.WORLD is not None
     device_mesh = _device_mesh(shape, devices[0])
     mesh = Mesh(shape, device_mesh, dist.group.WORLD, _group_with_other_samples(shape, device_mesh))
-    set_gather_group(mesh.samples)
+    _meshes[:] = [mesh]
     return TrainingWorld(rank=0, size=shape.tensor, local_rank=0, devices=devices, mesh=mesh)
+
+
+def group_with_other_samples() -> dist.ProcessGroup | None:
+    """Return the group of the ranks with other samples than this one, and itself; None if these are all ranks."""
+    return _meshes[0].samples if _meshes else None
 
 
 def _form_mesh(world: World, shape: MeshShape, timeout: timedelta) -> Mesh:

@@ -35,7 +35,6 @@ MOST_TRACEBACKS = 100
 _STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d hpctrain: "
 _OWN_LINE = re.compile(rf"(^)?{_STAMP}.*\n", re.MULTILINE)
 """What this process has logged, perhaps after an unfinished line of the program."""
-_STAMP_AT_END = re.compile(f"{_STAMP}$".encode())
 _TRACEBACK = re.compile(r"(?P<prefix>(\[rank\d+\]: ?)?)(Original )?Traceback \(most recent call last\):")
 _EXCEPTION = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(: (?P<text>.*))?$")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
@@ -144,27 +143,21 @@ def read_tail(log: Path, start: int, end_mark: str) -> str:
         end_mark: in a line that this process has logged after the program's end; what follows isn't the program's.
     """
     deadline = time.monotonic() + ARRIVED_S
-    mark = end_mark.encode()
+    # the program may have left its last line unfinished
+    mark = re.compile(f"(?:{_STAMP})?{re.escape(end_mark)}")
     while True:
         try:
             with log.open("rb") as file:
                 size = file.seek(0, 2)
                 file.seek(max(start if start <= size else 0, size - TAIL_BYTES))
-                data = file.read()
+                text = file.read().decode(errors="replace")
         except OSError:
             return ""
-        found = data.rfind(mark)
-        if found >= 0 or time.monotonic() > deadline:
-            kept = data if found < 0 else data[: _line_of(data, found)]
-            return _OWN_LINE.sub(lambda one: "" if one[1] is not None else "\n", kept.decode(errors="replace"))
+        marks = [*mark.finditer(text)]
+        if marks or time.monotonic() > deadline:
+            text = text[: marks[-1].start()] if marks else text
+            return _OWN_LINE.sub(lambda line: "" if line[1] is not None else "\n", text)
         time.sleep(0.02)
-
-
-def _line_of(data: bytes, mark: int) -> int:
-    """Where this process' line with the end mark begins; the program may have left its last one unfinished."""
-    start = data.rfind(b"\n", 0, mark) + 1
-    stamp = _STAMP_AT_END.search(data, start, mark)
-    return start if stamp is None else stamp.start()
 
 
 def find_errors(text: str) -> list[OutputError]:
@@ -253,7 +246,10 @@ class ProgramEnd:
     @property
     def text(self) -> str:
         """The exit code, or the signal."""
-        return f"exit code {self.code}" if self.code >= 0 else f"killed by {signal_name(-self.code)}"
+        if self.killed_by is None:
+            return f"exit code {self.code}"
+        name = f"killed by {signal_name(self.killed_by)}"
+        return name if self.code < 0 else f"{name} (exit code {self.code})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,23 +273,19 @@ def outcome_of(end: ProgramEnd, output: str, run: ProgramRun, world_size: int) -
     """
     if end.cut_short:
         return ProgramOutcome(Reason.INTERRUPTED, "ended at once by a second Ctrl-C, without a save")
-    if end.done:
+    was_stopped = end.stop_signal is not None or end.stopping != ""
+    code_counts = not was_stopped or run.on_stop == "exit_code"
+    if end.done or (end.code == 0 and code_counts):
         return ProgramOutcome(Reason.COMPLETED)
-    if end.stop_signal is not None or end.stopping:
-        return _after_stop(end, output, run)
-    if end.code == 0:
-        return ProgramOutcome(Reason.COMPLETED)
+    if not code_counts:
+        by_itself = end.stop_signal is None and end.stopping == DEADLINE
+        message = "" if end.code == 0 else f"after the stop: {end.text}"
+        return ProgramOutcome(Reason.TIME_LIMIT if by_itself else Reason.INTERRUPTED, message)
+    if was_stopped:
+        return _described(Reason.FAILED, end, next(reversed(find_errors(output)), None))
     if end.out_of_memory and end.killed_by == signal.SIGKILL:
-        return ProgramOutcome(Reason.OUT_OF_MEMORY, f"{_killed(end)}: the kernel was out of memory")
+        return ProgramOutcome(Reason.OUT_OF_MEMORY, f"{end.text}: the kernel was out of memory")
     return _failure(end, output, run, world_size)
-
-
-def _after_stop(end: ProgramEnd, output: str, run: ProgramRun) -> ProgramOutcome:
-    if run.on_stop == "exit_code":
-        return ProgramOutcome(Reason.COMPLETED) if end.code == 0 else _described(Reason.FAILED, end, _last(output))
-    message = "" if end.code == 0 else f"after the stop: {end.text}"
-    by_itself = end.stop_signal is None and end.stopping == DEADLINE
-    return ProgramOutcome(Reason.TIME_LIMIT if by_itself else Reason.INTERRUPTED, message)
 
 
 def _failure(end: ProgramEnd, output: str, run: ProgramRun, world_size: int) -> ProgramOutcome:
@@ -323,19 +315,8 @@ def _classified(error: OutputError, world_size: int) -> Classification:
 def _described(
     reason: Reason, end: ProgramEnd, error: OutputError | None, *, blames_peer: bool = False
 ) -> ProgramOutcome:
-    how = end.text if end.killed_by is None else _killed(end)
     if error is None:
-        return ProgramOutcome(reason, f"{how}, without any output", blames_peer=blames_peer)
+        return ProgramOutcome(reason, f"{end.text}, without any output", blames_peer=blames_peer)
     if end.killed_by in (signal.SIGKILL, signal.SIGTERM) and not blames_peer:
-        return ProgramOutcome(reason, how, error.traceback)  # from outside: what it printed last isn't the cause
-    return ProgramOutcome(reason, f"{how}: {error.message}", error.traceback, blames_peer)
-
-
-def _killed(end: ProgramEnd) -> str:
-    assert end.killed_by is not None
-    name = f"killed by {signal_name(end.killed_by)}"
-    return name if end.code < 0 else f"{name} (exit code {end.code})"
-
-
-def _last(output: str) -> OutputError | None:
-    return next(reversed(find_errors(output)), None)
+        return ProgramOutcome(reason, end.text, error.traceback)  # from outside: what it printed last isn't the cause
+    return ProgramOutcome(reason, f"{end.text}: {error.message}", error.traceback, blames_peer)

@@ -145,15 +145,12 @@ class Pipeline:
         Returns:
             What `compute` returns, where the last stage is; None elsewhere.
         """
-        found, kind = None, ("evaluation", key)
-        for local_stage in range(self.stages.num_own):
-            receive = partial(self._receive, _OpenPass(), Pass(True, local_stage, 0), kind)
+
+        def evaluate_stage(local_stage: int, receive: Callable[[], Activations]) -> Any:
             with counts_once(self.stages.ends(local_stage), local_stage + 1 < self.stages.num_own):
-                found = self._in_stage(local_stage, receive, compute)
-            if not self.stages.ends(local_stage):
-                self._pass_on(local_stage, kind, found)
-                found = None
-        return found
+                return self._in_stage(local_stage, receive, compute)
+
+        return self._through_stages(("evaluation", key), evaluate_stage)
 
     @contextmanager
     def calls(self, key_of: Callable[[Any], Hashable]) -> Iterator[None]:
@@ -165,16 +162,22 @@ class Pipeline:
         forward = self.stages.model.forward
 
         def through_all_stages(*arguments: Any, **options: Any) -> Tensor:
-            kind, found = ("call", key_of((arguments, options))), None
-            for local_stage in range(self.stages.num_own):
-                receive = partial(self._receive, _OpenPass(), Pass(True, local_stage, 0), kind)
-                found = self.stages.forward(local_stage, forward, receive, arguments, options)
-                if not self.stages.ends(local_stage):
-                    self._pass_on(local_stage, kind, found)
-            return self._share_output(found)
+            def call_stage(local_stage: int, receive: Callable[[], Activations]) -> Any:
+                return self.stages.forward(local_stage, forward, receive, arguments, options)
+
+            return self._share_output(self._through_stages(("call", key_of((arguments, options))), call_stage))
 
         with forward_replaced(self.stages.model, through_all_stages):
             yield
+
+    def _through_stages(self, kind: Hashable, compute: Callable[[int, Callable[[], Activations]], Any]) -> Any:
+        """Compute all stages of this rank, without gradients; return what the last stage returns, None elsewhere."""
+        for local_stage in range(self.stages.num_own):
+            output = compute(local_stage, partial(self._receive, _OpenPass(), Pass(True, local_stage, 0), kind))
+            if self.stages.ends(local_stage):
+                return output
+            self._pass_on(local_stage, kind, output)
+        return None
 
     def _share_output(self, found: Any) -> Tensor:
         """Send the last stage's output to all ranks of the pipeline, and return it."""
