@@ -240,7 +240,7 @@ def _build_shared(
         divide(model, find_plan(model, task, mesh.shape.tensor), mesh.tensor_mesh)
     stages = None
     if mesh.neighbours is not None:
-        from hpctrain.parallel.pipeline.replica import PipelineReplica, cut_into_stages, join_pipeline
+        from hpctrain.parallel.pipeline.replica import cut_into_stages, join_pipeline
 
         # as above: names are those of the plan
         stages = cut_into_stages(model, task, config.parallel, mesh.neighbours, is_logged=world.is_rank_zero)
@@ -276,8 +276,7 @@ def _build_shared(
     root.settle()
     replica = FsdpReplica(root, world, config.parallel)
     if stages is not None:
-        pipeline = join_pipeline(root, stages, config, world)
-        replica = PipelineReplica(root, world, config.parallel, pipeline, _shapes_of)
+        replica = join_pipeline(root, stages, config, world, _shapes_of)
     return Network(model, model, None, replica, partial(ShardedSaver, world=world, copies=replica.copies))
 
 

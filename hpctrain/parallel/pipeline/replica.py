@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
+from functools import partial
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from hpctrain.config.mesh import keeps_gradients_whole
 from hpctrain.config.parallel import Parallel
 from hpctrain.config.root import Config
-from hpctrain.parallel.fsdp import FsdpReplica, ShardedLossModule
+from hpctrain.errors import TaskError
+from hpctrain.parallel.fsdp import FsdpReplica, ShardedLossModule, total_norm
+from hpctrain.parallel.local_part import local_part
 from hpctrain.parallel.mesh import TrainingWorld
-from hpctrain.parallel.neighbours import Neighbours, groups_of_positions
-from hpctrain.parallel.pipeline.pipeline import Pipeline
+from hpctrain.parallel.neighbours import Arrival, Form, Neighbours, groups_of_positions
 from hpctrain.parallel.pipeline.plan import find_plan, stages_of
 from hpctrain.parallel.pipeline.random_streams import RandomStreams
-from hpctrain.parallel.pipeline.stages import Stages
-from hpctrain.parallel.replica import Accumulating, CountsOnce, Passes
+from hpctrain.parallel.pipeline.schedule import Pass, passes_of
+from hpctrain.parallel.pipeline.stages import Activations, Stage, Stages, forward_replaced
+from hpctrain.parallel.replica import Accumulating, CountsOnce, PartPasses, Passes
 from hpctrain.phrases import listed
 from hpctrain.rank.determinism import rank_seed
 
@@ -32,18 +38,42 @@ MOST_MICRO_BATCHES = 2**20
 """Of a step; keeps the numbers of micro-batches of different steps apart."""
 SHOWN = 6
 """How many modules of a stage the log names."""
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.bool)
+"""Types of the tensors that callbacks can get from the model."""
+MOST_DIMENSIONS = 8
+"""Of a tensor that callbacks can get from the model."""
 
 log = logging.getLogger("hpctrain.train")
+
+
+class _OpenPass:
+    """A forward pass whose backward pass is still to come.
+
+    Attributes:
+        given: activations of the stage before, with room for gradients.
+        output: what was computed: activations, or the loss.
+    """
+
+    def __init__(self) -> None:
+        self.given: Sequence[Tensor] = ()
+        self.output: Any = None
+
+    @property
+    def awaited(self) -> list[Tensor]:
+        """The activations for which the next stage returns gradients."""
+        return [tensor for tensor in _as_tuple(self.output) if tensor.requires_grad]
 
 
 class PipelineReplica(FsdpReplica):
     """A replica of which each rank has some stages; ranks at the same position share the parameters of theirs.
 
     Args:
-        root: see `FsdpReplica`.
+        root: see `FsdpReplica`; it sends no buffers by itself: a backward pass may still need those of an earlier
+            micro-batch, so they are sent once for each step.
         world: the ranks.
-        parallel: of the configuration.
-        pipeline: of this rank.
+        config: of the run.
+        stages: of this rank.
+        shared: parameters of this rank that other positions have as well, with the group of these ranks.
         shapes_of: returns a key of a batch or of arguments, equal for those whose tensors have equal shapes.
     """
 
@@ -53,15 +83,30 @@ class PipelineReplica(FsdpReplica):
         self,
         root: ShardedLossModule,
         world: TrainingWorld,
-        parallel: Parallel,
-        pipeline: Pipeline,
+        config: Config,
+        stages: Stages,
+        *,
+        shared: Sequence[tuple[nn.Parameter, dist.ProcessGroup]],
         shapes_of: Callable[[Any], Hashable],
     ) -> None:
-        super().__init__(root, world, parallel)
-        self._pipeline = pipeline
+        super().__init__(root, world, config.parallel)
+        assert self._mesh.neighbours is not None
+        self.has_results = stages.is_last
+        self.copies = stages.copies
+        self._stages = stages
+        self._neighbours = self._mesh.neighbours
+        self._streams = RandomStreams(rank_seed(config.seed, world.share.number), world.gpus)
+        self._group = self._mesh.device_mesh.get_group("pipeline")
+        self._device = world.device
+        self._shared = shared
         self._shapes_of = shapes_of
-        self.has_results = pipeline.stages.is_last
-        self.copies = pipeline.stages.copies
+        self._counted_elsewhere = {
+            id(parameter)
+            for name, parameter in stages.model.named_parameters(remove_duplicate=False)
+            if name in stages.copies
+        }
+        self._arrivals: dict[Pass, Arrival] = {}
+        self._open: dict[tuple[int, int], _OpenPass] = {}
 
     def accumulate(
         self,
@@ -75,36 +120,179 @@ class PipelineReplica(FsdpReplica):
         del accumulating
         first = step * MOST_MICRO_BATCHES
         # what loading draws in this process has to be the same on all ranks of the pipeline, too
-        with self._pipeline.streams.of_task(first + MOST_MICRO_BATCHES - 1):
+        with self._streams.of_task(first + MOST_MICRO_BATCHES - 1):
             step_batches = list(_until_last(micro_batches))
         if timer is not None:
             timer.mark("data")
         keys = [self._shapes_of(micro_batch.batch) for micro_batch in step_batches]
-        self._pipeline.step(passes.begin_parts(step_batches, timer), keys, first)
+        self._compute_step(passes.begin_parts(step_batches, timer), keys, first)
         return step_batches[-1].rescale
 
+    def _compute_step(self, work: PartPasses, keys: Sequence[Hashable], first_number: int) -> None:
+        """Compute the gradients of one step.
+
+        Args:
+            work: what is computed.
+            keys: of the micro-batches; equal for those of equal shapes.
+            first_number: of the first micro-batch, for the random numbers of the task.
+        """
+        neighbours = self._neighbours
+        self._root.send_buffers()
+        kinds = [("step", key) for key in keys]
+        passes = passes_of(neighbours.position, neighbours.degree, len(self._stages.own), len(keys))
+        for each, following in zip_longest(passes, passes[1:]):
+            # receives match sends in order, so that the next pass can't begin to receive before this one
+            if self._begin_receiving(each, kinds) and following is not None:
+                self._begin_receiving(following, kinds)
+            place = each.local_stage, each.micro_batch
+            if each.is_forward:
+                self._open[place] = self._forward(each, work, kinds, first_number + each.micro_batch)
+            else:
+                self._backward(each, work, self._open.pop(place))
+        neighbours.finish()
+        self._add_up_shared()
+
     def _total_norm(self, gradients: Mapping[Tensor, Tensor]) -> Tensor | None:
-        return self._pipeline.total_norm(gradients)
+        counted = [gradient for each, gradient in gradients.items() if id(each) not in self._counted_elsewhere]
+        norm = total_norm(counted) if counted else torch.zeros((), device=self._device)
+        # offloaded gradients are in host memory, and a rank without any must send from the same device as the others
+        square = norm.double().square().to(self._device)
+        dist.all_reduce(square, group=self._group)
+        return square.sqrt().to(norm.dtype)
 
     def evaluate(
         self, prepare: Callable[[], Callable[[nn.Module], Any]], batch: Any, number: int, counts_once: CountsOnce
     ) -> Any:
         """See `Replica`."""
         # a number that no step has, so that the task draws the same random numbers in each evaluation
-        with self._pipeline.streams.of_task(-1 - number):
-            return self._pipeline.evaluate(prepare(), self._shapes_of(batch), counts_once)
+        with self._streams.of_task(-1 - number):
+            compute = prepare()
+
+            def evaluate_stage(local_stage: int, receive: Callable[[], Activations]) -> Any:
+                with counts_once(self._stages.own[local_stage].is_last, local_stage + 1 < len(self._stages.own)):
+                    return self._in_stage(local_stage, receive, compute)
+
+            return self._through_stages(("evaluation", self._shapes_of(batch)), evaluate_stage)
 
     def loading(self, number: int) -> AbstractContextManager[object]:
         """See `Replica`: all ranks of the pipeline then draw the same random numbers."""
-        return self._pipeline.streams.of_task(-MOST_MICRO_BATCHES - number)
+        return self._streams.of_task(-MOST_MICRO_BATCHES - number)
 
     @contextmanager
     def calls(self) -> Iterator[None]:
-        """See `Replica`."""
-        with ExitStack() as contexts:
-            contexts.enter_context(super().calls())
-            contexts.enter_context(self._pipeline.calls(self._shapes_of))
+        """See `Replica`: each rank gets what the last stage returns."""
+        forward = self._stages.model.forward
+
+        def through_all_stages(*arguments: Any, **options: Any) -> Tensor:
+            def call_stage(local_stage: int, receive: Callable[[], Activations]) -> Any:
+                return self._stages.forward(local_stage, forward, receive, arguments, options)
+
+            kind = "call", self._shapes_of((arguments, options))
+            return self._share_output(self._through_stages(kind, call_stage))
+
+        with super().calls(), forward_replaced(self._stages.model, through_all_stages):
             yield
+
+    def _through_stages(self, kind: Hashable, compute: Callable[[int, Callable[[], Activations]], Any]) -> Any:
+        """Compute all stages of this rank, without gradients; return what the last stage returns, None elsewhere."""
+        for local_stage, stage in enumerate(self._stages.own):
+            output = compute(local_stage, partial(self._receive, _OpenPass(), Pass(True, local_stage, 0), kind))
+            if stage.is_last:
+                return output
+            self._pass_on(stage, kind, output)
+        return None
+
+    def _share_output(self, found: Any) -> Tensor:
+        """Send the last stage's output to all ranks of the pipeline, and return it."""
+        head = torch.zeros(2 + MOST_DIMENSIONS, dtype=torch.int64, device=self._device)
+        if self._stages.is_last:
+            if not isinstance(found, Tensor) or found.dim() > MOST_DIMENSIONS or found.dtype not in DTYPES:
+                kind = f"a tensor of {found.dtype}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+                raise TaskError(
+                    f"in a pipeline, callbacks can call a model that returns a tensor of a usual type, and not {kind}"
+                )
+            head[: 2 + found.dim()] = torch.tensor([DTYPES.index(found.dtype), found.dim(), *found.shape])
+        # the last position has the lowest rank
+        dist.broadcast(head, group=self._group, group_src=0)
+        dtype, dim, *sizes = head.tolist()
+        if not self._stages.is_last:
+            found = torch.empty(sizes[:dim], dtype=DTYPES[dtype], device=self._device)
+        found = found.contiguous()
+        dist.broadcast(found, group=self._group, group_src=0)
+        output: Tensor = found
+        return output
+
+    def _forward(self, current: Pass, work: PartPasses, kinds: Sequence[Hashable], number: int) -> _OpenPass:
+        stage, kind = self._stages.own[current.local_stage], kinds[current.micro_batch]
+        each, has_loss = _OpenPass(), stage.is_last
+        call = partial(self._in_stage, current.local_stage, partial(self._receive, each, current, kind))
+        is_repeated = stage is not self._stages.own[-1]
+        with self._streams.of_task(number):
+            each.output = work.forward(call, current.micro_batch, has_loss=has_loss, is_repeated=is_repeated)
+        if not has_loss:
+            self._pass_on(stage, kind, each.output)
+        return each
+
+    def _backward(self, current: Pass, work: PartPasses, each: _OpenPass) -> None:
+        if self._stages.own[current.local_stage].is_last:
+            work.backward(each.output, None, current.micro_batch)
+        else:
+            gradients = self._arrivals.pop(current).wait()
+            if awaited := each.awaited:
+                work.backward(awaited, gradients, current.micro_batch)
+        wanted = [tensor for tensor in each.given if tensor.requires_grad]
+        gradients = [torch.zeros_like(tensor) if tensor.grad is None else tensor.grad for tensor in wanted]
+        self._neighbours.to_before.send(gradients)
+
+    def _begin_receiving(self, each: Pass, kinds: Sequence[Hashable]) -> bool:
+        """Begin to receive what a pass needs, so that it comes while the pass before computes.
+
+        Returns:
+            Whether there is nothing left to receive for this pass.
+        """
+        stage = self._stages.own[each.local_stage]
+        if each in self._arrivals or (stage.is_first if each.is_forward else stage.is_last):
+            return True
+        if each.is_forward:
+            kind = stage.index, kinds[each.micro_batch]
+            wire = self._neighbours.from_before
+            if not wire.knows(kind):
+                return False
+            self._arrivals[each] = wire.expect(wire.forms(kind))
+        else:
+            opened = self._open.get((each.local_stage, each.micro_batch))
+            if opened is None:
+                return False
+            self._arrivals[each] = self._neighbours.from_next.expect([Form.of(tensor) for tensor in opened.awaited])
+        return True
+
+    def _in_stage(
+        self, local_stage: int, receive: Callable[[], Activations], compute: Callable[[nn.Module], Any]
+    ) -> Any:
+        stages, streams = self._stages, self._streams
+        return self._root(lambda model: stages.compute(local_stage, compute, receive, streams, model))
+
+    def _receive(self, each: _OpenPass, current: Pass, kind: Hashable) -> Activations:
+        """Wait for the activations of the stage before."""
+        wire = self._neighbours.from_before
+        forms = wire.forms((self._stages.own[current.local_stage].index, kind))
+        arrival = self._arrivals.pop(current, None) or wire.expect(forms)
+        each.given = arrival.wait()
+        for tensor, form in zip(each.given, forms, strict=True):
+            tensor.requires_grad_(form.requires_grad)
+        return tuple(each.given) if len(each.given) > 1 else each.given[0]
+
+    def _pass_on(self, stage: Stage, kind: Hashable, output: Activations) -> None:
+        self._neighbours.to_next.send_described((stage.index + 1, kind), _as_tuple(output))
+
+    def _add_up_shared(self) -> None:
+        """Give all positions that have a parameter the sum of its gradients."""
+        for parameter, group in self._shared:
+            if not parameter.requires_grad:
+                continue
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(local_part(parameter.grad), group=group)
 
 
 def cut_into_stages(
@@ -131,7 +319,13 @@ def cut_into_stages(
     return Stages(model, names, neighbours.position, neighbours.degree)
 
 
-def join_pipeline(root: ShardedLossModule, stages: Stages, config: Config, world: TrainingWorld) -> Pipeline:
+def join_pipeline(
+    root: ShardedLossModule,
+    stages: Stages,
+    config: Config,
+    world: TrainingWorld,
+    shapes_of: Callable[[Any], Hashable],
+) -> PipelineReplica:
     """Make this rank's part in a pipeline; collective.
 
     Args:
@@ -139,24 +333,28 @@ def join_pipeline(root: ShardedLossModule, stages: Stages, config: Config, world
         stages: of this rank.
         config: of the run.
         world: the ranks.
+        shapes_of: see `PipelineReplica`.
     """
     assert world.mesh is not None
-    neighbours, shape = world.mesh.neighbours, world.mesh.shape
-    assert neighbours is not None
-    if stages.num_own > 1 and not keeps_gradients_whole(config.parallel, shape):
+    shape = world.mesh.shape
+    root.sends_buffers = False
+    if len(stages.own) > 1 and not keeps_gradients_whole(config.parallel, shape):
         # FSDP2 keeps the gradients that wait for the other replicas in one piece for each group of parameters, in which
         # those of different stages would be mixed
         root.accumulating = None
     timeout = timedelta(seconds=config.health.collective_timeout_s)
     groups = groups_of_positions(shape, world.rank, list(stages.shared.values()), timeout)
+    # the groups of this rank are those of its position
     shared = [
         (stages.model.get_parameter(name), groups[positions])
         for name, positions in stages.shared.items()
-        if neighbours.position in positions
+        if positions in groups
     ]
-    streams = RandomStreams(rank_seed(config.seed, world.share.number), world.gpus)
-    group = world.mesh.device_mesh.get_group("pipeline")
-    return Pipeline(root, stages, neighbours, streams, group=group, device=world.device, shared=shared)
+    return PipelineReplica(root, world, config, stages, shared=shared, shapes_of=shapes_of)
+
+
+def _as_tuple(output: Activations) -> tuple[Tensor, ...]:
+    return output if isinstance(output, tuple) else (output,)
 
 
 def _until_last(micro_batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:

@@ -25,28 +25,56 @@ Activations: TypeAlias = Tensor | tuple[Tensor, ...]
 _NOTHING = object()
 
 
-class Chain:
-    """Checks that a model passes activations from one module to the next through the placeholders of a stage.
+class Stage:
+    """A stage of this rank, with placeholders for the modules of other stages.
 
     A placeholder returns its first argument. That is right only where each module continues with what the one before
-    has returned: `x + self.attention(x)` would become `x + x`.
+    has returned: `x + self.attention(x)` would become `x + x`. So the stage checks what passes through them.
 
     Args:
-        stage: number of the stage.
+        model: whole.
+        names: modules and parameters of each stage of the pipeline.
+        index: number of the stage.
+
+    Attributes:
+        index: as given.
+        is_first: whether it is the first of the pipeline.
+        is_last: whether it is the last of the pipeline.
     """
 
-    def __init__(self, stage: int) -> None:
-        self._stage = stage
+    def __init__(self, model: nn.Module, names: Sequence[Sequence[str]], index: int) -> None:
+        self.index = index
+        self.is_first = index == 0
+        self.is_last = index == len(names) - 1
+        self._placeholders = _placeholders(model, names, self)
         self._given: Any = None
         self._leaves: Any = _NOTHING
 
-    def begin(self, given: Any) -> None:
-        """Begin a pass.
+    def call(self, forward: Callable[..., Any], given: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Call the model's forward in this stage.
 
         Args:
-            given: the activations of the stage before.
+            forward: of the whole model.
+            given: the activations of the stage before; None in the first one.
+            arguments: of the call.
+            options: of the call, by name.
+
+        Raises:
+            TaskError: a stage before the last one returns something else than tensors, or what the model returns has
+                changed after its last module.
         """
-        self._given, self._leaves = given, _NOTHING
+        self._given = given
+        self._leaves = _NOTHING
+        with self._without_others():
+            output = forward(*arguments, **options)
+        if self.is_last:
+            return output
+        activations = _checked(output)
+        if self._leaves is not _NOTHING and output is not self._leaves:
+            raise self._broken("", "what this stage has computed")
+        self._given = None
+        self._leaves = _NOTHING
+        return activations
 
     def pass_through(self, name: str, value: Any, *, is_earlier: bool) -> Any:
         """Return the first argument of a call of a placeholder.
@@ -69,15 +97,16 @@ class Chain:
             raise self._broken(name, "what this stage has computed")
         return value
 
-    def end(self, output: Any) -> None:
-        """Check what the model returns at the end of this stage.
-
-        Raises:
-            TaskError: it has changed after the last module of the stage.
-        """
-        if self._leaves is not _NOTHING and output is not self._leaves:
-            raise self._broken("", "what this stage has computed")
-        self._given, self._leaves = None, _NOTHING
+    @contextmanager
+    def _without_others(self) -> Iterator[None]:
+        before = [parent._modules[name] for parent, name, _ in self._placeholders]
+        for parent, name, placeholder in self._placeholders:
+            parent._modules[name] = placeholder
+        try:
+            yield
+        finally:
+            for (parent, name, _), module in zip(self._placeholders, before, strict=True):
+                parent._modules[name] = module
 
     def _broken(self, name: str, expected: str) -> TaskError:
         where = (
@@ -86,7 +115,7 @@ class Chain:
             else "returns something else than"
         )
         return TaskError(
-            f"in stage {self._stage} of the pipeline, the model {where} {expected}: code between modules that belongs "
+            f"in stage {self.index} of the pipeline, the model {where} {expected}: code between modules that belongs "
             f"to other stages needs a condition, such as `if self.{name or 'head'}:`"
         )
 
@@ -96,14 +125,14 @@ class Placeholder(nn.Module):
 
     Args:
         name: of the module.
-        chain: of the stage.
+        stage: in which it stands.
         is_earlier: whether an earlier stage has the module.
     """
 
-    def __init__(self, name: str, chain: Chain, *, is_earlier: bool) -> None:
+    def __init__(self, name: str, stage: Stage, *, is_earlier: bool) -> None:
         super().__init__()
         self.name = name
-        self._chain = chain
+        self._stage = stage
         self._is_earlier = is_earlier
 
     def forward(self, *arguments: Any, **options: Any) -> Any:
@@ -113,7 +142,7 @@ class Placeholder(nn.Module):
             TaskError: it isn't the activations that pass through.
         """
         first = next(iter((*arguments, *options.values())), None)
-        return self._chain.pass_through(self.name, first, is_earlier=self._is_earlier)
+        return self._stage.pass_through(self.name, first, is_earlier=self._is_earlier)
 
     def __bool__(self) -> bool:
         """Whether this stage has the module."""
@@ -154,7 +183,7 @@ class Stages:
 
     Attributes:
         model: as given.
-        num_own: number of stages of this rank.
+        own: the stages of this rank, in their order.
         is_last: whether this rank has the last stage, which computes the loss.
         shared: positions that have a parameter together, by the first one of its names.
         copies: names of parameters that this rank has, but for whose contents in checkpoints another position counts.
@@ -162,35 +191,17 @@ class Stages:
 
     def __init__(self, model: nn.Module, names: Sequence[Sequence[str]], position: int, degree: int) -> None:
         self.model = model
-        self._own = range(position, len(names), degree)
-        self._num_stages = len(names)
+        self.own = [Stage(model, names, index) for index in range(position, len(names), degree)]
         self._names = list(dict.fromkeys(name for stage in names for name in stage))
-        self.num_own = len(self._own)
         self.is_last = position == degree - 1
         parameters = inspect.signature(model.forward).parameters
         self._first_argument = next(iter(parameters), "")
-        self._chains = [Chain(index) for index in self._own]
-        self._swapped = [
-            _placeholders(model, names, index, chain) for index, chain in zip(self._own, self._chains, strict=True)
-        ]
         holders = _holders(model, names, degree)
         self._absent = {name for name, positions in holders.items() if position not in positions}
         together = {name: positions for name, positions in holders.items() if len(positions) > 1}
         self.copies = frozenset(name for name, positions in together.items() if positions[0] < position in positions)
         first_names = {name for name, _ in model.named_parameters()}
         self.shared = {name: positions for name, positions in together.items() if name in first_names}
-
-    def index(self, local_stage: int) -> int:
-        """Return the number in the pipeline of one of this rank's stages."""
-        return self._own[local_stage]
-
-    def begins(self, local_stage: int) -> bool:
-        """Whether one of this rank's stages is the first of the pipeline."""
-        return self.index(local_stage) == 0
-
-    def ends(self, local_stage: int) -> bool:
-        """Whether one of this rank's stages is the last of the pipeline."""
-        return self.index(local_stage) == self._num_stages - 1
 
     def absent_parameters(self) -> set[nn.Parameter]:
         """Return the parameters that only other ranks have."""
@@ -266,7 +277,7 @@ class Stages:
             calls.append(None)
             with streams.of_layers():
                 output = self.forward(local_stage, forward, receive, arguments, options)
-            if self.ends(local_stage):
+            if self.own[local_stage].is_last:
                 return output
             raise _StageDone(output)
 
@@ -304,39 +315,14 @@ class Stages:
         Raises:
             TaskError: a stage before the last one returns something else than tensors.
         """
-        given: Activations | None = None
-        if not self.begins(local_stage):
+        stage, given = self.own[local_stage], None
+        if not stage.is_first:
             given = receive()
-            arguments, options = self._replaced(given, arguments, options)
-        chain = self._chains[local_stage]
-        chain.begin(given)
-        with self._without_others(local_stage):
-            output = forward(*arguments, **options)
-        if self.ends(local_stage):
-            return output
-        checked = _checked(output)
-        chain.end(output)
-        return checked
-
-    def _replaced(
-        self, given: Activations, arguments: tuple[Any, ...], options: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Put activations in the place of the first argument."""
-        if arguments:
-            return (given, *arguments[1:]), options
-        return (), {**options, self._first_argument: given}
-
-    @contextmanager
-    def _without_others(self, local_stage: int) -> Iterator[None]:
-        swapped = self._swapped[local_stage]
-        before = [parent._modules[name] for parent, name, _ in swapped]
-        for parent, name, placeholder in swapped:
-            parent._modules[name] = placeholder
-        try:
-            yield
-        finally:
-            for (parent, name, _), module in zip(swapped, before, strict=True):
-                parent._modules[name] = module
+            if arguments:
+                arguments = (given, *arguments[1:])
+            else:
+                options = {**options, self._first_argument: given}
+        return stage.call(forward, given, arguments, options)
 
 
 @contextmanager
@@ -354,19 +340,19 @@ def forward_replaced(model: nn.Module, forward: Callable[..., Any]) -> Iterator[
 
 
 def _placeholders(
-    model: nn.Module, names: Sequence[Sequence[str]], index: int, chain: Chain
+    model: nn.Module, names: Sequence[Sequence[str]], stage: Stage
 ) -> list[tuple[nn.Module, str, Placeholder]]:
     """Return placeholders for the modules that a stage doesn't have, and where they are: in which module, as what."""
-    own = names[index]
+    own = names[stage.index]
     modules = dict(model.named_modules(remove_duplicate=False))
-    others = {name for stage in names for name in stage if name in modules}.difference(own)
+    others = {name for each in names for name in each if name in modules}.difference(own)
     found = []
     for name in sorted(others):
         if any(is_inside(each, name) or is_inside(name, each) for each in own):
             continue
         path, _, attribute = name.rpartition(".")
-        is_earlier = min(number for number, stage in enumerate(names) if name in stage) < index
-        found.append((modules[path], attribute, Placeholder(name, chain, is_earlier=is_earlier)))
+        is_earlier = min(number for number, each in enumerate(names) if name in each) < stage.index
+        found.append((modules[path], attribute, Placeholder(name, stage, is_earlier=is_earlier)))
     return found
 
 

@@ -10,7 +10,7 @@ import pytest
 from torch.distributed.pipelining import Schedule1F1B, ScheduleInterleaved1F1B
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti
 
-from hpctrain.parallel.pipeline.pipeline import Pass, passes_of
+from hpctrain.parallel.pipeline.schedule import Pass, passes_of
 
 GRID = [
     (degree, stages, micro_batches)
