@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -18,13 +17,6 @@ from hpctrain.parallel.replica import Accumulating, AutocastDataParallel, LossMo
 from hpctrain.parallel.trial_pass import training_pass_undone
 from hpctrain.rank.compiler import compiler_spared, is_any_compiled
 from hpctrain.rank.world import World
-
-DATA_PARALLEL_IS_SLOW = (
-    "nn.DataParallel over %d GPUs copies the model to all of them in each step, and drives them by threads of one "
-    "Python process, which wait for one another; parallel=ddp keeps a replica per process and overlaps communication"
-)
-
-log = logging.getLogger("hpctrain.train")
 
 
 def build_whole_replica(model: nn.Module, world: TrainingWorld, parallel: Parallel) -> Replica:
@@ -59,7 +51,6 @@ class DataParallelReplica(Replica):
     def for_loss(self, model: nn.Module, before: nn.Module | None = None) -> nn.Module:
         """See `Replica`."""
         del before
-        log.warning(DATA_PARALLEL_IS_SLOW, len(self._devices))
         return LossModule(AutocastDataParallel(model, device_ids=self._devices))
 
 
@@ -127,7 +118,9 @@ def replicate(model: nn.Module, world: World, parallel: Parallel) -> Distributed
     with compiler_spared():
         replica = DistributedDataParallel(model, **options)
         if parallel.gradient_compression != "none":
-            _compress(replica, parallel.gradient_compression)
+            from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+            replica.register_comm_hook(None, getattr(default_hooks, f"{parallel.gradient_compression}_compress_hook"))
     if world.device.type == "cuda" and world.backend == "gloo":
         replica.register_forward_hook(_wait_for_forward_pass)
     return replica
@@ -157,13 +150,6 @@ def synchronise_batchnorm(model: nn.Module, group: dist.ProcessGroup | None = No
         )
     converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model, group)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return converted
-
-
-def _compress(replica: DistributedDataParallel, gradient_format: str) -> None:
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-    hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
-    replica.register_comm_hook(None, hooks[gradient_format])
 
 
 def _wait_for_forward_pass(replica: DistributedDataParallel, *_: object) -> None:

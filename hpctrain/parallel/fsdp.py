@@ -66,8 +66,9 @@ class ShardedLossModule(LossModule):
         self.sends_buffers = True
         self.accumulating: Accumulating | None = None
         self.copies_from_host = False
+        prefixes = {id(part): f"{path}." for path, part in module.named_modules() if path}
         self._places = [
-            (f"{_name_of(part, module)}{name}", part._parameters, name)
+            (f"{prefixes.get(id(part), '')}{name}", part._parameters, name)
             for part in gathered_once
             for name in part._parameters
         ]
@@ -268,7 +269,10 @@ def shard_model(
     """
     _require_dimensions(model)
     cut_at = where_cut(model, mesh) if mesh.shape.tensor > 1 else None
-    where: Any = {"mesh": mesh.data_mesh, "shard_placement_fn": cut_at, "offload_policy": _offload(mesh, parallel)}
+    is_on_gpu = mesh.device_mesh.device_type != "cpu"
+    # from page-locked memory, copies to a GPU overlap with its work
+    offload = CPUOffloadPolicy(pin_memory=is_on_gpu) if parallel.cpu_offload else OffloadPolicy()
+    where: Any = {"mesh": mesh.data_mesh, "shard_placement_fn": cut_at, "offload_policy": offload}
     left = set(ignored)
     found = {
         name: block
@@ -285,7 +289,7 @@ def shard_model(
     policy = _policy(outside, compute_dtype, reduce_dtype)
     # what belongs to no block is needed at the beginning and at the end of a pass, and stays gathered in between
     fully_shard(root, mp_policy=policy, reshard_after_forward=False, ignored_params=left, **where)
-    root.copies_from_host = parallel.cpu_offload and mesh.device_mesh.device_type != "cpu"
+    root.copies_from_host = parallel.cpu_offload and is_on_gpu
     root.accumulating = _accumulating(root, mesh, parallel)
     if is_logged:
         _log_blocks(model, list(found))
@@ -338,10 +342,6 @@ def clip(gradients: Sequence[Tensor], norm: Tensor, max_norm: float) -> None:
     torch._foreach_mul_(parts, factor.to(parts[0].device))
 
 
-def _name_of(part: nn.Module, model: nn.Module) -> str:
-    return next((f"{name}." for name, module in model.named_modules() if module is part and name), "")
-
-
 def _prefetch(blocks: Sequence[FSDPModule], count: int) -> None:
     """Have each block gather those that follow it, in the order of the pass."""
     if not count:
@@ -359,13 +359,6 @@ def _policy(
     has_batch_norm = any(isinstance(module, nn.modules.batchnorm._NormBase) for module in modules)
     # inputs keep their format: autocast converts them where an operation wants that
     return MixedPrecisionPolicy(None if has_batch_norm else compute_dtype, reduce_dtype, cast_forward_inputs=False)
-
-
-def _offload(mesh: Mesh, parallel: Parallel) -> OffloadPolicy:
-    if not parallel.cpu_offload:
-        return OffloadPolicy()
-    # from page-locked memory, copies to a GPU overlap with its work
-    return CPUOffloadPolicy(pin_memory=mesh.device_mesh.device_type != "cpu")
 
 
 def where_cut(model: nn.Module, mesh: Mesh) -> Callable[[nn.Parameter], Shard | None]:
