@@ -39,7 +39,14 @@ def private_folder(path: Path) -> Iterator[int]:
         RendezvousError: the folder exists, and belongs to another user or is open to others.
         OSError: the file system's error.
     """
-    folder = _make(path)
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        # left by an earlier start, which was killed while its ranks met, and whose folder has the same name
+        _require_own(path, path.lstat())
+        shutil.rmtree(path)
+        path.mkdir(mode=0o700)
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         file = os.open(FILE_NAME, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
         # the kernel unlocks it when this process dies: a folder that isn't locked was left behind
@@ -73,24 +80,14 @@ def open_private_file(path: Path) -> int | None:
         return None
     try:
         _require_own(path, os.fstat(folder))
-        if not _is_locked(folder):
-            return None
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return None  # of a process that has died
         return os.open(FILE_NAME, os.O_RDWR | os.O_NOFOLLOW, dir_fd=folder)
     except FileNotFoundError:
         return None
     finally:
         os.close(folder)
-
-
-def _make(path: Path) -> int:
-    try:
-        path.mkdir(mode=0o700)
-    except FileExistsError:
-        # left by an earlier start, which was killed while its ranks met, and whose folder has the same name
-        _require_own(path, path.lstat())
-        shutil.rmtree(path)
-        path.mkdir(mode=0o700)
-    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
 
 
 def _require_own(path: Path, status: os.stat_result) -> None:
@@ -103,11 +100,3 @@ def _require_own(path: Path, status: os.stat_result) -> None:
         raise RendezvousError(
             f"{path}: expected mode 700, found {status.st_mode & 0o777:o}, which lets other users in; remove it"
         )
-
-
-def _is_locked(folder: int) -> bool:
-    try:
-        fcntl.flock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    return False

@@ -113,7 +113,17 @@ def _open(
     is_zero, world_size = environment.rank == 0, environment.world_size
     if url.scheme == "env" and environment.num_nodes == 1:
         path = Path(lockable_folder() or tempfile.gettempdir()) / f"{first_part()}{handshake.name}"
-        file = _make_file(path, stack) if is_zero else _wait_for_file(path, timeout_s)
+        try:
+            if is_zero:
+                remove_abandoned(str(path.parent))
+                file = stack.enter_context(private_folder(path))
+            else:
+                file = _wait_for_file(path, timeout_s)
+        except OSError as error:
+            raise RendezvousError(
+                f"rank {environment.rank} can't use the folder {path}, where the ranks of this machine meet "
+                f"({error.strerror}); set TMPDIR to a folder of this machine in which files can be written and locked"
+            ) from error
         # by its descriptor: torch opens the file for each access, and its path is removed once all have met
         store = _file_store(Path(f"/proc/self/fd/{file}"), world_size, timeout_s)
     elif url.scheme == "file":
@@ -141,28 +151,10 @@ def _open_on_port(
     return _connect(addresses, ports, handshake, timeout_s)
 
 
-def _make_file(path: Path, stack: ExitStack) -> int:
-    remove_abandoned(str(path.parent))
-    try:
-        return stack.enter_context(private_folder(path))
-    except OSError as error:
-        raise RendezvousError(
-            f"rank zero can't make the folder {path}, where the ranks of this machine meet ({error.strerror}); "
-            "set TMPDIR to a folder of this machine in which files can be written and locked"
-        ) from error
-
-
 def _wait_for_file(path: Path, timeout_s: float) -> int:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        try:
-            file = open_private_file(path)
-        except OSError as error:
-            raise RendezvousError(
-                f"the folder {path}, which rank zero made, can't be opened ({error.strerror}); "
-                "set TMPDIR to a folder of this machine that all ranks can use"
-            ) from error
-        if file is not None:
+        if (file := open_private_file(path)) is not None:
             return file
         time.sleep(POLL_S)
     raise RendezvousError(

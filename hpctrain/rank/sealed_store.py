@@ -62,7 +62,7 @@ class SealedStore(Store):
         self.inner = inner
         self._seal = seal
 
-    def unsealed(self) -> Store:
+    def unsealed(self) -> PrefixStore:
         """The inner store under a prefix that only the ranks can derive, though whoever connects can list it."""
         return PrefixStore(self._seal.mac("prefix").hex(), self.inner)
 

@@ -226,9 +226,13 @@ def join(
         set_nccl_variables(os.environ, timeout_s)
     timeout = timedelta(seconds=timeout_s)
     backends = "cpu:gloo,cuda:nccl" if cpu_tensors and backend == "nccl" else backend
+    torch_store = PrefixStore("world", store)
+    if isinstance(store, SealedStore) and backend != "gloo":
+        # NCCL's threads use the store while others may hold Python's lock and wait for them
+        torch_store = store.unsealed()
     dist.init_process_group(
         backends,
-        store=_store_for_torch(store, backend),
+        store=torch_store,
         rank=rank,
         world_size=size,
         timeout=timeout,
@@ -237,13 +241,6 @@ def join(
     # NCCL carries no CPU tensors, and its collectives would stall the GPU
     control = dist.group.WORLD if backend == "gloo" else gloo_group(store, timeout, CONTROL)
     return replace(world, backend=backend, control=control, store=store)
-
-
-def _store_for_torch(store: Store, backend: str) -> Store:
-    if isinstance(store, SealedStore) and backend != "gloo":
-        # NCCL's threads use the store while others may hold Python's lock and wait for them
-        return store.unsealed()
-    return PrefixStore("world", store)
 
 
 def bound_device(backends: str, devices: tuple[torch.device, ...]) -> torch.device | None:
