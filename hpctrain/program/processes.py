@@ -215,13 +215,12 @@ class Child:
         output: int,
     ) -> None:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._parent = _own_process(os.getpid())
         self.code: int | None = None
         # blocked: a handler of this process would run in the new one, and write to the pipe that both share
         with signals_blocked((*STOP_SIGNALS, signal.SIGCHLD)):
             self._popen = _start(command, variables, folder, output, partial(_prepare, os.getpid(), stop_signal))
-            process = Process.of(self._popen.pid)
-            assert process is not None  # nothing has reaped it
-            self.process = process
+            self.process = _own_process(self._popen.pid)
             self._guard = self._start_guard(session)
 
     def _start_guard(self, session: Path) -> subprocess.Popen[bytes]:
@@ -250,15 +249,11 @@ class Child:
 
     def rest(self) -> list[Process]:
         """The processes of the program that haven't ended."""
-        this = Process.of(os.getpid())
-        assert this is not None
-        return [process for process in this.descendants() if process.pid != self._guard.pid]
+        return [process for process in self._parent.descendants() if process.pid != self._guard.pid]
 
     def orphans(self) -> list[Process]:
         """The processes of the program whose parent isn't one of them; the first one is among these."""
-        this = Process.of(os.getpid())
-        assert this is not None
-        return [process for process in this.children() if process.pid != self._guard.pid]
+        return [process for process in self._parent.children() if process.pid != self._guard.pid]
 
     def kill(self) -> None:
         """Kill all processes of the program, and reap them."""
@@ -279,6 +274,12 @@ class Child:
             self._guard.stdin.close()
         if self._guard.returncode is None:
             self._guard.wait()
+
+
+def _own_process(pid: int) -> Process:
+    process = Process.of(pid)
+    assert process is not None  # this process, or a child that nothing has reaped
+    return process
 
 
 def _start(

@@ -6,7 +6,7 @@ import os
 import stat
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.cluster.environment import cpu_cores, cpu_threads
@@ -78,7 +78,7 @@ class ProgramRank(Member):
             step: the last one that the program reported.
             message: one line about the end.
         """
-        return replace(self.exit_record(reason, step, self.output.lost), message=message)
+        return self.exit_record(reason, step, self.output.lost, message)
 
 
 def program_variables(rank: ProgramRank, inherited: Mapping[str, str]) -> dict[str, str]:

@@ -93,19 +93,21 @@ class Member:
         place = f"rank {self.environment.rank} of {self.environment.world_size} on {socket.gethostname()}"
         return f"{place}, attempt {self.attempt}, step {step}"
 
-    def exit_record(self, reason: Reason, step: int, lost: LostOutput) -> ExitRecord:
+    def exit_record(self, reason: Reason, step: int, lost: LostOutput, message: str = "") -> ExitRecord:
         """Make the exit record of a rank that ends now.
 
         Args:
             reason: why it ends.
             step: the last one that it completed.
             lost: the output that its log lacks.
+            message: one line about the end.
         """
         return ExitRecord(
             rank=self.environment.rank,
             host=socket.gethostname(),
             reason=reason,
             step=step,
+            message=message,
             time=time.time(),
             lost_lines=lost.lines,
             lost_bytes=lost.size_bytes,
@@ -297,8 +299,8 @@ class Rank:
         message = NCCL_ERRORS.get(error, f"NCCL reports {error}; this rank ends")
         os.write(STDERR, f"hpctrain: {self.description}: {message}\n".encode())
         if self.member is not None:
-            record = self.member.exit_record(reason, self.step, self.lost_output)
-            replace(record, message=message, blames_peer=True).write(self.member.claim_folder)
+            record = self.member.exit_record(reason, self.step, self.lost_output, message)
+            replace(record, blames_peer=True).write(self.member.claim_folder)
         self.finish_writing()
         self.close_attempt_for_peer(reason, message)
 
