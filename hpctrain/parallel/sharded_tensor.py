@@ -92,16 +92,19 @@ def replicas(tensor: Tensor, world_size: int, mesh: DeviceMesh | None = None) ->
     Args:
         tensor: a DTensor of which this rank holds a part, or a tensor that all ranks have.
         world_size: number of ranks.
-        mesh: of all ranks, with named dimensions, if that of the tensor has only some of them.
+        mesh: of all ranks, if that of the tensor has only some of its dimensions; both have names for them.
     """
     if not isinstance(tensor, DTensor):
         return tuple(range(world_size))
     own = tensor.device_mesh
-    is_cut = tuple(not isinstance(each, Replicate) for each in tensor.placements)
-    if mesh is None or mesh.mesh_dim_names is None or own.mesh_dim_names is None:
-        return _replicas(own, is_cut)
-    sharded = {name for name, cut in zip(own.mesh_dim_names, is_cut, strict=True) if cut}
-    return _replicas(mesh, tuple(name in sharded for name in mesh.mesh_dim_names))
+    is_cut = [not isinstance(each, Replicate) for each in tensor.placements]
+    if mesh is not None:
+        sharded = {name for name, cut in zip(own.mesh_dim_names or (), is_cut, strict=True) if cut}
+        is_cut = [name in sharded for name in mesh.mesh_dim_names or ()]
+        own = mesh
+    coordinate, _ = _place_in(own)
+    index: Any = tuple(place if cut else slice(None) for cut, place in zip(is_cut, coordinate, strict=True))
+    return tuple(sorted(own.mesh[index].reshape(-1).tolist()))
 
 
 def placed_like(local: Tensor, like: Tensor, shape: Sequence[int]) -> Tensor:
@@ -211,12 +214,6 @@ def _joined(spans: Iterable[tuple[int, int]]) -> Spans:
         else:
             found.append((begin, end))
     return tuple(found)
-
-
-def _replicas(mesh: DeviceMesh, is_cut: tuple[bool, ...]) -> tuple[int, ...]:
-    coordinate, _ = _place_in(mesh)
-    index: Any = tuple(own if cut else slice(None) for cut, own in zip(is_cut, coordinate, strict=True))
-    return tuple(sorted(mesh.mesh[index].reshape(-1).tolist()))
 
 
 def _placements_like(like: DTensor, shape: Sequence[int]) -> tuple[Placement, ...]:

@@ -52,13 +52,11 @@ def test_the_model_inside_a_compiled_one():
     assert inner(Compiled()) is model
 
 
-def test_data_parallel_warns_that_it_is_slow_and_keeps_the_names_of_the_model(caplog):
+def test_data_parallel_keeps_the_names_of_the_model():
     model = nn.Linear(2, 2)
-    with caplog.at_level("WARNING", logger="hpctrain.train"):
-        loss_module = build_whole_replica(model, ALONE, Parallel(kind="data_parallel")).for_loss(model)
+    loss_module = build_whole_replica(model, ALONE, Parallel(kind="data_parallel")).for_loss(model)
     assert isinstance(loss_module.module, nn.parallel.DataParallel)
     assert inner(loss_module) is model
-    assert "parallel=ddp keeps a replica per process" in caplog.text
 
 
 def test_a_replica_for_a_loss_ignores_the_parameters_that_the_model_names():

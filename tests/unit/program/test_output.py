@@ -113,7 +113,7 @@ def test_output_that_still_arrives_is_awaited(tmp_path):
     def arrive():
         time.sleep(0.1)
         with log.open("a") as file:
-            file.write("last\nhpctrain: ended\n")
+            file.write(f"last\n{OWN}ended\n")
 
     writer = threading.Thread(target=arrive)
     writer.start()
