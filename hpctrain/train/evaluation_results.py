@@ -51,12 +51,14 @@ class EvaluationResults:
 
     Attributes:
         doing: the task's own code that runs, or ran last, for messages.
+        is_full: whether this rank alone has more than rank zero may get, so that the evaluation can end.
     """
 
     def __init__(
         self, task: Task, metrics: TaskMetrics, task_log: AttachedLog, world: TrainingWorld, *, max_gathered_mb: int
     ) -> None:
         self.doing = ""
+        self.is_full = False
         self._task = task
         self._kind = type(task).__name__
         self._metrics = metrics
@@ -65,16 +67,10 @@ class EvaluationResults:
         self._max_mb = max_gathered_mb
         self._meter = meter_of(world)
         self._summed: set[str] = set()
-        self._has_batches = False
+        self._num_batches = 0
         self._gathering = Gathering(f"{self._kind}.evaluate", world)
         self._samples: dict[str, Values] = {}
         self._num_samples = 0
-
-    @property
-    def is_full(self) -> bool:
-        """Whether this rank alone has more than rank zero may get, so that the evaluation can end."""
-        room = self._max_mb * MB - self._gathering.num_bytes
-        return room < 0 or self._metrics.exceeds(room)
 
     def add(self, round_index: int, num_samples: int, returned: Any, *, weight: float | None = None) -> None:
         """Add what `Task.evaluate` returned for a batch; not collective.
@@ -89,7 +85,7 @@ class EvaluationResults:
             TaskError: `evaluate` broke its contract.
         """
         checked = checked_results(self._task, returned, num_samples)
-        self._has_batches = True
+        self._num_batches += 1
         for name, (total, count) in checked.sums.items():
             self._meter.add_sum(f"{EVAL_PREFIX}{name}", total, count)
             self._summed.add(f"{EVAL_PREFIX}{name}")
@@ -100,6 +96,10 @@ class EvaluationResults:
         if self._world.share.is_counted:
             self._gathering.add(round_index, num_samples, checked.per_sample)
             self._num_samples += num_samples
+        room = self._max_mb * MB - self._gathering.num_bytes
+        # the states of metric objects are counted after the 1st, 2nd, 4th, 8th ... batch: each count visits them all
+        counts_states = self._num_batches & (self._num_batches - 1) == 0
+        self.is_full |= room < 0 or (counts_states and sum(self._metrics.num_gathered_bytes) > room)
 
     def require_room(self, num_samples: int | None = None) -> None:
         """Refuse results that are more than rank zero may get; collective.
@@ -151,7 +151,7 @@ class EvaluationResults:
         names = self._world.union(sorted(self._summed))
         if compare_names:
             record = RankComparison(self._world)
-            summed = sorted(self._summed) if self._has_batches else names
+            summed = sorted(self._summed) if self._num_batches else names
             shown = listed(name.removeprefix(EVAL_PREFIX) for name in summed) or "none"
             remedy = "return the same metrics for every batch, with a count of 0 where there is nothing to count"
             record.add(f"the metrics of {self._kind}.evaluate", shown, remedy)

@@ -29,13 +29,11 @@ from hpctrain.rank.agreement import LoadingStop, StopWhileLoading
 from hpctrain.rank.determinism import random_states_restored
 from hpctrain.rank.stop_request import StopRequest
 from hpctrain.rank.world import World
-from hpctrain.train.metric_states import states_of
 
 SAME_DATA = "every rank must build the same dataset: sort lists of files, and don't split samples by rank"
 SAME_STREAM = "every rank must read the same stream, which hpctrain divides among the ranks: don't split it by rank"
 SAME_ORDER = "Task.order must be a function of the number of samples and the seed"
 SAME_MODEL = "every rank must build the same model"
-SAME_METRICS = "Task.build_metrics must return the same metrics on every rank"
 SAME_CONFIGURATION = "start every rank with the same configuration"
 
 
@@ -90,19 +88,7 @@ class RankComparison:
         for kind, tensors in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
             for name, tensor in tensors:
                 if name not in ignored:
-                    self.add(f"the {kind} {name}", _described(tensor), remedy)
-
-    def add_metrics(self, metrics: dict[str, Any]) -> None:
-        """Add metric objects and their states, before the first update.
-
-        Args:
-            metrics: by name.
-        """
-        for name, metric in metrics.items():
-            self.add(f"the metric {name}", type(metric).__qualname__, SAME_METRICS)
-            for state in states_of(metric):
-                default = "a list" if state.default is None else _described(state.default)
-                self.add(f"the metric {name}: {state.name}", default, SAME_METRICS)
+                    self.add(f"the {kind} {name}", described(tensor), remedy)
 
     def require_same(self) -> None:
         """Compare the facts added since the last call with those of the other ranks; collective.
@@ -142,7 +128,8 @@ def require_same_model(model: nn.Module, world: World, remedy: str = SAME_MODEL)
     comparison.require_same()
 
 
-def _described(tensor: Tensor) -> str:
+def described(tensor: Tensor) -> str:
+    """Describe the shape and type of a tensor, as ranks compare them."""
     if is_lazy(tensor):
         return "without a shape"
     frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad

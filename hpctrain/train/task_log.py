@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Container, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -22,78 +22,7 @@ from hpctrain.tasks.task import Task
 
 TRAIN_PREFIX = "train/"
 
-
 REMEDY = "choose another name for one of them"
-
-
-class LoggedNames:
-    """The names that were logged so far in this attempt.
-
-    Attributes:
-        of_callbacks: by logged name, such as `train/acc`, the callback that logs a scalar: `callbacks.NAME`.
-    """
-
-    def __init__(self) -> None:
-        self.of_callbacks: dict[str, str] = {}
-        self._kinds: dict[str, str] = {}
-        self._methods: dict[str, str] = {}
-
-    def require_one_method(self, method: str, names: Iterable[str]) -> None:
-        """Refuse names that another loss logs, too.
-
-        Args:
-            method: the task's class and the method that computed a loss.
-            names: of the values that it returned or logged.
-
-        Raises:
-            TaskError: another method has logged or returned one of them.
-        """
-        for name in names:
-            other = self._methods.setdefault(name, method)
-            if other != method:
-                raise TaskError(f"{method} logs {name!r}, as {other} does: {REMEDY}")
-
-    def require_one_source(self, source: str, name: str, *, is_callback: bool) -> None:
-        """Refuse the name of a scalar that a callback logs, too.
-
-        Args:
-            source: what logs it now: the task's class, or `callbacks.NAME`.
-            name: as it is logged.
-            is_callback: whether the source is one; then the name is its own from now on.
-
-        Raises:
-            TaskError: another callback has logged it.
-        """
-        other = self.of_callbacks.get(name, source)
-        if other != source:
-            raise TaskError(f"{source} logs {name!r}, as {other} does: {REMEDY}")
-        if is_callback:
-            self.of_callbacks[name] = source
-
-    def require_one_kind(self, source: str, name: str, kind: str) -> None:
-        """Refuse a name under which another kind of thing was logged: a sink has one kind per name.
-
-        Args:
-            source: what logs it now.
-            name: as it is logged.
-            kind: `value`, or that of a medium.
-
-        Raises:
-            TaskError: it was logged as another kind before.
-        """
-        earlier = self._kinds.setdefault(name, kind)
-        if earlier != kind:
-            raise TaskError(f"{source} logs {name!r} as {earlier} and as {kind}: {REMEDY}")
-
-    def require_no_medium(self, source: str, names: Iterable[str]) -> None:
-        """Refuse names of values under which media were logged.
-
-        Raises:
-            TaskError: a medium was logged under one of them.
-        """
-        for name in names:
-            if name in self._kinds:
-                self.require_one_kind(source, name, "value")
 
 
 class PendingMedia:
@@ -146,7 +75,7 @@ class AttachedLog(TaskLog):
     Attributes:
         scalars: logged since the last `add_to_meter`: name, value, and the number of values if the task gave it.
         own_names: what hpctrain itself logs as `train/NAME`.
-        names: that were logged so far.
+        of_callbacks: by logged name, such as `train/acc`, the callback that logs a scalar: `callbacks.NAME`.
         media: that were logged for the current step, on rank zero.
     """
 
@@ -155,8 +84,10 @@ class AttachedLog(TaskLog):
     ) -> None:
         self.scalars: list[tuple[str, Scalar, Scalar | None]] = []
         self.own_names = OWN_NAMES
-        self.names = LoggedNames()
+        self.of_callbacks: dict[str, str] = {}
         self.media = PendingMedia()
+        self._kinds: dict[str, str] = {}
+        self._methods: dict[str, str] = {}
         self._is_rank_zero = is_rank_zero
         self._kind = kind
         self._source = kind
@@ -196,7 +127,7 @@ class AttachedLog(TaskLog):
             raise self._refused("scalar", name)
         if (self._prefix, name) not in self._checked:
             if self._is_trial:
-                self.names.require_one_kind(self._source, f"{EVAL_PREFIX}{name}", "value")
+                self._require_one_kind(f"{EVAL_PREFIX}{name}", "value")
             evaluates = self._is_trial or self._prefix == EVAL_PREFIX
             check_name(self._where("scalar"), name, frozenset() if evaluates else self.own_names)
             self._checked.add((self._prefix, name))
@@ -223,7 +154,7 @@ class AttachedLog(TaskLog):
         for name, value, count in self.scalars:
             if name in returned:
                 raise self._twice(name)
-            if self.names.of_callbacks or self._source != self._kind:
+            if self.of_callbacks or self._source != self._kind:
                 self._require_one_source(name)
             if weight:
                 meter.add_value(f"{self._prefix}{name}", value, weight if count is None else count)
@@ -239,7 +170,8 @@ class AttachedLog(TaskLog):
         Raises:
             TaskError: another method has logged or returned one of them.
         """
-        self.names.require_one_method(method, (*returned, *(name for name, _, _ in self.scalars)))
+        for name in (*returned, *(name for name, _, _ in self.scalars)):
+            _refuse_another(method, name, self._methods.setdefault(name, method))
 
     def require_not_of_callbacks(self, returned: Iterable[str]) -> None:
         """Refuse names of values that the task returned if a callback logs them.
@@ -251,8 +183,17 @@ class AttachedLog(TaskLog):
             self._require_one_source(name)
 
     def _require_one_source(self, name: str) -> None:
-        is_callback = self._source != self._kind
-        self.names.require_one_source(self._source, f"{self._prefix}{name}", is_callback=is_callback)
+        """Refuse the name of a scalar that a callback logs, too; that of a callback is its own from now on."""
+        logged = f"{self._prefix}{name}"
+        _refuse_another(self._source, logged, self.of_callbacks.get(logged, self._source))
+        if self._source != self._kind:
+            self.of_callbacks[logged] = self._source
+
+    def _require_one_kind(self, name: str, kind: str) -> None:
+        """Refuse a logged name under which another kind of thing was logged: a sink has one kind per name."""
+        earlier = self._kinds.setdefault(name, kind)
+        if earlier != kind:
+            raise TaskError(f"{self._source} logs {name!r} as {earlier} and as {kind}: {REMEDY}")
 
     def _twice(self, name: str) -> TaskError:
         if self._source == self._kind:
@@ -302,11 +243,9 @@ class AttachedLog(TaskLog):
                 self._is_trial = False
                 self._checked.clear()
 
-    @contextmanager
-    def discarding(self) -> Iterator[None]:
-        """Discard in the context, for passes that leave no trace."""
-        with self._in(""):
-            yield
+    def discarding(self) -> AbstractContextManager[None]:
+        """Return a context in which to discard what is logged, for passes that leave no trace."""
+        return self._in("")
 
     @contextmanager
     def in_callback(self, name: str) -> Iterator[None]:
@@ -367,7 +306,7 @@ class AttachedLog(TaskLog):
             raise self._refused(kind, name)
         check_name(self._where(kind), name, frozenset())
         if prefix := EVAL_PREFIX if self._is_trial else self._prefix:
-            self.names.require_one_kind(self._source, f"{prefix}{name}", kind)
+            self._require_one_kind(f"{prefix}{name}", kind)
         if not self._is_rank_zero:
             return
         # also where it is discarded: the evaluation before the first step shows mistakes
@@ -381,10 +320,17 @@ class AttachedLog(TaskLog):
         Raises:
             TaskError: a medium was logged under one of them.
         """
-        self.names.require_no_medium(self._source, names)
+        for name in names:
+            if name in self._kinds:
+                self._require_one_kind(name, "value")
 
     def _where(self, method: str) -> str:
         return f"{self._source}.log.{method}"
+
+
+def _refuse_another(source: str, name: str, other: str) -> None:
+    if other != source:
+        raise TaskError(f"{source} logs {name!r}, as {other} does: {REMEDY}")
 
 
 def attach(task: Task, log: AttachedLog, position: Position) -> None:

@@ -1,36 +1,151 @@
-"""The metric objects of a task, reduced over the ranks at the end of an evaluation."""
+"""The metric objects of a task, hpctrain's own and torchmetrics', reduced over the ranks after an evaluation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hpctrain.data.micro_batch import map_tensors
+from hpctrain.data.micro_batch import iterate_tensors, map_tensors
 from hpctrain.errors import TaskError
 from hpctrain.parallel.local_part import local_part
 from hpctrain.parallel.mesh import TrainingWorld
 from hpctrain.phrases import counted
 from hpctrain.rank.message import packed, unpacked
 from hpctrain.tasks.evaluation_contract import checked_computed, checked_metrics
+from hpctrain.tasks.metric import Metric
 from hpctrain.tasks.task import Task
-from hpctrain.train.metric_states import (
-    ELEMENTWISE,
-    GrowingStates,
-    State,
-    exact_bytes,
-    merged,
-    num_updates,
-    set_num_updates,
-    states_of,
-    switch_synchronisation_off,
-)
-from hpctrain.train.rank_comparison import RankComparison
+from hpctrain.train.rank_comparison import RankComparison, described
 from hpctrain.train.task_state import copied
+
+SAME_METRICS = "Task.build_metrics must return the same metrics on every rank"
+ELEMENTWISE = ("sum", "min", "max")
+"""Reductions that keep the shape of a state."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """One state of one metric object.
+
+    Attributes:
+        owner: has it as an attribute.
+        attribute: its name.
+        default: its value at the start of an evaluation; None for a list, to which tensors are appended.
+        reduction: `sum`, `min`, `max`, `mean`, `cat`, `stack` (an entry per rank), or a function of stacked states.
+    """
+
+    owner: Any
+    attribute: str
+    default: Tensor | None
+    reduction: str | Callable[[Tensor], Any]
+
+    @property
+    def value(self) -> Any:
+        """The current value: a tensor, or a list of tensors."""
+        return getattr(self.owner, self.attribute)
+
+    def replace(self, value: Any) -> None:
+        """Give the owner another value."""
+        setattr(self.owner, self.attribute, value)
+
+    @property
+    def device(self) -> torch.device | None:
+        """The device where its owner keeps it; None for the rank's device."""
+        # torchmetrics moves lists there after each update
+        return torch.device("cpu") if getattr(self.owner, "compute_on_cpu", False) else None
+
+    @property
+    def is_elementwise(self) -> bool:
+        """Whether the states of all ranks have one shape, and become one state of this shape."""
+        return self.default is not None and self.reduction in ELEMENTWISE
+
+    @property
+    def name(self) -> str:
+        """The name in messages."""
+        return f"{type(self.owner).__name__}.{self.attribute}"
+
+
+def states_of(metric: Any) -> Iterator[State]:
+    """The states of a metric object and of those inside, in the same order on every rank."""
+    if isinstance(metric, Metric):
+        for name, default in metric.defaults.items():
+            yield State(metric, name, default, metric.reductions[name])
+        return
+    for owner in owners_of(metric):
+        for name, default in owner._defaults.items():
+            is_list = not isinstance(default, Tensor)
+            reduction = owner._reductions[name]
+            # torchmetrics keeps functions, such as dim_zero_sum, and None for "stack"
+            kind = "stack" if reduction is None else getattr(reduction, "__name__", "").removeprefix("dim_zero_")
+            known = kind in (*ELEMENTWISE, "mean", "cat", "stack")
+            yield State(owner, name, None if is_list else default, kind if known else reduction)
+
+
+def owners_of(metric: Any) -> list[Any]:
+    """The objects of torchmetrics that count their updates: the metric itself, and those inside; none for another."""
+    if not isinstance(metric, nn.Module):
+        return []
+    modules = list(metric.modules())
+    for module in modules:
+        if hasattr(module, "_groups_checked"):
+            # metrics of a collection that have the same states share them, and only the first one is updated
+            collection: Any = module
+            collection.values(copy_state=False)
+    return [module for module in modules if hasattr(module, "_defaults") and hasattr(module, "_update_count")]
+
+
+def num_updates(metric: Any) -> list[int]:
+    """Return the number of updates of each of `owners_of` since its reset."""
+    return [int(owner._update_count) for owner in owners_of(metric)]
+
+
+def set_num_updates(metric: Any, counts: list[int]) -> None:
+    """Set results of `num_updates`, added up over ranks: an object that was never updated warns when it computes."""
+    for owner, count in zip(owners_of(metric), counts, strict=True):
+        owner._update_count = count
+        owner._computed = None
+
+
+def merged(state: State, values: list[Any]) -> Any:
+    """Combine the values of a state that isn't elementwise.
+
+    Args:
+        state: of this rank.
+        values: the values of the ranks that updated the owner, in rank order; on the CPU.
+    """
+    if state.default is None:
+        return [tensor for tensors in values for tensor in tensors]
+    if callable(state.reduction):
+        return state.reduction(torch.stack(values))
+    if len(values) == 1:
+        return values[0]
+    if state.reduction == "cat":
+        return torch.cat([tensor.reshape(-1) if tensor.ndim == 0 else tensor for tensor in values])
+    return torch.stack(values).mean(0) if state.reduction == "mean" else torch.stack(values)
+
+
+def exact_bytes(states: Iterable[State]) -> tuple[int, int]:
+    """Return the bytes of states that grow with the samples, and of those that have the size of their default.
+
+    Args:
+        states: that rank zero gets as they are.
+    """
+    growing, constant = list[Any](), list[Any]()
+    for state in states:
+        has_default = state.default is not None and getattr(state.value, "shape", None) == state.default.shape
+        (constant if has_default else growing).append(state.value)
+    return num_bytes(growing), num_bytes(constant)
+
+
+def num_bytes(values: list[Any]) -> int:
+    """Return the bytes of all tensors in containers, each once: metrics of a collection share their states."""
+    tensors = {id(tensor): tensor for tensor in iterate_tensors(values)}
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
 class TaskMetrics:
@@ -46,21 +161,18 @@ class TaskMetrics:
         self._task = task
         self._world = world
         self._metrics = metrics
-        self._growing = GrowingStates()
         self._num_copied: dict[tuple[int, str], int] = {}
-        self._keeps_any = bool(self._gathered_states())
-
-    def __bool__(self) -> bool:
-        """Whether there are any."""
-        return bool(self._metrics)
 
     def add_to(self, comparison: RankComparison) -> None:
-        """Add the metric objects to what the ranks compare."""
-        comparison.add_metrics(self._metrics)
+        """Add the metric objects and their states to what the ranks compare, before the first update."""
+        for name, metric in self._metrics.items():
+            comparison.add(f"the metric {name}", type(metric).__qualname__, SAME_METRICS)
+            for state in states_of(metric):
+                default = "a list" if state.default is None else described(state.default)
+                comparison.add(f"the metric {name}: {state.name}", default, SAME_METRICS)
 
     def reset(self) -> None:
         """Begin an evaluation, or forget one."""
-        self._growing.reset()
         self._num_copied.clear()
         for metric in self._metrics.values():
             metric.reset()
@@ -104,16 +216,7 @@ class TaskMetrics:
     @property
     def num_gathered_bytes(self) -> tuple[int, int]:
         """Bytes of this rank's states that rank zero will get as they are: of those that grow, and of the others."""
-        return exact_bytes(self._gathered_states())
-
-    def exceeds(self, max_bytes: int) -> bool:
-        """Whether rank zero would get more from this rank; cheap enough to ask after each batch."""
-        if not self._keeps_any or self._growing.estimate(self._gathered_states()) <= max_bytes:
-            return False
-        return sum(self.num_gathered_bytes) > max_bytes
-
-    def _gathered_states(self) -> list[State]:
-        return [state for state in self._states() if not state.is_elementwise]
+        return exact_bytes(state for state in self._states() if not state.is_elementwise)
 
     def reduce(self) -> None:
         """Give rank zero's objects the states of all ranks; collective.
@@ -231,8 +334,14 @@ def build_metrics(task: Task, world: TrainingWorld) -> TaskMetrics:
     metrics = checked_metrics(task)
     for metric in metrics.values():
         metric.to(world.device)
-        switch_synchronisation_off(metric)
+        for owner in owners_of(metric):
+            # torchmetrics would reduce states by itself, in `compute` or in `forward`
+            owner.distributed_available_fn = _never
     return TaskMetrics(metrics, task, world)
+
+
+def _never() -> bool:
+    return False
 
 
 def _memory(tensor: Tensor) -> tuple[torch.device, int]:

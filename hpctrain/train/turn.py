@@ -272,7 +272,7 @@ class Turn:
         if weight:
             self._meter.add_mean(self._log_name, loss, weight)
             if scalars:
-                if task_log.names.of_callbacks:
+                if task_log.of_callbacks:
                     task_log.require_not_of_callbacks(scalars)
                 for name, value in scalars.items():
                     self._meter.add_value(f"{TRAIN_PREFIX}{name}", value, weight)

@@ -17,6 +17,7 @@ from hpctrain.data.workers import Workers
 from hpctrain.errors import TaskError
 from hpctrain.tasks import Metric
 from hpctrain.train.rank_comparison import RankComparison, SampleCheck
+from hpctrain.train.task_metrics import TaskMetrics
 
 
 class Total(Metric):
@@ -142,7 +143,7 @@ def be_rank(odd_rank, kinds):
         elif what == "model":
             comparison.add_model(_model(own))
         elif what == "metrics":
-            comparison.add_metrics(METRICS[own])
+            TaskMetrics(METRICS[own], Trial(), world).add_to(comparison)
         try:
             comparison.require_same()
             dataset = Samples(own) if what == "samples" else STREAMS[kind](own) if what == "stream" else None

@@ -16,7 +16,7 @@ from hpctrain.metrics.meter import Meter
 from hpctrain.rank.agreement import Agreement
 from hpctrain.rank.stop_request import Stop, StopKind, StopRequest
 from hpctrain.tasks import Metric, PerSample, Task
-from hpctrain.train.metric_states import State, exact_bytes
+from hpctrain.train.task_metrics import State, exact_bytes
 from hpctrain.train.training import build
 
 
