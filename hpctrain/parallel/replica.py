@@ -15,7 +15,7 @@ from hpctrain.parallel.local_part import local_part, whole
 
 if TYPE_CHECKING:  # of the rooms above, whose objects a replica passes through
     from hpctrain.data.micro_batch import MicroBatch
-    from hpctrain.train.part_timer import PartTimer
+    from hpctrain.train.profiling.sampler import PartTimer
 
 
 class LossModule(nn.Module):

@@ -35,7 +35,7 @@ from hpctrain.sync.sender_processes import SenderProcesses
 
 if TYPE_CHECKING:
     from hpctrain.rank.world import World
-    from hpctrain.train.trainer import RunningAttempt
+    from hpctrain.train.loop import Loop
 
 FINISH_WRITING_S = 20.0
 """Seconds to finish writing a checkpoint when the rank fails: rank zero has the whole checkpoint in memory. SLURM
@@ -164,7 +164,7 @@ class Rank:
     member: Member | None = None
     program: HostProgram | None = None
     world: World | None = None
-    running: RunningAttempt | None = None
+    running: Loop | None = None
     log_stream: TextIO | None = None
     senders: SenderProcesses | None = None
 

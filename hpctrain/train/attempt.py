@@ -42,9 +42,9 @@ from hpctrain.run.secret import discard_secret, read_secret, user_secret
 from hpctrain.run.times import PhaseTimes
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.streams import open_log
-from hpctrain.train.loop import AttemptContext
+from hpctrain.train.loop import AttemptContext, Loop
 from hpctrain.train.stopping import Stopping
-from hpctrain.train.trainer import RunningAttempt, train
+from hpctrain.train.trainer import train
 
 DIRECTORY_KEY = "hpctrain/run_dir"
 ATTEMPT_KEY = "hpctrain/attempt"
@@ -161,13 +161,13 @@ def _join(rank: Rank, store: Store | None) -> TrainingWorld:
     return join_mesh(world, mesh_shape(config.parallel, place.world_size, place.local_world_size), timeout_s)
 
 
-def _record_start(rank: Rank, attempt: AttemptContext, running: RunningAttempt) -> None:
+def _record_start(rank: Rank, attempt: AttemptContext, running: Loop) -> None:
     """Record the start in the ledger, and start the processes that send the run to services; on rank zero."""
     rank.running = running
     if attempt.hosts is None:
         return
     claim, environment, training = attempt.claim, rank.environment, running.training
-    resumed, device = running.start.resumed_world_size, training.world.device
+    resumed, device = running.start_point.resumed_world_size, training.world.device
     claim.require_ownership()
     installed = _installed_torch()
     versions = read_json_or_empty(claim.ledger.directory.manifest).get("versions")

@@ -145,7 +145,8 @@ def trial_config(config: Config, size: int, steps: int) -> Config:
     # graphs one, since such a run can't accumulate: the second would overwrite the gradients of the first.
     total = size if uses_cuda_graphs(config) else 2 * size
     trainer = replace(config.trainer, max_steps=steps, max_epochs=None, micro_batch_size=size, global_batch_size=total)
-    return replace(config, trainer=trainer)
+    # the weights need memory, whatever they are
+    return replace(config, trainer=trainer, init_from=None)
 
 
 def _steps(config: Config, world: TrainingWorld, size: int) -> dict[str, Any]:

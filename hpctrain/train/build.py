@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
@@ -159,28 +159,26 @@ class Network:
     saver: Callable[[RunDirectory, Claim, Checkpoint, StopRequest], CheckpointSaver] = CheckpointSaver
 
 
-def build_network(
-    config: Config, task: Task, world: TrainingWorld, *, fresh: bool = False, resumes: bool = False
-) -> Network:
+def build_network(config: Config, task: Task, world: TrainingWorld, *, resumes: bool = False) -> Network:
     """Build the model, put it on its devices and in its precision, and choose its replica; collective.
 
     Args:
         config: of the run.
         task: makes the model if the configuration has none, and places it if a process has several devices.
         world: the ranks.
-        fresh: start from the weights of `config.init_from`, if it is set.
-        resumes: whether the run has a checkpoint. Then a mesh leaves out initial values that the checkpoint contains.
+        resumes: whether the run has a checkpoint. Then a mesh leaves out initial values that the checkpoint contains;
+            otherwise the run starts from the weights of `config.init_from`, if that is set.
     """
     formats = config.precision.formats
     set_fp32_precision(formats)
     if world.is_rank_zero and (remark := poor_fit(formats, world.device)):
         log.warning(remark)
     if world.mesh is not None:
-        return _build_shared(config, task, world, world.mesh, fresh=fresh, resumes=resumes)
-    return _build_whole(config, task, world, fresh=fresh)
+        return _build_shared(config, task, world, world.mesh, resumes=resumes)
+    return _build_whole(config, task, world, resumes=resumes)
 
 
-def _build_whole(config: Config, task: Task, world: TrainingWorld, *, fresh: bool) -> Network:
+def _build_whole(config: Config, task: Task, world: TrainingWorld, *, resumes: bool) -> Network:
     # The order matters. Batch norms are replaced before anything refers to them. The half copy is made on the device
     # and in its memory format: it would never see a weight that is moved later. Whatever changes a forward pass comes
     # before the compiler, and the compiler before DDP.
@@ -188,7 +186,7 @@ def _build_whole(config: Config, task: Task, world: TrainingWorld, *, fresh: boo
     module = build_model(config.model, task)
     if trainer.sync_batchnorm:
         module = synchronise_batchnorm(module)
-    if fresh and config.init_from is not None and world.is_rank_zero:
+    if not resumes and config.init_from is not None and world.is_rank_zero:
         # DDP sends them to the other ranks
         warm_start(module, Path(config.init_from), match=config.init_match, strict=config.init_strict)
     # before the half copy is made, which knows what is trained
@@ -216,9 +214,7 @@ def _begin_training(model: nn.Module, world: TrainingWorld) -> None:
         log.info("the model was built in evaluation mode: calling train() on it and all its modules")
 
 
-def _build_shared(
-    config: Config, task: Task, world: TrainingWorld, mesh: Mesh, *, fresh: bool, resumes: bool
-) -> Network:
+def _build_shared(config: Config, task: Task, world: TrainingWorld, mesh: Mesh, *, resumes: bool) -> Network:
     # they import torch's DTensor, which takes half a second
     from hpctrain.checkpoint.sharded.write import ShardedSaver
     from hpctrain.parallel.blocks import find_blocks
@@ -270,7 +266,7 @@ def _build_shared(
     with nullcontext() if stages is None else stages.absent_set_aside():
         give_memory(root, model, home, of_buffers=world.device)
     send_values(values, model, world, without=_restored_later(config, model) if resumes else ())
-    if fresh and config.init_from is not None:
+    if not resumes and config.init_from is not None:
         # each rank reads its own shards
         warm_start(model, Path(config.init_from), match=config.init_match, strict=config.init_strict)
     root.settle()
@@ -365,23 +361,10 @@ def check_class(kind: type[Task], target: str, losses: Sequence[str]) -> None:
 def _mentioned_in_class(kind: type[Task]) -> Iterator[str]:
     for one in kind.__mro__:
         for value in () if one is Task else vars(one).values():
-            for function in _functions(value):
+            # the getter of a property, or the function of a cached one; below any decorators
+            function = inspect.unwrap(getattr(value, "fget", None) or getattr(value, "func", value))
+            if isinstance(function, FunctionType):
                 yield from _mentioned(function.__code__)
-
-
-def _functions(value: object) -> Iterator[FunctionType]:
-    """Yield the plain functions in what a class defines, below their decorators."""
-    if isinstance(value, property):
-        parts: Sequence[object] = (value.fget, value.fset, value.fdel)
-    elif isinstance(value, cached_property):
-        parts = (value.func,)
-    elif isinstance(value, staticmethod | classmethod):
-        parts = (value.__func__,)
-    else:
-        parts = (value,)
-    for part in parts:
-        if isinstance(part, FunctionType) and isinstance(inner := inspect.unwrap(part), FunctionType):
-            yield inner
 
 
 def _mentioned(code: CodeType) -> Iterator[str]:

@@ -24,11 +24,10 @@ from hpctrain.train.ema import Ema
 from hpctrain.train.optimizers import BuiltOptimizer, StateCheck
 from hpctrain.train.parameter_groups import ModelNames, ParameterGroup
 from hpctrain.train.precision import gradient_scaler
-from hpctrain.train.step import FirstMicroBatch, TrainStep
+from hpctrain.train.step import FirstMicroBatch, Loss, TrainStep, Turn
 from hpctrain.train.task_log import AttachedLog
 from hpctrain.train.task_state import TaskState
 from hpctrain.train.trained_module import GradientCheck, TrainedModule
-from hpctrain.train.turn import Loss, Turn
 from hpctrain.train.update import Clipping, JointUpdate, Update, parameters_of
 
 

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+from torch import Tensor, nn
+
+from hpctrain.attempt.lost_gpu import closing_unless_lost
 from hpctrain.callbacks.callback import Callback
 from hpctrain.callbacks.early_stopping import EarlyStopping
-from hpctrain.callbacks.training import Training
+from hpctrain.callbacks.training import Training as WatchedTraining
+from hpctrain.checkpoint.best import judged_by
 from hpctrain.checkpoint.host_memory import require_storable
-from hpctrain.checkpoint.state import Stateful
+from hpctrain.checkpoint.state import PlainNames, Stateful
 from hpctrain.checkpoint.stored_tensor import whole_tensors
 from hpctrain.config.checkpoint import EVAL_PREFIX
 from hpctrain.config.task_checks import (
@@ -24,12 +31,21 @@ from hpctrain.config.task_checks import (
     not_plain_function_error,
     unknown_hook_error,
 )
+from hpctrain.data.loader import EvalLoader
 from hpctrain.data.micro_batch import map_tensors
 from hpctrain.errors import CheckpointError, ConfigError, TaskError
 from hpctrain.metrics.meter import Meter
+from hpctrain.parallel.mesh import TrainingWorld
+from hpctrain.parallel.trial_pass import buffers_and_rng_restored
+from hpctrain.run.directory import RunDirectory
 from hpctrain.train.build import instantiate
-from hpctrain.train.task_log import AttachedLog
+from hpctrain.train.modes import evaluation_mode
+from hpctrain.train.precision import autocast
+from hpctrain.train.task_log import meter_of
 from hpctrain.train.update import JointUpdate
+
+if TYPE_CHECKING:
+    from hpctrain.train.training import Training
 
 
 class Hook(NamedTuple):
@@ -37,12 +53,10 @@ class Hook(NamedTuple):
 
     Attributes:
         callback: the name of its entry.
-        name: of the hook.
         call: the method.
     """
 
     callback: str
-    name: str
     call: Callable[..., None]
 
 
@@ -52,16 +66,88 @@ Hooks = tuple[Hook, ...]
 log = logging.getLogger("hpctrain.train")
 
 
-class CallbackContext(Training):
-    """The training, with what the code that calls the hooks needs.
+class RunningTraining(WatchedTraining):
+    """The training of one attempt, as its callbacks see it.
+
+    Args:
+        training: with its task, model and optimizers.
+        directory: of the run.
 
     Attributes:
         own_log: `log`, by its own type.
         update: whose gradients `after_backward` sees.
     """
 
-    own_log: AttachedLog
-    update: JointUpdate
+    def __init__(self, training: Training, directory: RunDirectory) -> None:
+        self.callback_name = ""
+        self.update = training.step.turns[0].update
+        self.task = training.task
+        self.model = training.network.replica.model
+        self.position = training.position
+        self.log = self.own_log = training.task_log
+        self.config = training.config
+        self.is_sharded = training.network.replica.is_shared
+        self.rank = training.world.rank
+        self.world_size = training.world.size
+        self.device = training.world.device
+        self.run_dir = Path(directory.path)
+        self.metric, self.metric_mode = judged_by(
+            training.config.checkpoint, training.task.metric, training.task.metric_mode
+        )
+        self._training = training
+        self._plain_names = PlainNames(training.module)
+
+    @property
+    def loss_scale(self) -> float:
+        """See `hpctrain.callbacks.Training`."""
+        return self.update.loss_scale
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """See `hpctrain.callbacks.Training`."""
+        return {self._plain_names(name): parameter for name, parameter in self._training.module.named_parameters()}
+
+    def eval_samples(self, number: int) -> Any | None:
+        """See `hpctrain.callbacks.Training`."""
+        dataset = self._training.eval_data
+        if dataset is None:
+            return None
+        loader = EvalLoader(dataset, number, rank=0, world_size=1, collate_fn=self.task.collate_fn)
+        with (
+            buffers_and_rng_restored(self.model, self._training.world),
+            closing_unless_lost(loader.rounds(1)) as rounds,
+        ):
+            batch = next(rounds, None)
+        return None if batch is None else self.task.to_device(batch, self.device)
+
+    @contextmanager
+    def evaluation_mode(self) -> Iterator[None]:
+        """See `hpctrain.callbacks.Training`."""
+        training = self._training
+        averaged = training.ema if self.config.trainer.eval_ema else None
+        precision = autocast(self.config.precision.formats, self.device)
+        with (
+            buffers_and_rng_restored(self.model, training.world),
+            evaluation_mode(self.model),
+            nullcontext() if averaged is None else averaged.in_place(),
+            training.task_log.discarding(),
+            torch.no_grad(),
+            precision,
+            # after the average: it gathers the weights that are in place then
+            training.network.replica.calls(),
+        ):
+            yield
+
+    def weights(self) -> dict[str, Tensor]:
+        """See `hpctrain.callbacks.Training`."""
+        state = self._training.module.state_dict()
+        tensors = {self._plain_names(name): value for name, value in state.items() if isinstance(value, Tensor)}
+        # other ranks have them
+        return {name: tensor for name, tensor in tensors.items() if not tensor.is_meta}
+
+    def end(self, reason: str) -> None:
+        """See `hpctrain.callbacks.Training`."""
+        self._training.ending.request(reason, callback=self.callback_name)
 
 
 class Callbacks(Stateful):
@@ -76,7 +162,7 @@ class Callbacks(Stateful):
 
     def __init__(self, callbacks: Mapping[str, Callback]) -> None:
         self._callbacks = callbacks
-        self._training: CallbackContext | None = None
+        self._training: RunningTraining | None = None
         self.hooks: Mapping[str, Hooks] = {name: self._overridden(name) for name in HOOKS}
 
     def judged_metrics(self) -> dict[str, str | None]:
@@ -94,29 +180,30 @@ class Callbacks(Stateful):
         Raises:
             ConfigError: early stopping would never act.
         """
-        for name, hook, _ in self.hooks["after_evaluation"]:
+        for name, _ in self.hooks["after_evaluation"]:
             callback = self._callbacks[name]
             if isinstance(callback, EarlyStopping):
                 target = f"{type(callback).__module__}.{type(callback).__qualname__}"
                 raise ConfigError(f"callbacks.{name}._target_", target, why_none, f"leave {name} out of callbacks")
             if warns:
-                log.warning("callbacks.%s: its %s is never called: %s", name, hook, why_none)
+                log.warning("callbacks.%s: its after_evaluation is never called: %s", name, why_none)
 
     def _overridden(self, hook: str) -> Hooks:
         return tuple(
-            Hook(name, hook, getattr(callback, hook))
+            Hook(name, getattr(callback, hook))
             for name, callback in self._callbacks.items()
             if _overrides(callback, hook)
         )
 
-    def start(self, training: CallbackContext) -> None:
+    def start(self, training: Training, directory: RunDirectory) -> None:
         """Call `on_start`, before all other hooks.
 
         Args:
             training: what the callbacks watch, in every hook of this attempt.
+            directory: of the run.
         """
-        self._training = training
-        self.run_between_steps(self.hooks["on_start"])
+        self._training = RunningTraining(training, directory)
+        self.run_between_steps("on_start")
 
     def run(self, hooks: Hooks, meter: Meter, *, computing: bool = False) -> None:
         """Call hooks of a step.
@@ -130,16 +217,15 @@ class Callbacks(Stateful):
         with self._training.own_log.in_hooks(computing=computing):
             _call(hooks, self._training, meter)
 
-    def run_between_steps(self, hooks: Hooks) -> None:
+    def run_between_steps(self, name: str) -> None:
         """Call hooks that belong to no step, in which nothing may be logged.
 
         Args:
-            hooks: of one name: `on_start`, `after_save`, `on_stop` or `on_end`.
+            name: of the hooks: `on_start`, `after_save`, `on_stop` or `on_end`.
         """
-        for hook in hooks:
-            assert self._training is not None
-            with self._training.own_log.logging_refused(hook.name):
-                _call((hook,), self._training, None)
+        assert self._training is not None
+        with self._training.own_log.logging_refused(name):
+            _call(self.hooks[name], self._training, None)
 
     def before_updates(self, meter: Meter) -> Callable[[JointUpdate], None] | None:
         """Return what calls `after_backward` before the updates of a turn; None if no callback overrides it.
@@ -154,14 +240,14 @@ class Callbacks(Stateful):
         self._training.update = update
         self.run(self.hooks["after_backward"], meter, computing=True)
 
-    def run_after_evaluation(self, meter: Meter, means: Mapping[str, float]) -> dict[str, float]:
+    def run_after_evaluation(self, world: TrainingWorld, means: Mapping[str, float]) -> dict[str, float]:
         """Call `after_evaluation`, and return the means of the scalars that it logs; collective.
 
         Args:
-            meter: empty, for these scalars.
+            world: the ranks.
             means: of the evaluation, by logged name.
         """
-        metrics = {name.removeprefix(EVAL_PREFIX): means[name] for name in means}
+        metrics, meter = {name.removeprefix(EVAL_PREFIX): means[name] for name in means}, meter_of(world)
         assert self._training is not None
         with self._training.own_log.evaluation_mode():
             _call(self.hooks["after_evaluation"], self._training, meter, metrics)
@@ -245,7 +331,7 @@ def _overrides(callback: Callback, name: str) -> bool:
     return name in vars(callback) or getattr(type(callback), name) is not getattr(Callback, name)
 
 
-def _call(hooks: Hooks, training: CallbackContext, meter: Meter | None, *means: Mapping[str, float]) -> None:
+def _call(hooks: Hooks, training: RunningTraining, meter: Meter | None, *means: Mapping[str, float]) -> None:
     """Call hooks, and add to the meter what each of them logs.
 
     Args:

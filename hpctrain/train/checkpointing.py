@@ -68,6 +68,7 @@ class Checkpointing:
     Attributes:
         best_step: the step of the last evaluation that was among the best; a save follows it.
         clock: as given.
+        saver: as given.
         due_at_s: when the next save is due by rank zero's clock; infinite if none is, and on the other ranks.
     """
 
@@ -89,7 +90,7 @@ class Checkpointing:
         self._directory = directory
         self._claim = claim
         self.clock = clock
-        self._saver = saver
+        self.saver = saver
         self._agreement = agreement
         self._keeps_best = bool(training.checkpoint_policy.keep_best)
         self._best = Best.configured(
@@ -136,9 +137,9 @@ class Checkpointing:
         with nullcontext() if checkpoint is None else random_states_restored(self._world.gpus):
             self._training.step.prepare(step)
         average = {} if self._training.ema is None else self._training.ema.state()
-        self._saver.lock_ahead(self._live_state(step, **self._weights.state(), **average))
+        self.saver.lock_ahead(self._live_state(step, **self._weights.state(), **average))
         if checkpoint is not None and self._world.is_rank_zero:
-            self._saver.retain_in_background(checkpoint.step)
+            self.saver.retain_in_background(checkpoint.step)
         self._restart_interval()
         if checkpoint is None:
             return Start()
@@ -192,7 +193,7 @@ class Checkpointing:
             SupersededError: a later attempt owns the run.
             TaskError: the task's state can't be saved.
         """
-        busy = not wait and self._world.broadcast(self._saver.busy)
+        busy = not wait and self._world.broadcast(self.saver.busy)
         # saves of the best evaluations are extra: no other save is left out for one
         left_out = busy and (self.best_step is None or self.best_step not in (step, self._saving_step))
         stop = self._wait_for_earlier(step) if busy and not left_out else None
@@ -209,10 +210,10 @@ class Checkpointing:
         if self._world.is_rank_zero:
             which = "it" if step == self.best_step else "the one before"
             log.info("the checkpoint of step %d waits for the one before: %s is one of the best", step, which)
-        while self._world.broadcast(self._saver.busy):
+        while self._world.broadcast(self.saver.busy):
             if stop := self._agreement.stop():
                 return stop
-            self._saver.wait(WAIT_S)
+            self.saver.wait(WAIT_S)
         return None
 
     def require_constant_buffers(self) -> None:
@@ -223,13 +224,13 @@ class Checkpointing:
         self.require_constant_buffers()
         world = self._world
         gathered = states_of(self._state, collective=True)
-        saves, error = self._saver.begin()
+        saves, error = self.saver.begin()
         if saves:
             local = states_of(self._state, collective=False)
             state = self._live_state(step, **{**ABSENT, **local, **gathered}, evaluation_due=evaluation_due)
             try:
                 # a save at the end of an attempt may have only seconds: the next attempt removes older checkpoints
-                self._saver.save(state, wait=wait, retain=not wait or self._is_at_end(step))
+                self.saver.save(state, wait=wait, retain=not wait or self._is_at_end(step))
             except Exception as caught:
                 # every rank must learn of the error before any of them raises
                 error = caught
@@ -261,15 +262,15 @@ class Checkpointing:
             return math.inf
         if not policy.auto:
             return math.inf if policy.every_min is None else policy.every_min * 60
-        if not self._saver.stall_s:
+        if not self.saver.stall_s:
             return FIRST_AUTO_SAVE_S
         attempts = Ledger(self._directory).attempts()
-        return auto_interval_s(self._saver.stall_s, self._saver.takes_s, attempts, time.time())
+        return auto_interval_s(self.saver.stall_s, self.saver.takes_s, attempts, time.time())
 
     @property
     def save_takes_s(self) -> float:
         """Estimate the seconds of a save, from the copy to the disk, by the longest so far; for rank zero only."""
-        return self._saver.takes_s
+        return self.saver.takes_s
 
     def _live_state(
         self, step: int, *, model: nn.Module, optimizers: Any, scaler: Any, rng: Sequence[object] = (), **extra: Any
@@ -281,4 +282,4 @@ class Checkpointing:
             config_digest=config_digest(self._config),
             score=None if self._best is None else self._best.score_at(step),
         )
-        return self._saver.live_state(model=model, optimizer=optimizers, head=head, scaler=scaler, rng=rng, extra=extra)
+        return self.saver.live_state(model=model, optimizer=optimizers, head=head, scaler=scaler, rng=rng, extra=extra)

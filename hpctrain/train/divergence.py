@@ -19,8 +19,8 @@ from hpctrain.parallel.local_part import local_part
 from hpctrain.phrases import SHOWN, listed
 from hpctrain.run.checkpoints import list_checkpoints
 from hpctrain.run.directory import RunDirectory
+from hpctrain.train.step import Turn
 from hpctrain.train.training import Training
-from hpctrain.train.turn import Turn
 
 
 class Divergence:

@@ -16,9 +16,8 @@ from hpctrain.parallel.mesh import TrainingWorld
 from hpctrain.phrases import counted, listed
 from hpctrain.tasks.evaluation_contract import checked_results, checked_scores, checked_values
 from hpctrain.tasks.task import Task
-from hpctrain.train.meters import meter_of
 from hpctrain.train.rank_comparison import RankComparison
-from hpctrain.train.task_log import AttachedLog
+from hpctrain.train.task_log import AttachedLog, meter_of
 from hpctrain.train.task_metrics import TaskMetrics
 
 MB = 2**20

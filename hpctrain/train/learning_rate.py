@@ -233,21 +233,13 @@ def warm_up(schedule: WarmUp, steps_per_epoch: int) -> tuple[int, Factor]:
 
 def _after_warmup(schedule: Schedule, warmup: int, total_steps: int, steps_per_epoch: int) -> Factor:
     final = schedule.final_factor
-    last = total_steps - 1
-
-    def shaped(begin: int, shape: Callable[[float], float]) -> Factor:
-        length = max(1, last - begin)
-        return lambda step: final + (1.0 - final) * shape(min(1.0, (step - begin) / length))
-
-    if schedule.kind == "linear":
-        return shaped(warmup, _falling)
-    if schedule.kind == "cosine":
-        return shaped(warmup, _half_cosine)
+    if schedule.kind in ("linear", "cosine"):
+        return _decay(warmup, total_steps, final, on_cosine=schedule.kind == "cosine")
     if schedule.kind == "wsd":
         default = max(1, round(total_steps * DECAY_SHARE))
         length = _steps(schedule.decay_steps or 0, schedule.decay_epochs, steps_per_epoch) or default
-        begin = max(warmup, last - length)
-        decay = shaped(begin, _falling)
+        begin = max(warmup, total_steps - 1 - length)
+        decay = _decay(begin, total_steps, final)
         return lambda step: 1.0 if step <= begin else decay(step)
     if schedule.kind == "step":
         epochs = [round(epochs * steps_per_epoch) for epochs in schedule.drop_at_epochs]
@@ -257,24 +249,29 @@ def _after_warmup(schedule: Schedule, warmup: int, total_steps: int, steps_per_e
 
 
 def _one_cycle(schedule: Schedule, warmup: int, total_steps: int) -> Factor:
-    start, final = schedule.start_factor, schedule.final_factor
+    start = schedule.start_factor
     peak = warmup or max(1, round(total_steps * ONE_CYCLE_RISE) - 1)
-    length = max(1, total_steps - 1 - peak)
+    decay = _decay(peak, total_steps, schedule.final_factor, on_cosine=True)
 
     def factor(step: int) -> float:
-        if step < peak:
-            return 1.0 + (start - 1.0) * _half_cosine(step / peak)
-        return final + (1.0 - final) * _half_cosine(min(1.0, (step - peak) / length))
+        return 1.0 + (start - 1.0) * _half_cosine(step / peak) if step < peak else decay(step)
+
+    return factor
+
+
+def _decay(begin: int, total_steps: int, final: float, *, on_cosine: bool = False) -> Factor:
+    """Return a factor that falls from 1 at a step to its final value at the last one, along a half cosine or a line."""
+    length = max(1, total_steps - 1 - begin)
+
+    def factor(step: int) -> float:
+        progress = min(1.0, (step - begin) / length)
+        return final + (1.0 - final) * (_half_cosine(progress) if on_cosine else 1.0 - progress)
 
     return factor
 
 
 def _steps(steps: int, epochs: float | None, steps_per_epoch: int) -> int:
     return round(epochs * steps_per_epoch) if epochs else steps
-
-
-def _falling(progress: float) -> float:
-    return 1.0 - progress
 
 
 def _half_cosine(progress: float) -> float:

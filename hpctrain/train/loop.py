@@ -20,9 +20,7 @@ from hpctrain.run.ledger import Claim
 from hpctrain.run.times import Times
 from hpctrain.train.checkpointing import Checkpointing, Start
 from hpctrain.train.divergence import Divergence
-from hpctrain.train.meters import meter_of
 from hpctrain.train.profiling.profiler import Profiler
-from hpctrain.train.running_training import RunningTraining
 from hpctrain.train.sanity import check_evaluation
 from hpctrain.train.stopping import Stopping
 from hpctrain.train.training import Training
@@ -75,6 +73,8 @@ class AttemptContext:
 class Loop:
     """Trains from a step to the last one, or until the ranks agree to stop.
 
+    The watchdog and the exit record of this rank read how far it is.
+
     Args:
         training: what is trained.
         attempt: in which it trains.
@@ -85,6 +85,10 @@ class Loop:
         divergence: raises once training has diverged.
 
     Attributes:
+        training: as given.
+        start_point: where the attempt starts.
+        log: as given.
+        checkpointing: as given.
         step: completed steps.
         why_ended: why the run was completed before its last step; empty if it wasn't.
     """
@@ -103,19 +107,29 @@ class Loop:
         self.step = start.step
         self._start_step = start.step
         self.why_ended = ""
-        self._training = training
+        self.training = training
+        self.start_point = start
+        self.log = log
+        self.checkpointing = checkpointing
         self._attempt = attempt
         self._stopping = attempt.stopping
         self._times = attempt.times
         self._profiler = profiler
-        self._log = log
-        self._checkpointing = checkpointing
         self._divergence = divergence
         self._evaluation = training.evaluation
         self._ending = training.ending
         self._callbacks = training.callbacks
         self._evaluation_due = start.evaluation_due
         self._ends = False
+
+    @property
+    def progress(self) -> object:
+        """A value that changes after each step and each evaluated batch."""
+        return self.step, 0 if self._evaluation is None else self._evaluation.num_batches
+
+    def finish_save_within(self, seconds: float) -> None:
+        """Wait for a checkpoint that is being written, but no longer than ``seconds``; after an error."""
+        self.checkpointing.saver.finish_within(seconds)
 
     def start(self, *, try_out: bool) -> bool:
         """Try out the evaluation, and agree whether to stop before the first step; collective.
@@ -133,11 +147,11 @@ class Loop:
         stop = self._stopping.agreement.start()
         if stop is None and try_out:
             with self._times.during("eval_s"):
-                stop = check_evaluation(self._training, self._stopping.agreement)
+                stop = check_evaluation(self.training, self._stopping.agreement)
         if stop is None:
             return True
         # only to find the cause: there is nothing new to save since the checkpoint from which this attempt started
-        self._stopping.begin(stop, self._checkpointing.save_takes_s)
+        self._stopping.begin(stop, self.checkpointing.save_takes_s)
         return False
 
     def run(self, micro_batches: Iterator[MicroBatch]) -> bool:
@@ -169,13 +183,13 @@ class Loop:
 
     def _run_steps(self, micro_batches: Iterator[MicroBatch]) -> bool:
         # look names up once, not in each step: a small model's step takes a fraction of a millisecond
-        config, total = self._training.config, self._training.total_steps
+        config, total = self.training.config, self.training.total_steps
         log_every, save_every = config.logger.every_steps, config.checkpoint.every_steps
-        eval_every = config.trainer.eval_every_steps or self._training.data.plan.steps_per_epoch
-        train_step, profiler, checkpointing = self._training.step, self._profiler, self._checkpointing
-        position, show_step = self._training.position, self._log.show_step
+        eval_every = config.trainer.eval_every_steps or self.training.data.plan.steps_per_epoch
+        train_step, profiler, checkpointing = self.training.step, self._profiler, self.checkpointing
+        position, show_step = self.training.position, self.log.show_step
         decide, clock = self._stopping.agreement.decide, checkpointing.clock
-        callbacks, ending, meter = self._callbacks, self._ending, self._training.meter
+        callbacks, ending, meter = self._callbacks, self._ending, self.training.meter
         before_step, after_step = callbacks.hooks["before_step"], callbacks.hooks["after_step"]
         is_timed = ending.is_timed
         pause_at = total if self._stopping.pause_at is None else self._stopping.pause_at
@@ -199,7 +213,7 @@ class Loop:
             if after_step:
                 callbacks.run(after_step, meter)
             if is_last or step % log_every == 0:
-                self._divergence.check(step, self._log.training(step))
+                self._divergence.check(step, self.log.training(step))
             # before the agreement: a stop that interrupts the evaluation was agreed upon in it
             if (is_last or step % eval_every == 0) and (stop := self._evaluate()):
                 return self._leave(stop)
@@ -218,37 +232,36 @@ class Loop:
 
     @property
     def _is_at_end(self) -> bool:
-        return self.step == self._training.total_steps or self._ending.concluded
+        return self.step == self.training.total_steps or self._ending.concluded
 
     def conclude(self, *, finished: bool) -> None:
         """Log how the attempt ended, and call the last hooks, once everything is saved."""
         if self.step > self._start_step:
             self._keep_config()  # again, in case the file system failed after the first step
         if finished:
-            self._training.data.loss_weights.check_end(self.step)
+            self.training.data.loss_weights.check_end(self.step)
         if self.why_ended:
             log.info("to train further: %s", train_on_command(self._attempt.directory, self.why_ended))
         self._profiler.finish(self.step)
         if finished:
-            self._log.complete()
+            self.log.complete()
         # last: an error in a callback must not keep anything above from being written
-        callbacks = self._callbacks
-        callbacks.run_between_steps(callbacks.hooks["on_end" if finished else "on_stop"])
+        self._callbacks.run_between_steps("on_end" if finished else "on_stop")
 
     def _keep_config(self) -> None:
         """Keep a resume's change to the configuration, once a step was trained with it."""
-        if self._training.world.is_rank_zero:
+        if self.training.world.is_rank_zero:
             self._attempt.claim.require_ownership()
             keep_config(self._attempt.directory, self._start_step)
 
     def _begin(self) -> None:
         """Call the first hooks, and count the training time from now on."""
-        self._callbacks.start(RunningTraining(self._training, self._attempt.directory))
+        self._callbacks.start(self.training, self._attempt.directory)
         self._ending.begin()
 
     def _ends_before_a_step(self) -> bool:
         """Whether the run ends without another step: it has ended early before, or its time is over; collective."""
-        if self.step in (0, self._training.total_steps):
+        if self.step in (0, self.training.total_steps):
             return False
         if self._ending.is_timed:
             self._ending.look_at_clock()
@@ -261,9 +274,9 @@ class Loop:
         log.info("step %d: the run ends here: %s", step, ending.reason)
         if not ending.concluded:
             # a stop in the evaluation below may have interrupted an earlier attempt after this record: don't repeat it
-            if step % self._training.config.logger.every_steps and ending.recorded_step != step:
+            if step % self.training.config.logger.every_steps and ending.recorded_step != step:
                 ending.recorded_step = step
-                self._divergence.check(step, self._log.training(step))
+                self._divergence.check(step, self.log.training(step))
             if ending.evaluated_step != step and (stop := self._evaluate()):
                 return self._leave(stop)
             ending.concluded = True
@@ -288,13 +301,13 @@ class Loop:
             self._leave(stop)
             return True
         # the checkpoint of this step lacks its score, and the states that callbacks have after the evaluation
-        self._save(wait=self.step == self._training.total_steps)
+        self._save(wait=self.step == self.training.total_steps)
         return False
 
     def _pauses(self) -> bool:
         """Whether the run pauses at this step: `trainer.pause_at_step` is reached, and the step is evaluated."""
         pause_at = self._stopping.pause_at
-        if pause_at is None or not pause_at <= self.step < self._training.total_steps:
+        if pause_at is None or not pause_at <= self.step < self.training.total_steps:
             return False
         return self._evaluation is None or self._ending.evaluated_step == self.step
 
@@ -310,12 +323,12 @@ class Loop:
         if self.step > self._start_step:
             return self._leave(stop)
         # there is nothing new to save
-        self._stopping.begin(stop, self._checkpointing.save_takes_s)
+        self._stopping.begin(stop, self.checkpointing.save_takes_s)
         return False
 
     def _leave(self, stop: Stop) -> bool:
         """Save if there is time; return False, since the run isn't complete."""
-        if self._stopping.begin(stop, self._checkpointing.save_takes_s):
+        if self._stopping.begin(stop, self.checkpointing.save_takes_s):
             self._save(wait=True)
         return False
 
@@ -324,11 +337,11 @@ class Loop:
         with self._times.during("save_s"):
             self._profiler.before_save(self.step)
             # flush before the checkpoint is published: a resume from it must find every record up to its step
-            self._log.flush()
+            self.log.flush()
             self._divergence.check_before_save(self.step, ends_run=self._is_at_end)
-            stop = self._checkpointing.save(self.step, evaluation_due=self._evaluation_due, wait=wait)
+            stop = self.checkpointing.save(self.step, evaluation_due=self._evaluation_due, wait=wait)
             if stop is None:
-                self._callbacks.run_between_steps(self._callbacks.hooks["after_save"])
+                self._callbacks.run_between_steps("after_save")
         self._times.record(self.step, due=True)
         return stop
 
@@ -349,8 +362,8 @@ class Loop:
         logged: Mapping[str, float] = {}
         if self._callbacks.hooks["after_evaluation"]:
             with self._times.during("eval_s"):
-                logged = self._callbacks.run_after_evaluation(meter_of(self._training.world), means)
-        self._log.evaluation(self.step, {**means, **logged})
-        self._checkpointing.record_evaluation(self.step, means)
+                logged = self._callbacks.run_after_evaluation(self.training.world, means)
+        self.log.evaluation(self.step, {**means, **logged})
+        self.checkpointing.record_evaluation(self.step, means)
         # at once, and not by the agreement, which takes some steps: an interrupted run has to end at the same step
         self._ends = bool(self._callbacks.hooks["after_evaluation"]) and self._ending.agree()

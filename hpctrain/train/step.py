@@ -1,30 +1,360 @@
-"""One step: a turn for each loss over the micro-batches of a global batch."""
+"""One step: a turn for each loss over the micro-batches of a global batch, and the updates that follow from it."""
 
 from __future__ import annotations
 
 import itertools
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch import Tensor, nn
 
-from hpctrain.data.micro_batch import MicroBatch
+from hpctrain.config.precision import NumberFormats
+from hpctrain.data.micro_batch import MicroBatch, map_tensors
 from hpctrain.errors import TaskError
+from hpctrain.metrics.meter import Meter
+from hpctrain.parallel.local_part import whole
+from hpctrain.parallel.replica import Call
 from hpctrain.phrases import counted, listed
 from hpctrain.rank.world import World
+from hpctrain.tasks.loss_contract import Scalar, split_loss
+from hpctrain.tasks.task import Task
 from hpctrain.train.ema import Ema
-from hpctrain.train.part_timer import PartTimer
-from hpctrain.train.turn import Turn
-from hpctrain.train.update import Update
+from hpctrain.train.precision import autocasting
+from hpctrain.train.task_log import TRAIN_PREFIX, AttachedLog
+from hpctrain.train.task_state import TaskState
+from hpctrain.train.trained_module import EmptyPass, GradientCheck, TrainedModule, zero_of
+from hpctrain.train.update import JointUpdate, Update
+
+if TYPE_CHECKING:
+    from hpctrain.train.profiling.sampler import PartTimer
 
 FirstMicroBatch = Callable[[], AbstractContextManager[MicroBatch]]
 """Makes a context with the first micro-batch of the run, for passes of which nothing is kept."""
 
 log = logging.getLogger("hpctrain.train")
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss of the task: the method that computes it, and where it is logged.
+
+    Attributes:
+        task: computes the loss.
+        meter: collects the loss and the logged scalars.
+        task_log: of the task.
+        precision: the number formats, which decide the autocast.
+        device: of the model, or of its first part.
+        function: name of the task's method.
+        name: of the loss among several, for its metrics; empty for the only one.
+        makes_whole: whether to gather results that are DTensors, as of a model that divides its outputs among ranks.
+    """
+
+    task: Task
+    meter: Meter
+    task_log: AttachedLog
+    precision: NumberFormats
+    device: torch.device
+    function: str = "loss"
+    name: str = ""
+    makes_whole: bool = False
+
+    @property
+    def method(self) -> str:
+        """The task's class and method, for messages."""
+        return f"{type(self.task).__name__}.{self.function}"
+
+    @property
+    def suffix(self) -> str:
+        """The end of every name under which this loss is logged; empty for the only loss."""
+        return f"/{self.name}" if self.name else ""
+
+    @property
+    def log_name(self) -> str:
+        """The name under which the mean loss is logged."""
+        return f"train/loss{self.suffix}"
+
+    @property
+    def scale_name(self) -> str:
+        """The name under which the loss scale is logged."""
+        return f"train/loss_scale{self.suffix}"
+
+
+class Turn:
+    """Accumulates the gradients of one loss over a global batch, and updates the weights that this loss trains.
+
+    Gradients are those of the mean loss over the step's samples, at any world size and accumulation. The replica
+    decides when they are reduced over the ranks.
+
+    Args:
+        loss: whose gradients are accumulated.
+        module: computes the loss, and has the parameters that the turn trains.
+        update: of the optimizers that step for this loss.
+        gradients: checks that the parameters get gradients.
+        task_state: of the task; None for a task without one.
+        every_steps: steps from one turn to the next.
+
+    Attributes:
+        loss: as given.
+        module: as given.
+        update: as given.
+        gradients: as given.
+        every_steps: as given.
+        task_state: as given.
+        is_computing: whether the task's method is running.
+    """
+
+    def __init__(
+        self,
+        loss: Loss,
+        module: TrainedModule,
+        update: JointUpdate,
+        gradients: GradientCheck,
+        *,
+        task_state: TaskState | None = None,
+        every_steps: int = 1,
+    ) -> None:
+        self.loss = loss
+        self.module = module
+        self.update = update
+        self.gradients = gradients
+        self.every_steps = every_steps
+        self.is_computing = False
+        self.task_state = task_state
+        compute: Callable[[nn.Module, Any], Any] = getattr(loss.task, loss.function)
+        self._compute = autocasting(compute, loss.precision, loss.device)
+        self._is_on_host = loss.device.type == "cpu"
+        self._log_name = loss.log_name
+        self._meter = loss.meter
+        self._task_log = loss.task_log
+        self._checked_names: set[str] = set()
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Values to log of the last updates; in fp16 reading them may wait for the device."""
+        update = self.update
+        return update.metrics | ({} if update.scaler is None else {self.loss.scale_name: update.loss_scale})
+
+    def __call__(self, step: int, micro_batches: Iterator[MicroBatch], timer: PartTimer | None) -> bool:
+        """Take the turn in step ``step``, counted from 0; collective.
+
+        Args:
+            step: its number.
+            micro_batches: of this rank; those of the step are consumed.
+            timer: times the parts of this step; None for no timing.
+
+        Returns:
+            Whether weights were updated.
+        """
+        self.update.begin(step)
+        module = self.module
+        rescale = module.replica.accumulate(self, step, micro_batches, module.accumulating, timer)
+        if self.gradients.is_due:
+            self.gradients.check()
+        updated = self.update(rescale)
+        if timer is not None:
+            timer.mark("optimizer")
+        return updated
+
+    def compute(self, micro_batch: MicroBatch, timer: PartTimer | None) -> None:
+        """Add the gradients of a micro-batch to those of the step, and its loss to the meter; collective.
+
+        Args:
+            micro_batch: of this rank.
+            timer: times the parts of this step; None for no timing.
+        """
+        if micro_batch.weight == 0:
+            self._add_nothing(micro_batch)
+            if timer is not None:
+                timer.mark("backward")
+            return
+        module = self.module
+        loss = module.loss_module(partial(self.compute_loss, micro_batch))
+        if timer is not None:
+            timer.forward_done(module.unfrozen, synchronises=module.ddp is not None and micro_batch.is_last)
+        self.add_gradients(loss, micro_batch)
+        if timer is not None:
+            timer.backward_done()
+
+    def begin_parts(self, micro_batches: Sequence[MicroBatch], timer: PartTimer | None) -> _PartPasses:
+        """Return the passes of a step for a rank that computes parts of them.
+
+        Args:
+            micro_batches: of the step.
+            timer: times the parts of this step; None for no timing.
+        """
+        if self.update.scaler is not None:
+            # GradScaler makes its scale when it first scales something, and only one rank scales a loss
+            self.update.scaler.scale(torch.zeros((), device=self.loss.device))
+        return _PartPasses(self, micro_batches, timer)
+
+    def compute_loss(self, micro_batch: MicroBatch, model: nn.Module, *, is_logged: bool = True) -> Tensor:
+        """Compute the loss, and add it to the meter; the replica calls this in its forward pass.
+
+        Only the loss is returned, and not the scalars that the task returned with it: DDP expects a gradient for every
+        parameter on which its output depends.
+
+        Args:
+            micro_batch: of this rank.
+            model: passed by the replica.
+            is_logged: whether the loss belongs to a step, and this rank has the whole of it.
+
+        Returns:
+            The mean loss over the micro-batch, 0-d.
+
+        Raises:
+            TaskError: the task's loss isn't a scalar tensor, or a mapping with one; or another loss logs the same name.
+        """
+        batch = micro_batch.batch
+        if not (self._is_on_host or micro_batch.on_device):
+            batch = self.loss.task.to_device(batch, self.loss.device)
+        elif self.loss.name:
+            # new containers around the same tensors: a loss that changes a dict or list must not affect the next turn
+            batch = map_tensors(lambda tensor: tensor, batch)
+        scalars: Mapping[str, Scalar] = {}
+        self.is_computing = True
+        try:
+            loss = self._compute(model, batch)
+        finally:
+            self.is_computing = False
+        if self.loss.makes_whole:
+            # clones, because FSDP2 warns about views, which changes in place would corrupt
+            loss = map_tensors(lambda value: whole(value).clone(), loss)
+        if not isinstance(loss, Tensor) or loss.ndim:
+            method, own_names = self.loss.method, self._task_log.own_names
+            loss, scalars = split_loss(method, loss, self._checked_names, own_names)
+        task_log = self._task_log
+        if self.loss.name and (scalars or task_log.scalars):
+            task_log.require_one_turn(self.loss.method, scalars)
+        if is_logged:
+            weight = micro_batch.num_samples if micro_batch.weight is None else micro_batch.weight
+            # with weight 0, the micro-batch only takes part in the collectives
+            if weight:
+                self._meter.add_mean(self._log_name, loss, weight)
+                if scalars and task_log.of_callbacks:
+                    task_log.require_not_of_callbacks(scalars)
+                for name, value in scalars.items():
+                    self._meter.add_value(f"{TRAIN_PREFIX}{name}", value, weight)
+            if task_log.scalars:
+                task_log.add_to_meter(self._meter, weight, scalars)
+        if loss.grad_fn is None and self.gradients.is_awaited:
+            loss = self.gradients.complete_constant(loss, model)
+        return loss
+
+    def compute_unlogged(self, call: Callable[..., Any], micro_batch: MicroBatch) -> Tensor:
+        """Compute the mean loss, 0-d, in a pass that belongs to no step: what the task logs is discarded.
+
+        Args:
+            call: a `LossModule`, or DDP around one.
+            micro_batch: of this rank.
+
+        Raises:
+            TaskError: the task's loss isn't a scalar tensor, or a mapping with one.
+        """
+        with self._task_log.discarding():
+            loss: Tensor = call(partial(self.compute_loss, micro_batch, is_logged=False))
+        return loss
+
+    def add_gradients(self, loss: Tensor, micro_batch: MicroBatch) -> None:
+        """Add the gradients of a loss to those of the step; collective with parallel=mesh, or in the last micro-batch.
+
+        Args:
+            loss: the mean over the micro-batch, 0-d.
+            micro_batch: over which it was computed.
+
+        Raises:
+            TaskError: the loss depends on none of the trained parameters, or misses some for which other ranks wait.
+        """
+        gradients = self.gradients
+        backward = gradients.backward if micro_batch.is_last and gradients.is_awaited else self.update.backward
+        try:
+            backward(loss if micro_batch.divisor == 1 else loss / micro_batch.divisor)
+        except RuntimeError:
+            self._require_dependence(loss)
+            raise
+
+    def try_out(self, micro_batch: MicroBatch) -> None:
+        """Compute the gradients of a micro-batch in a pass that belongs to no step, without loss scale; collective."""
+        if micro_batch.weight == 0:
+            self._add_nothing(micro_batch)
+        else:
+            loss = self.compute_unlogged(self.module.loss_module, micro_batch)
+            self._require_dependence(loss)
+            torch.autograd.backward(loss)
+        if self.gradients.is_due:
+            self.gradients.check()
+
+    def _require_dependence(self, loss: Tensor) -> None:
+        if loss.requires_grad:
+            return
+        names = listed(self.module.names_of(self.module.unfrozen), shown=3)
+        raise TaskError(
+            f"{self.loss.method} depends on none of the parameters that it trains ({names}): compute it from them, "
+            "without detach() and no_grad(), and return it without calling backward()"
+        ) from None
+
+    def _add_nothing(self, micro_batch: MicroBatch) -> None:
+        """Take part in the collectives of a pass, with a micro-batch of weight 0.
+
+        The task's loss is computed only if the model exchanges something with other ranks.
+        """
+        module = self.module
+        if module.exchanges_nothing:
+            self.update.backward(module.loss_module(zero_of))
+            return
+        empty = EmptyPass(shares_statistics=module.shares_statistics)
+        with empty.forward(module.loss_module):
+            loss = self.compute_unlogged(module.loss_module, micro_batch)
+        with empty.backward():
+            # infinite also in the pass before the first step, whose micro-batch has no computed divisor
+            self.add_gradients(loss, micro_batch._replace(divisor=math.inf))
+
+
+class _PartPasses:
+    """The passes of a step through parts of a model; see `hpctrain.parallel.replica.PartPasses`."""
+
+    def __init__(self, turn: Turn, micro_batches: Sequence[MicroBatch], timer: PartTimer | None) -> None:
+        self._turn = turn
+        self._micro_batches = micro_batches
+        self._timer = timer
+        self._empty: dict[int, EmptyPass] = {}
+
+    def forward(self, call: Call, number: int, *, has_loss: bool, is_repeated: bool) -> Any:
+        turn, micro_batch = self._turn, self._micro_batches[number]
+        is_logged = has_loss and micro_batch.weight != 0
+        with ExitStack() as contexts:
+            if not is_logged:
+                contexts.enter_context(turn.loss.task_log.discarding())
+            if micro_batch.weight == 0:
+                if number not in self._empty:
+                    self._empty[number] = EmptyPass(shares_statistics=turn.module.shares_statistics)
+                contexts.enter_context(self._empty[number].forward(turn.module.loss_module))
+            if is_repeated and turn.task_state is not None:
+                contexts.enter_context(turn.task_state.restored())
+            output = call(partial(turn.compute_loss, micro_batch, is_logged=is_logged))
+        if self._timer is not None:
+            self._timer.mark("forward")
+        return output
+
+    def backward(self, output: Any, gradients: Sequence[Tensor] | None, number: int) -> None:
+        micro_batch = self._micro_batches[number]
+        accumulating = None if micro_batch.is_last else self._turn.module.accumulating
+        empty = self._empty.get(number)
+        with (
+            nullcontext() if accumulating is None else accumulating(),
+            nullcontext() if empty is None else empty.backward(),
+        ):
+            if gradients is None:
+                self._turn.add_gradients(output, micro_batch)
+            else:
+                torch.autograd.backward(output, gradients)
+        if self._timer is not None:
+            self._timer.mark("backward")
 
 
 class TrainStep:
@@ -147,33 +477,6 @@ class TrainStep:
             turn.module.require_gradients(False)
             supply = iter(kept)
         return updated
-
-
-@contextmanager
-def unknown_optimizers_refused(step: TrainStep) -> Iterator[None]:
-    """Inside the context, an optimizer that steps while a task computes a loss raises a TaskError.
-
-    Args:
-        step: of the training; its own optimizers may step.
-    """
-    own = {id(update.optimizer) for update in step.updates}
-
-    def check(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        if id(optimizer) in own:
-            return
-        for turn in step.turns:
-            if turn.is_computing:
-                raise TaskError(
-                    f"{turn.loss.method} steps an optimizer of its own ({type(optimizer).__name__}), whose gradients "
-                    "the ranks don't share and whose state no checkpoint has: name it in the configuration "
-                    "(optimizer=named), with a method of the task that returns its loss"
-                )
-
-    handle = register_optimizer_step_pre_hook(check)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def _keeping(micro_batches: Iterator[MicroBatch], kept: list[MicroBatch]) -> Iterator[MicroBatch]:

@@ -14,7 +14,8 @@ from hpctrain.config.checkpoint import EVAL_PREFIX
 from hpctrain.errors import TaskError
 from hpctrain.metrics.media import Captured, capture
 from hpctrain.metrics.media_files import MediaWriter
-from hpctrain.metrics.meter import Meter
+from hpctrain.metrics.meter import Meter, SilentMeter
+from hpctrain.parallel.mesh import TrainingWorld
 from hpctrain.tasks.log import Kind, TaskLog
 from hpctrain.tasks.loss_contract import OWN_NAMES, Scalar, check_name, checked_scalar, is_scalar
 from hpctrain.tasks.position import Position
@@ -326,6 +327,18 @@ class AttachedLog(TaskLog):
 
     def _where(self, method: str) -> str:
         return f"{self._source}.log.{method}"
+
+
+def meter_of(world: TrainingWorld, *names: str) -> Meter:
+    """Make a meter over all ranks; of those that compute layers together, on the same samples, one counts.
+
+    Args:
+        world: the ranks.
+        names: metrics that are in every result.
+    """
+    reduce = world.sum_ if world.size > 1 else None
+    kind = Meter if world.share.is_counted else SilentMeter
+    return kind(world.device, reduce, names=names, union=world.union)
 
 
 def _refuse_another(source: str, name: str, other: str) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from functools import partial
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hpctrain.attempt.lost_gpu import closing_unless_lost
 from hpctrain.checkpoint.read import prepare_resume
-from hpctrain.checkpoint.saver import CheckpointSaver
 from hpctrain.config.root import Config
 from hpctrain.data.loader import TrainLoader
 from hpctrain.data.micro_batch import MicroBatch
-from hpctrain.errors import ConfigError
+from hpctrain.errors import ConfigError, TaskError
 from hpctrain.parallel.mesh import TrainingWorld
 from hpctrain.rank.determinism import rank_seed, seed_everything
 from hpctrain.run.bottleneck import last_bottleneck
@@ -22,53 +25,16 @@ from hpctrain.train.divergence import Divergence
 from hpctrain.train.loop import AttemptContext, Loop
 from hpctrain.train.profiling.profiler import Profiler
 from hpctrain.train.start_table import log_start
-from hpctrain.train.step import unknown_optimizers_refused
+from hpctrain.train.step import TrainStep
 from hpctrain.train.training import Training, build
 from hpctrain.train.training_log import TrainingLog, cut_sample_logs, log_samples
-
-
-@dataclass(frozen=True, slots=True)
-class RunningAttempt:
-    """A training that was resumed, for the watchdog and the exit record of this rank.
-
-    Attributes:
-        training: what is trained.
-        start: the step at which the attempt starts, and whether that step must still be evaluated.
-        loop: takes the steps.
-        saver: writes the checkpoints.
-    """
-
-    training: Training
-    start: Start
-    loop: Loop
-    saver: CheckpointSaver
-
-    @property
-    def step(self) -> int:
-        """Completed steps."""
-        return self.loop.step
-
-    @property
-    def progress(self) -> object:
-        """A value that changes after each step and each evaluated batch."""
-        evaluation = self.training.evaluation
-        return self.step, 0 if evaluation is None else evaluation.num_batches
-
-    @property
-    def why_ended(self) -> str:
-        """Why the run was completed before its last step; empty if it wasn't."""
-        return self.loop.why_ended
-
-    def finish_save_within(self, seconds: float) -> None:
-        """Wait for a checkpoint that is being written, but no longer than ``seconds``; after an error."""
-        self.saver.finish_within(seconds)
 
 
 def train(
     config: Config,
     world: TrainingWorld,
     attempt: AttemptContext,
-    started: Callable[[RunningAttempt], None] = lambda _: None,
+    started: Callable[[Loop], None] = lambda _: None,
 ) -> bool:
     """Train one attempt of a run, on this rank; collective.
 
@@ -76,7 +42,7 @@ def train(
         config: of the run.
         world: the ranks.
         attempt: in which it trains.
-        started: called once the training is resumed, before its first step.
+        started: called with the loop once the training is resumed, before its first step.
 
     Returns:
         Whether the run is complete; if not, the ranks stopped, or the run paused, and it is saved if there was time.
@@ -87,58 +53,97 @@ def train(
         CheckpointError: the run can't be resumed, or saved.
         SupersededError: a later attempt owns the run.
     """
-    directory = attempt.directory
-    stopping = attempt.stopping
-    times = attempt.times
-    bar = attempt.bar
-    resumes = prepare_resume(directory, attempt.claim, world)
-    training = build(config, world, fresh=not resumes, resumes=resumes, stop=stopping.request, bar=bar)
+    resumes = prepare_resume(attempt.directory, attempt.claim, world)
+    training = build(config, world, resumes=resumes, stop=attempt.stopping.request, bar=attempt.bar)
     if training.evaluation is None:
         _refuse_without_evaluation(training)
-    saver = training.network.saver(directory, attempt.claim, training.checkpoint_policy, stopping.request)
-    agreement = stopping.agreement
-    checkpointing = Checkpointing(training, directory, saver, agreement=agreement, claim=attempt.claim)
     # the training was built from the same numbers on all ranks; from here on each rank draws its own
     seed_everything(rank_seed(config.seed, world.share.random_stream))
-    times.enter("load_s")
+    attempt.times.enter("load_s")
+    directory, stopping = attempt.directory, attempt.stopping
+    saver = training.network.saver(directory, attempt.claim, training.checkpoint_policy, stopping.request)
+    checkpointing = Checkpointing(training, directory, saver, agreement=stopping.agreement, claim=attempt.claim)
+    show = None if attempt.bar is None else partial(attempt.bar.show, "reading the checkpoint", in_gb=True)
     with attempt.sharing_terminal():
-        start = checkpointing.resume(None if bar is None else partial(bar.show, "reading the checkpoint", in_gb=True))
+        start = checkpointing.resume(show)
     loader = training.data.loader(start.step, training.data.stream_state.bookmarks)
     flops_per_sample = _counted_flops(directory, world)
-    trace = directory.trace(world.rank) if world.is_rank_zero else None
     profiler = Profiler(
-        training, loader, agreement, times, start_step=start.step, flops_per_sample=flops_per_sample, trace=trace
+        training,
+        loader,
+        stopping.agreement,
+        attempt.times,
+        start_step=start.step,
+        flops_per_sample=flops_per_sample,
+        trace=directory.trace(world.rank) if world.is_rank_zero else None,
     )
-    metrics = TrainingLog(training, start, profiler, times)
-    divergence = Divergence(training, directory, saver, start.step)
     loop = Loop(
-        training, attempt, start, profiler=profiler, log=metrics, checkpointing=checkpointing, divergence=divergence
+        training,
+        attempt,
+        start,
+        profiler=profiler,
+        log=TrainingLog(training, start, profiler, attempt.times),
+        checkpointing=checkpointing,
+        divergence=Divergence(training, directory, saver, start.step),
     )
-    started(RunningAttempt(training, start, loop, saver))
+    started(loop)
     if attempt.hosts is not None:
         log_start(training, attempt.claim, step=start.step, hosts=attempt.hosts, flops_per_sample=flops_per_sample)
-    times.enter("first_step_s")
+    attempt.times.enter("first_step_s")
     # building and restoring may have taken long: a later attempt may own the metrics by now
     attempt.require_ownership(world)
     try:
         with attempt.sharing_terminal():
-            if not loop.start(try_out=_is_new_or_changed(start, directory, world)):
-                saver.finish()
-                return False
-            # the evaluation may have taken long as well
-            attempt.require_ownership(world)
-            with metrics.opened(directory, attempt.log_stream, bar):
-                # end the loading processes first: the last write can use their cores
-                with (
-                    closing_unless_lost(_micro_batches(training, loader, attempt, start)) as micro_batches,
-                    unknown_optimizers_refused(training.step),
-                ):
-                    finished = loop.run(micro_batches)
-                saver.finish()
-                loop.conclude(finished=finished)
-            return finished
+            return _run(loop, loader, attempt)
     finally:
-        times.record(loop.step, due=True)
+        attempt.times.record(loop.step, due=True)
+
+
+def _run(loop: Loop, loader: TrainLoader, attempt: AttemptContext) -> bool:
+    """Run the steps that remain, and save the last one; return whether the run is complete; collective."""
+    training, saver = loop.training, loop.checkpointing.saver
+    if not loop.start(try_out=_is_new_or_changed(loop.start_point, attempt.directory, training.world)):
+        saver.finish()
+        return False
+    # the evaluation may have taken long as well
+    attempt.require_ownership(training.world)
+    with loop.log.opened(attempt.directory, attempt.log_stream, attempt.bar):
+        # end the loading processes first: the last write can use their cores
+        with (
+            closing_unless_lost(_micro_batches(training, loader, attempt, loop.start_point)) as micro_batches,
+            unknown_optimizers_refused(training.step),
+        ):
+            finished = loop.run(micro_batches)
+        saver.finish()
+        loop.conclude(finished=finished)
+    return finished
+
+
+@contextmanager
+def unknown_optimizers_refused(step: TrainStep) -> Iterator[None]:
+    """Inside the context, an optimizer that steps while a task computes a loss raises a TaskError.
+
+    Args:
+        step: of the training; its own optimizers may step.
+    """
+    own = {id(update.optimizer) for update in step.updates}
+
+    def check(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        if id(optimizer) in own:
+            return
+        for turn in step.turns:
+            if turn.is_computing:
+                raise TaskError(
+                    f"{turn.loss.method} steps an optimizer of its own ({type(optimizer).__name__}), whose gradients "
+                    "the ranks don't share and whose state no checkpoint has: name it in the configuration "
+                    "(optimizer=named), with a method of the task that returns its loss"
+                )
+
+    handle = register_optimizer_step_pre_hook(check)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _refuse_without_evaluation(training: Training) -> None:

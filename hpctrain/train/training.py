@@ -29,13 +29,12 @@ from hpctrain.train.build_step import StepBuilder, loss_names
 from hpctrain.train.callbacks import Callbacks, build_callbacks
 from hpctrain.train.ema import Ema
 from hpctrain.train.evaluation import Evaluation, EvaluationPass
-from hpctrain.train.meters import meter_of
 from hpctrain.train.model_memory import ModelMemory, model_memory
 from hpctrain.train.optimizers import BuiltOptimizer, build_optimizers
 from hpctrain.train.rank_comparison import RankComparison
 from hpctrain.train.step import TrainStep
 from hpctrain.train.stopping import Ending
-from hpctrain.train.task_log import AttachedLog, attach
+from hpctrain.train.task_log import AttachedLog, attach, meter_of
 from hpctrain.train.task_metrics import build_metrics
 from hpctrain.train.task_state import TaskState
 from hpctrain.train.training_data import TrainingData, build_training_data
@@ -48,7 +47,6 @@ def build(
     config: Config,
     world: TrainingWorld,
     *,
-    fresh: bool = False,
     resumes: bool = False,
     stop: StopRequest | None = None,
     bar: Bar | None = None,
@@ -60,9 +58,9 @@ def build(
     Args:
         config: of the run.
         world: the ranks.
-        fresh: whether the run is new: it starts from the weights of `config.init_from`, if that is set.
-        resumes: whether the run has a checkpoint. Then a mesh leaves out initial values that the checkpoint contains;
-            the same on every rank.
+        resumes: whether the run has a checkpoint; the same on every rank. A new run starts from the weights of
+            `config.init_from`, if that is set; in one that resumes, a mesh leaves out initial values that the
+            checkpoint contains.
         stop: ends the wait for the samples that the ranks compare, once a stop is requested; None for no stop.
         bar: shows how far an evaluation is; None for no bar.
         only_trains: leave out the callbacks and the evaluation, as for steps that are only measured.
@@ -86,7 +84,7 @@ def build(
         is_rank_zero=world.is_rank_zero,
     )
     attach(task, task_log, position)
-    network = build_network(config, task, world, fresh=fresh, resumes=resumes)
+    network = build_network(config, task, world, resumes=resumes)
     task_state.leave_out(inner(network.module))
     _warn_of_single_samples(network.model, data)
     optimizers = build_optimizers(config.optimizer, network.module, config.trainer.global_batch_size)

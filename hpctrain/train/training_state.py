@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -15,8 +15,9 @@ from hpctrain.checkpoint.state import CHANGED_BUFFERS, Stateful, buffer_kinds, c
 from hpctrain.config.optimizer import SHARED_KEYS
 from hpctrain.config.root import config_digest
 from hpctrain.errors import TaskError
+from hpctrain.metrics.meter import Meter
+from hpctrain.parallel.mesh import TrainingWorld
 from hpctrain.phrases import counted, listed
-from hpctrain.train.meters import MeterState
 from hpctrain.train.modes import Modes
 from hpctrain.train.optimizers import drop_absent_states
 from hpctrain.train.step import TrainStep
@@ -160,6 +161,31 @@ class Weights(Stateful):
 
     def _changed_buffers(self) -> list[str]:
         return changed_buffers(self._built_buffers, buffer_kinds(self._training.model))
+
+
+class MeterState(Stateful):
+    """The sums in a meter since the last record: over all ranks, and on each one.
+
+    Args:
+        meter: of this rank.
+        world: the ranks.
+    """
+
+    is_collective: ClassVar[bool] = True
+
+    def __init__(self, meter: Meter, world: TrainingWorld) -> None:
+        self._meter = meter
+        self._world = world
+
+    def state(self) -> dict[str, Any]:
+        """Return the sums over all ranks, and at rank zero those of each rank; collective."""
+        return {"meter_by_rank": self._world.gather(self._meter.own_state()), "meter": self._meter.state()}
+
+    def load_state(self, saved: Mapping[str, Any]) -> None:
+        """Continue each rank's sums; on another number of ranks, rank zero has those of all."""
+        by_rank = saved.get("meter_by_rank", ())
+        own_sums = by_rank[self._world.rank] if len(by_rank) == self._world.size else None
+        self._meter.load_state(saved.get("meter", {}), rank=self._world.rank, own=own_sums)
 
 
 class Updates(Stateful):

@@ -64,7 +64,7 @@ class Update:
         learning_rate: sets the optimizer's learning rates.
         name: of the optimizer among several; empty for the only one.
         clipping: bounds the gradients; None for no bounds.
-        scaler: of the loss, for fp16; else None. The optimizers of a turn share it, and call `step_scaled`.
+        scaler: of the loss, for fp16; else None. The optimizers of a turn share it.
         every_steps: steps from one update to the next.
         state_check: called after updates that weren't skipped, until it returns True; None for nothing.
 
@@ -118,44 +118,41 @@ class Update:
             values[f"train/skipped_updates{self._suffix}"] = self.num_skipped
         return values
 
-    def __call__(self) -> None:
-        """Update the weights from the accumulated gradients without a loss scale, and clear the gradients."""
-        norm = None
-        if self._clipping is not None:
-            norm = self._clipping()
-        self.optimizer.step()
-        self._clear_gradients()
-        self.norm = norm
-        if self._after_update is not None:
-            self._after_update()
-        if self._state_check is not None and self._state_check():
-            self._state_check = None
-
-    def step_scaled(self, scaler: torch.amp.GradScaler) -> Tensor | bool:
-        """Update the weights unless gradients under a loss scale overflowed, and clear them; then call `record_result`.
+    def __call__(self, scaler: torch.amp.GradScaler | None = None) -> Tensor | bool:
+        """Update the weights from the accumulated gradients, and clear these.
 
         Args:
-            scaler: of the loss.
+            scaler: of the loss. Then gradients that overflowed update nothing, and `record_result` has to be called.
 
         Returns:
             Whether gradients overflowed, so that the update was skipped; if only the device knows, a 0-d tensor, which
             isn't 0 if they did. `scaler.update()` may overwrite that tensor.
         """
-        # unscale gradients before clipping, or the bound would depend on the loss scale
         if self._clipping is not None:
-            scaler.unscale_(self.optimizer)
+            if scaler is not None:
+                # before clipping, or the bound would depend on the loss scale
+                scaler.unscale_(self.optimizer)
             self.norm = self._clipping()
         overflowed: Tensor | bool = False
+        if scaler is None:
+            self.optimizer.step()
         # without a gradient, none of them is trained yet, and the scaler refuses a step
-        if any(parameter.grad is not None for parameter in self._parameters):
+        elif any(parameter.grad is not None for parameter in self._parameters):
             self._stepped = False
             scaler.step(self.optimizer)
             overflowed = self._num_overflows(scaler) if self._skips_on_device else not self._stepped
-        self._clear_gradients()
+        if self._overrides_zero_grad:
+            self.optimizer.zero_grad(set_to_none=True)
+        else:
+            # torch's own does the same inside a profiler record, which costs more than the rest of that function
+            for parameter in self._parameters:
+                parameter.grad = None
+        if scaler is None and (self._after_update is not None or self._state_check is not None):
+            self.record_result(skipped=False)
         return overflowed
 
     def record_result(self, *, skipped: bool) -> None:
-        """Record whether an update under a loss scale was skipped. Ranks skip the same updates."""
+        """Record whether an update was skipped. Ranks skip the same updates."""
         if skipped:
             self.norm = None
             self.num_skipped += 1
@@ -164,11 +161,6 @@ class Update:
             self._after_update()
         if self._state_check is not None and self._state_check():
             self._state_check = None
-
-    def leave_out(self) -> None:
-        """Clear the gradients of a step without data; weights, momentum and moving averages don't change."""
-        self.norm = None
-        self._clear_gradients()
 
     @property
     def _suffix(self) -> str:
@@ -186,14 +178,6 @@ class Update:
 
     def _note_step(self, *_: object) -> None:
         self._stepped = True
-
-    def _clear_gradients(self) -> None:
-        if self._overrides_zero_grad:
-            self.optimizer.zero_grad(set_to_none=True)
-            return
-        # torch's own zero_grad does the same inside a profiler record, which costs more than the rest of that function
-        for parameter in self._parameters:
-            parameter.grad = None
 
 
 class JointUpdate:
@@ -267,20 +251,17 @@ class JointUpdate:
         if self._master is not None:
             self._master.end_step()
             self._master.collect_gradients()
+        if not rescale:
+            # weights, momentum and moving averages don't change
+            for update in self.updates:
+                update.optimizer.zero_grad(set_to_none=True)
+            return False
         if rescale != 1.0:
-            if not rescale:
-                for update in self.updates:
-                    update.leave_out()
-                return False
             self._rescale(rescale)
         if self._after_backward is not None:
             self._after_backward(self)
-        if self.scaler is None:
-            updated = True
-            for update in self.updates:
-                update()
-        else:
-            updated = self._update_scaled(self.scaler)
+        overflows = [update(self.scaler) for update in self.updates]
+        updated = self.scaler is None or self._update_scale(self.scaler, overflows)
         for update in self.updates:
             if update.norm is not None:
                 self._meter.add_mean(update.norm_name, update.norm, 1)
@@ -294,12 +275,11 @@ class JointUpdate:
         if parts:
             torch._foreach_mul_(parts, factor)
 
-    def _update_scaled(self, scaler: torch.amp.GradScaler) -> bool:
-        """Update the weights whose gradients didn't overflow, then the loss scale; return whether any were updated."""
+    def _update_scale(self, scaler: torch.amp.GradScaler, skipped: list[Tensor | bool]) -> bool:
+        """Update the loss scale, and record which updates were skipped; return whether any weights were updated."""
         # With fused optimizers the host waits once: one transfer reads which updates were skipped, and the new scale.
         # For other optimizers, the scaler itself waits before each `step`; the scale isn't read then, since that would
         # wait for the update.
-        skipped = [update.step_scaled(scaler) for update in self.updates]
         unread = [overflows for overflows in skipped if isinstance(overflows, Tensor)]
         if unread and len(skipped) > 1:
             # copied, because `scaler.update` adds what the other optimizers found to the first one's tensor

@@ -25,10 +25,9 @@ from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
 from hpctrain.train.evaluation_results import Gathering
 from hpctrain.train.learning_rate import LearningRate
-from hpctrain.train.step import TrainStep
+from hpctrain.train.step import Loss, TrainStep, Turn
 from hpctrain.train.task_log import AttachedLog
 from hpctrain.train.trained_module import GradientCheck, TrainedModule
-from hpctrain.train.turn import Loss, Turn
 from hpctrain.train.update import Clipping, JointUpdate, Update
 
 pytestmark = pytest.mark.gpu

@@ -32,7 +32,7 @@ from hpctrain.rank.determinism import rank_seed
 
 if TYPE_CHECKING:  # of the rooms above, whose objects a replica passes through
     from hpctrain.data.micro_batch import MicroBatch
-    from hpctrain.train.part_timer import PartTimer
+    from hpctrain.train.profiling.sampler import PartTimer
 
 MOST_MICRO_BATCHES = 2**20
 """Of a step; keeps the numbers of micro-batches of different steps apart."""

@@ -27,13 +27,12 @@ from hpctrain.tasks.task import Task
 from hpctrain.train.checkpointing import Checkpointing
 from hpctrain.train.learning_rate import LearningRate
 from hpctrain.train.loop import AttemptContext
-from hpctrain.train.step import TrainStep
+from hpctrain.train.step import Loss, TrainStep, Turn
 from hpctrain.train.stopping import Stopping
 from hpctrain.train.task_log import AttachedLog
 from hpctrain.train.trained_module import GradientCheck, TrainedModule
 from hpctrain.train.trainer import train
 from hpctrain.train.training import build
-from hpctrain.train.turn import Loss, Turn
 from hpctrain.train.update import JointUpdate, Update
 
 sys.path.append(str(Path(__file__).parent))  # for the module `small_task`, which configurations name

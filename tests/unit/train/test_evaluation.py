@@ -295,7 +295,7 @@ def test_a_logged_mean_over_nothing_is_left_out_on_every_device(scoring, agreeme
 
     # as on a GPU
     meter = partial(Meter, sums_on_device=on_device)
-    monkeypatch.setattr("hpctrain.train.meters.Meter", meter)
+    monkeypatch.setattr("hpctrain.train.task_log.Meter", meter)
     training = scoring(evaluate=evaluate)
     with training.task_log.training(None):
         means = training.evaluation(agreement).means

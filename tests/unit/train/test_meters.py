@@ -6,7 +6,7 @@ import torch
 
 from hpctrain.config.mesh import MeshShape
 from hpctrain.parallel.mesh import Mesh
-from hpctrain.train.meters import meter_of
+from hpctrain.train.task_log import meter_of
 
 
 def test_of_ranks_that_compute_layers_together_one_counts(lone_world):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from hpctrain.train.part_timer import LastGradient, PartTimer
+from hpctrain.train.profiling.sampler import LastGradient, PartTimer
 
 CPU = torch.device("cpu")
 

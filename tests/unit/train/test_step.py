@@ -22,10 +22,10 @@ from hpctrain.tasks.task import Task
 from hpctrain.train.ema import Ema
 from hpctrain.train.learning_rate import LearningRate
 from hpctrain.train.precision import gradient_scaler
-from hpctrain.train.step import TrainStep, unknown_optimizers_refused
+from hpctrain.train.step import Loss, TrainStep, Turn
 from hpctrain.train.task_log import AttachedLog, attach
 from hpctrain.train.trained_module import GradientCheck, TrainedModule
-from hpctrain.train.turn import Loss, Turn
+from hpctrain.train.trainer import unknown_optimizers_refused
 from hpctrain.train.update import Clipping, JointUpdate, Update
 
 CPU = torch.device("cpu")

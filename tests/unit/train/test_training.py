@@ -59,8 +59,8 @@ def test_a_new_run_starts_from_given_weights_and_a_resumed_one_does_not(compose_
     first = build(compose_small("seed=1"), lone_world).module.state_dict()
     torch.save(first, tmp_path / "weights.pt")
     words = ("seed=2", f"init_from={tmp_path / 'weights.pt'}")
-    fresh = build(compose_small(*words), lone_world, fresh=True).module.state_dict()
-    resumed = build(compose_small(*words), lone_world).module.state_dict()
+    fresh = build(compose_small(*words), lone_world).module.state_dict()
+    resumed = build(compose_small(*words), lone_world, resumes=True).module.state_dict()
     assert all(torch.equal(fresh[name], value) for name, value in first.items())
     assert not torch.equal(resumed["0.weight"], first["0.weight"])
 
