@@ -7,7 +7,7 @@ import copy
 import inspect
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -129,7 +129,8 @@ def _custom(
     # OneCycleLR has two ways to give its length, and the configured one counts
     if "epochs" in node:
         del provided["total_steps"]
-    before = GroupsBefore.of(optimizer)
+    # a scheduler of torch may overwrite their rates
+    groups = [dict(group) for group in optimizer.param_groups]
     made = instantiate(key, {**{name: value for name, value in provided.items() if name in taken}, **node})
     if isinstance(made, ReduceLROnPlateau):
         raise ConfigError(f"{key}._target_", target, *NEEDS_THE_METRIC)
@@ -142,8 +143,8 @@ def _custom(
             raise ConfigError(
                 f"{key}._target_", target, problem, "leave out its total_steps, epochs and steps_per_epoch"
             )
-        rate = TorchLearningRate(optimizer, made, before, base_lr)
-        if rate.ignores_groups and len(set(before.rates)) > 1:
+        rate = TorchLearningRate(optimizer, made, groups, base_lr)
+        if rate.ignores_groups:
             problem = "sets one rate for all groups, and so ignores the groups' own (lr_factor, layer_decay, lr)"
             remedy = "give its rates as lists with an item per group, in their proportions, or use schedule=one_cycle"
             raise ConfigError(f"{key}._target_", target, problem, remedy)
@@ -192,56 +193,39 @@ def _checked(key: str, target: str, function: Callable[[int], Any]) -> Factor:
 log = logging.getLogger("hpctrain.train")
 
 
-@dataclass(frozen=True, slots=True)
-class GroupsBefore:
-    """The groups of an optimizer before a scheduler of torch was made, which may overwrite their rates.
-
-    Attributes:
-        rates: at the factor 1.
-        keys: of each group.
-    """
-
-    rates: Sequence[float]
-    keys: Sequence[Collection[str]]
-
-    @classmethod
-    def of(cls, optimizer: torch.optim.Optimizer) -> GroupsBefore:
-        """Note them."""
-        groups = optimizer.param_groups
-        return cls([float(group.get("initial_lr", group["lr"])) for group in groups], [set(group) for group in groups])
-
-
 class TorchLearningRate(LearningRate):
     """Rates, and perhaps momenta, that a scheduler of torch sets after each update.
 
     Args:
         optimizer: whose rates are set.
         scheduler: over this optimizer, before its first step.
-        before: the optimizer's groups without the scheduler.
+        groups: copies of the optimizer's groups, as they were without the scheduler.
         base_lr: as in the base class.
 
     Attributes:
-        ignores_groups: whether it has rates of its own that aren't in the proportions of the groups' rates.
+        ignores_groups: whether the groups' rates differ, and it has its own that aren't in the same proportions.
     """
 
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
         scheduler: LRScheduler,
-        before: GroupsBefore,
+        groups: Sequence[Mapping[str, Any]],
         base_lr: float | None = None,
     ) -> None:
-        super().__init__(optimizer, lambda _: 1.0, before.rates[0] if base_lr is None else base_lr)
+        rates = [float(group.get("initial_lr", group["lr"])) for group in groups]
+        super().__init__(optimizer, lambda _: 1.0, rates[0] if base_lr is None else base_lr)
         self._scheduler = scheduler
         self._fresh = copy.deepcopy(scheduler.state_dict())
         own = [[float(group["initial_lr"]) for group in optimizer.param_groups]]
         own += [[float(rate) for rate in getattr(scheduler, name, ())] for name in ("base_lrs", "max_lrs")]
-        self.overwrites = any(rates and rates != list(before.rates) for rates in own)
-        self.ignores_groups = any(rates and not _proportional(rates, before.rates) for rates in own)
-        self._base_rates = list(before.rates)
+        self.overwrites = any(chosen and chosen != rates for chosen in own)
+        differ = len(set(rates)) > 1
+        self.ignores_groups = differ and any(chosen and not _proportional(chosen, rates) for chosen in own)
+        self._base_rates = rates
         self._options = [
-            {name: copy.deepcopy(value) for name, value in group.items() if name not in keys}
-            for group, keys in zip(optimizer.param_groups, before.keys, strict=True)
+            {name: copy.deepcopy(value) for name, value in group.items() if name not in before}
+            for group, before in zip(optimizer.param_groups, groups, strict=True)
         ]
         self._first_rates = [group["lr"] for group in optimizer.param_groups]
 

@@ -254,7 +254,9 @@ def _one_cycle(schedule: Schedule, warmup: int, total_steps: int) -> Factor:
     decay = _decay(peak, total_steps, schedule.final_factor, on_cosine=True)
 
     def factor(step: int) -> float:
-        return 1.0 + (start - 1.0) * _half_cosine(step / peak) if step < peak else decay(step)
+        if step >= peak:
+            return decay(step)
+        return 1.0 + (start - 1.0) * (0.5 * (1.0 + math.cos(math.pi * (step / peak))))
 
     return factor
 
@@ -265,14 +267,11 @@ def _decay(begin: int, total_steps: int, final: float, *, on_cosine: bool = Fals
 
     def factor(step: int) -> float:
         progress = min(1.0, (step - begin) / length)
-        return final + (1.0 - final) * (_half_cosine(progress) if on_cosine else 1.0 - progress)
+        share = 0.5 * (1.0 + math.cos(math.pi * progress)) if on_cosine else 1.0 - progress
+        return final + (1.0 - final) * share
 
     return factor
 
 
 def _steps(steps: int, epochs: float | None, steps_per_epoch: int) -> int:
     return round(epochs * steps_per_epoch) if epochs else steps
-
-
-def _half_cosine(progress: float) -> float:
-    return 0.5 * (1.0 + math.cos(math.pi * progress))

@@ -20,8 +20,8 @@ from hpctrain.run.ledger import Claim
 from hpctrain.run.times import Times
 from hpctrain.train.checkpointing import Checkpointing, Start
 from hpctrain.train.divergence import Divergence
+from hpctrain.train.evaluation import check_evaluation
 from hpctrain.train.profiling.profiler import Profiler
-from hpctrain.train.sanity import check_evaluation
 from hpctrain.train.stopping import Stopping
 from hpctrain.train.training import Training
 from hpctrain.train.training_log import TrainingLog

@@ -85,29 +85,11 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def describe_evaluation_mode(model: nn.Module) -> str:
-    """Describe which modules are in evaluation mode, as ``12 of 40 modules: backbone, head.norm``; empty if none is.
-
-    A module whose inner modules are all in evaluation mode stands for them.
-    """
+    """Describe which modules are in evaluation mode, as ``2 of 40 modules: norm, head.norm``; empty if none is."""
     names = names_in_evaluation_mode(model)
-    if not names:
-        return ""
     total = sum(1 for _ in model.modules())
-    return f"{len(names)} of {counted(total, 'module')}: {listed(name or '(the model)' for name in _outermost(model))}"
-
-
-def _outermost(model: nn.Module) -> list[str]:
-    plain, found = PlainNames(model), []
-    unseen = [("", model)]
-    while unseen:
-        name, module = unseen.pop()
-        throughout = not any(inside.training for inside in module.modules())
-        if not module.training:
-            found.append(plain(name))
-        if not throughout:
-            inside = [(f"{name}.{child}".lstrip("."), module) for child, module in module.named_children()]
-            unseen.extend(reversed(inside))
-    return found
+    shown = listed(name or "(the model)" for name in names)
+    return f"{len(names)} of {counted(total, 'module')}: {shown}" if names else ""
 
 
 @contextmanager
@@ -116,16 +98,17 @@ def frozen_batch_norms(model: nn.Module) -> Iterator[None]:
     norms = [
         module
         for module in model.modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+        and not isinstance(module, nn.SyncBatchNorm)
+        and module.training
     ]
-    modes = [norm.training for norm in norms]
     for norm in norms:
         norm.training = False
     try:
         yield
     finally:
-        for norm, mode in zip(norms, modes, strict=True):
-            norm.training = mode
+        for norm in norms:
+            norm.training = True
 
 
 def _overrides_train(module: nn.Module) -> bool:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
 from functools import partial
-from typing import Any
-
-import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hpctrain.attempt.lost_gpu import closing_unless_lost
 from hpctrain.checkpoint.read import prepare_resume
 from hpctrain.config.root import Config
 from hpctrain.data.loader import TrainLoader
 from hpctrain.data.micro_batch import MicroBatch
-from hpctrain.errors import ConfigError, TaskError
+from hpctrain.errors import ConfigError
 from hpctrain.parallel.mesh import TrainingWorld
 from hpctrain.rank.determinism import rank_seed, seed_everything
 from hpctrain.run.bottleneck import last_bottleneck
@@ -25,9 +20,9 @@ from hpctrain.train.divergence import Divergence
 from hpctrain.train.loop import AttemptContext, Loop
 from hpctrain.train.profiling.profiler import Profiler
 from hpctrain.train.start_table import log_start
-from hpctrain.train.step import TrainStep
 from hpctrain.train.training import Training, build
 from hpctrain.train.training_log import TrainingLog, cut_sample_logs, log_samples
+from hpctrain.train.update import unknown_optimizers_refused
 
 
 def train(
@@ -111,39 +106,12 @@ def _run(loop: Loop, loader: TrainLoader, attempt: AttemptContext) -> bool:
         # end the loading processes first: the last write can use their cores
         with (
             closing_unless_lost(_micro_batches(training, loader, attempt, loop.start_point)) as micro_batches,
-            unknown_optimizers_refused(training.step),
+            unknown_optimizers_refused(training.step.turns),
         ):
             finished = loop.run(micro_batches)
         saver.finish()
         loop.conclude(finished=finished)
     return finished
-
-
-@contextmanager
-def unknown_optimizers_refused(step: TrainStep) -> Iterator[None]:
-    """Inside the context, an optimizer that steps while a task computes a loss raises a TaskError.
-
-    Args:
-        step: of the training; its own optimizers may step.
-    """
-    own = {id(update.optimizer) for update in step.updates}
-
-    def check(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        if id(optimizer) in own:
-            return
-        for turn in step.turns:
-            if turn.is_computing:
-                raise TaskError(
-                    f"{turn.loss.method} steps an optimizer of its own ({type(optimizer).__name__}), whose gradients "
-                    "the ranks don't share and whose state no checkpoint has: name it in the configuration "
-                    "(optimizer=named), with a method of the task that returns its loss"
-                )
-
-    handle = register_optimizer_step_pre_hook(check)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def _refuse_without_evaluation(training: Training) -> None:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hpctrain.config.trainer import Trainer
+from hpctrain.errors import TaskError
 from hpctrain.metrics.meter import Meter
 from hpctrain.parallel.local_part import local_parts
 from hpctrain.parallel.replica import Replica
 from hpctrain.train.learning_rate import LearningRate
 from hpctrain.train.precision import MasterWeights
+
+if TYPE_CHECKING:
+    from hpctrain.train.step import Turn
 
 
 @dataclass(frozen=True)
@@ -260,8 +267,12 @@ class JointUpdate:
             self._rescale(rescale)
         if self._after_backward is not None:
             self._after_backward(self)
-        overflows = [update(self.scaler) for update in self.updates]
-        updated = self.scaler is None or self._update_scale(self.scaler, overflows)
+        updated = True
+        if self.scaler is not None:
+            updated = self._update_scaled(self.scaler)
+        else:
+            for update in self.updates:
+                update()
         for update in self.updates:
             if update.norm is not None:
                 self._meter.add_mean(update.norm_name, update.norm, 1)
@@ -275,11 +286,12 @@ class JointUpdate:
         if parts:
             torch._foreach_mul_(parts, factor)
 
-    def _update_scale(self, scaler: torch.amp.GradScaler, skipped: list[Tensor | bool]) -> bool:
-        """Update the loss scale, and record which updates were skipped; return whether any weights were updated."""
+    def _update_scaled(self, scaler: torch.amp.GradScaler) -> bool:
+        """Update the weights whose gradients didn't overflow, then the loss scale; return whether any were updated."""
         # With fused optimizers the host waits once: one transfer reads which updates were skipped, and the new scale.
         # For other optimizers, the scaler itself waits before each `step`; the scale isn't read then, since that would
         # wait for the update.
+        skipped = [update(scaler) for update in self.updates]
         unread = [overflows for overflows in skipped if isinstance(overflows, Tensor)]
         if unread and len(skipped) > 1:
             # copied, because `scaler.update` adds what the other optimizers found to the first one's tensor
@@ -298,6 +310,33 @@ class JointUpdate:
     def _scaled_backward(self, loss: Tensor) -> None:
         assert self.scaler is not None
         torch.autograd.backward(self.scaler.scale(loss))
+
+
+@contextmanager
+def unknown_optimizers_refused(turns: Sequence[Turn]) -> Iterator[None]:
+    """Inside the context, an optimizer that steps while a task computes a loss raises a TaskError.
+
+    Args:
+        turns: of the training, whose own optimizers may step.
+    """
+    own = {id(update.optimizer) for turn in turns for update in turn.update.updates}
+
+    def check(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        if id(optimizer) in own:
+            return
+        for turn in turns:
+            if turn.is_computing:
+                raise TaskError(
+                    f"{turn.loss.method} steps an optimizer of its own ({type(optimizer).__name__}), whose gradients "
+                    "the ranks don't share and whose state no checkpoint has: name it in the configuration "
+                    "(optimizer=named), with a method of the task that returns its loss"
+                )
+
+    handle = register_optimizer_step_pre_hook(check)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -21,9 +21,8 @@ from hpctrain.rank.agreement import Agreement
 from hpctrain.run.bottleneck import Bottleneck
 from hpctrain.run.times import Times
 from hpctrain.train.precision import poor_fit
-from hpctrain.train.profiling.bottleneck import find_bottleneck
+from hpctrain.train.profiling.bottleneck import Measurements, RankReport, Slowest, find_bottleneck, slowest_of
 from hpctrain.train.profiling.flops import FlopCounter
-from hpctrain.train.profiling.measurements import Measurements, RankReport, Slowest, slowest_of
 from hpctrain.train.profiling.sampler import StepSampler
 from hpctrain.train.training import Training
 

@@ -23,7 +23,7 @@ from hpctrain.data.loader import TrainLoader
 from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.metrics.memory import Memory
 from hpctrain.rank.world import World
-from hpctrain.train.profiling.measurements import RankReport
+from hpctrain.train.profiling.bottleneck import RankReport
 from hpctrain.train.step import TrainStep
 
 SAMPLE_EVERY_S = 0.25

@@ -17,8 +17,8 @@ from hpctrain.errors import ConfigError, TaskError
 from hpctrain.rank.agreement import Agreement
 from hpctrain.rank.stop_request import StopRequest
 from hpctrain.run.checkpoints import list_checkpoints
+from hpctrain.train.evaluation import check_evaluation
 from hpctrain.train.modes import names_in_evaluation_mode
-from hpctrain.train.sanity import check_evaluation
 from hpctrain.train.task_state import remember_attributes
 from hpctrain.train.training import build
 

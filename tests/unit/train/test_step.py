@@ -25,8 +25,7 @@ from hpctrain.train.precision import gradient_scaler
 from hpctrain.train.step import Loss, TrainStep, Turn
 from hpctrain.train.task_log import AttachedLog, attach
 from hpctrain.train.trained_module import GradientCheck, TrainedModule
-from hpctrain.train.trainer import unknown_optimizers_refused
-from hpctrain.train.update import Clipping, JointUpdate, Update
+from hpctrain.train.update import Clipping, JointUpdate, Update, unknown_optimizers_refused
 
 CPU = torch.device("cpu")
 LONE = TrainingWorld(rank=0, size=1, local_rank=0, devices=(CPU,))
@@ -718,7 +717,7 @@ def test_an_optimizer_that_steps_within_a_loss_is_refused():
     task = Stepper()
     bench = Bench(task=task)
     task.optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=1.0)
-    with unknown_optimizers_refused(bench.step):
+    with unknown_optimizers_refused(bench.step.turns):
         task.optimizer.step()
         with pytest.raises(TaskError, match=r"Stepper\.loss steps an optimizer of its own \(SGD\)"):
             bench.moved(12)

@@ -5,8 +5,7 @@ import torch
 
 from hpctrain.config.compose import Composer
 from hpctrain.parallel.mesh import TrainingWorld
-from hpctrain.train.profiling.bottleneck import find_bottleneck
-from hpctrain.train.profiling.measurements import Measurements, RankReport
+from hpctrain.train.profiling.bottleneck import Measurements, RankReport, find_bottleneck
 
 COMPUTE = {"data": 0.001, "forward": 0.03, "backward": 0.06, "gradient_sync": 0.001, "optimizer": 0.008}
 

@@ -6,7 +6,7 @@ import torch
 from hpctrain.config.compose import Composer
 from hpctrain.parallel.mesh import TrainingWorld
 from hpctrain.run.bottleneck import PARTS
-from hpctrain.train.profiling.measurements import Measurements, RankReport, median
+from hpctrain.train.profiling.bottleneck import Measurements, RankReport, median
 
 ALONE = TrainingWorld(rank=0, size=1, local_rank=0, devices=(torch.device("cpu"),))
 

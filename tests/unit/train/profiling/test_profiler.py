@@ -11,7 +11,7 @@ from hpctrain.rank.agreement import Agreement
 from hpctrain.rank.stop_request import StopRequest
 from hpctrain.run.bottleneck import read_bottleneck
 from hpctrain.run.times import Times
-from hpctrain.train.profiling.measurements import RankReport
+from hpctrain.train.profiling.bottleneck import RankReport
 from hpctrain.train.profiling.profiler import Profiler, SlowestRank
 from hpctrain.train.training import build
 
