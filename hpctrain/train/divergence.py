@@ -54,17 +54,7 @@ class Divergence:
         Raises:
             DivergedError: names the steps and the last good checkpoint.
         """
-        for turn in self._training.step.turns:
-            if turn.loss.log_name in values:
-                self._require_finite(step, turn, values[turn.loss.log_name])
-            scale = values.get(turn.loss.scale_name, math.inf)
-            if scale < self._min_loss_scale:
-                self._fail(
-                    f"the loss scale{turn.loss.suffix} fell to {scale:g} by step {step}, below "
-                    f"precision.min_loss_scale={self._min_loss_scale:g}: gradients overflow at any scale"
-                )
-        self._check_norms(step, values)
-        self._finite_at = step
+        self._check(step, values)
         self._num_skipped = self._skipped_now()
 
     def check_before_save(self, step: int, *, ends_run: bool) -> None:
@@ -78,18 +68,9 @@ class Divergence:
             DivergedError: names the steps and the last good checkpoint.
         """
         sums = self._training.meter.state()
-        counted = False
-        for turn in self._training.step.turns:
-            total, count = sums.get(turn.loss.log_name, (0.0, 0.0))
-            if count:
-                self._require_finite(step, turn, total / count)
-                counted = True
-        if counted:
-            self._finite_at = step
+        self._check(step, {name: total / count for name, (total, count) in sums.items() if count})
         if ends_run:
             self.require_finite_weights(step)
-        else:
-            self._check_norms(step, {name: total / count for name, (total, count) in sums.items() if count})
 
     def require_finite_weights(self, step: int) -> None:
         """Check the trained parameters, and their moving average; collective, and waits for the device.
@@ -107,10 +88,20 @@ class Divergence:
         if names := self._training.world.union(bad[:SHOWN]):
             self._fail(f"trained weights are NaN or infinite after step {step}: {listed(names)}")
 
-    def _check_norms(self, step: int, values: Mapping[str, float]) -> None:
-        """Check the weights if a norm isn't finite; clipping by an infinite norm leaves them finite."""
+    def _check(self, step: int, values: Mapping[str, float]) -> None:
+        for turn in self._training.step.turns:
+            if turn.loss.log_name in values:
+                self._require_finite(step, turn, values[turn.loss.log_name])
+            scale = values.get(turn.loss.scale_name, math.inf)
+            if scale < self._min_loss_scale:
+                self._fail(
+                    f"the loss scale{turn.loss.suffix} fell to {scale:g} by step {step}, below "
+                    f"precision.min_loss_scale={self._min_loss_scale:g}: gradients overflow at any scale"
+                )
+        # clipping by an infinite norm leaves the weights finite
         if not all(math.isfinite(values.get(update.norm_name, 0.0)) for update in self._training.step.updates):
             self.require_finite_weights(step)
+        self._finite_at = step
 
     @property
     def _trained(self) -> dict[str, Tensor]:
