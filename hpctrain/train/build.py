@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import CodeType, FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -48,6 +48,9 @@ from hpctrain.train.precision import (
     set_fp32_precision,
 )
 from hpctrain.train.rank_comparison import SAME_MODEL, require_same_model
+
+if TYPE_CHECKING:
+    from hpctrain.parallel.pipeline.stages import Stages
 
 SAME_ON_META = f"{SAME_MODEL}, ranks above 0 on torch's meta device"
 
@@ -228,18 +231,7 @@ def _build_shared(config: Config, task: Task, world: TrainingWorld, mesh: Mesh, 
     _refuse_keras(model)
     freeze(config.optimizer, model)
     require_same_model(model, world, SAME_ON_META)
-    if mesh.shape.tensor > 1:
-        # importing the styles of tensor parallelism takes time
-        from hpctrain.parallel.tensor_parallel import divide, find_plan
-
-        # before anything wraps modules, since the plan has their names
-        divide(model, find_plan(model, task, mesh.shape.tensor), mesh.tensor_mesh)
-    stages = None
-    if mesh.neighbours is not None:
-        from hpctrain.parallel.pipeline.replica import cut_into_stages, join_pipeline
-
-        # as above: names are those of the plan
-        stages = cut_into_stages(model, task, config.parallel, mesh.neighbours, is_logged=world.is_rank_zero)
+    stages = _divided(model, task, config, mesh, world)
     _begin_training(model, world)
     if (dtype := dtype_of(formats.model)) is not None:
         compute_in(dtype, model, given=torch.float32)
@@ -272,8 +264,26 @@ def _build_shared(config: Config, task: Task, world: TrainingWorld, mesh: Mesh, 
     root.settle()
     replica = FsdpReplica(root, world, config.parallel)
     if stages is not None:
+        from hpctrain.parallel.pipeline.replica import join_pipeline
+
         replica = join_pipeline(root, stages, config, world, _shapes_of)
     return Network(model, model, None, replica, partial(ShardedSaver, world=world, copies=replica.copies))
+
+
+def _divided(model: nn.Module, task: Task, config: Config, mesh: Mesh, world: TrainingWorld) -> Stages | None:
+    """Divide layers among ranks, and then the model into the stages of a pipeline; return these, if there are any."""
+    if mesh.shape.tensor > 1:
+        # importing the styles of tensor parallelism takes time
+        from hpctrain.parallel.tensor_parallel import divide, find_plan
+
+        # before anything wraps modules, since the plan has their names
+        divide(model, find_plan(model, task, mesh.shape.tensor), mesh.tensor_mesh)
+    if mesh.neighbours is None:
+        return None
+    from hpctrain.parallel.pipeline.replica import cut_into_stages
+
+    # as above: names are those of the plan
+    return cut_into_stages(model, task, config.parallel, mesh.neighbours, is_logged=world.is_rank_zero)
 
 
 def _shapes_of(batch: Any) -> tuple[tuple[int, ...], ...]:

@@ -196,16 +196,13 @@ class Turn:
     def compute_loss(self, micro_batch: MicroBatch, model: nn.Module, *, is_logged: bool = True) -> Tensor:
         """Compute the loss, and add it to the meter; the replica calls this in its forward pass.
 
-        Only the loss is returned, and not the scalars that the task returned with it: DDP expects a gradient for every
-        parameter on which its output depends.
-
         Args:
             micro_batch: of this rank.
             model: passed by the replica.
             is_logged: whether the loss belongs to a step, and this rank has the whole of it.
 
         Returns:
-            The mean loss over the micro-batch, 0-d.
+            The mean loss over the micro-batch, 0-d; alone, since DDP expects a gradient for all that its output needs.
 
         Raises:
             TaskError: the task's loss isn't a scalar tensor, or a mapping with one; or another loss logs the same name.

@@ -52,24 +52,40 @@ def train(
     training = build(config, world, resumes=resumes, stop=attempt.stopping.request, bar=attempt.bar)
     if training.evaluation is None:
         _refuse_without_evaluation(training)
+    loop, loader = _resumed(training, attempt)
+    started(loop)
+    if attempt.hosts is not None:
+        flops_per_sample = _counted_flops(attempt.directory, world)
+        log_start(training, attempt.claim, step=loop.step, hosts=attempt.hosts, flops_per_sample=flops_per_sample)
+    attempt.times.enter("first_step_s")
+    # building and restoring may have taken long: a later attempt may own the metrics by now
+    attempt.require_ownership(world)
+    try:
+        with attempt.sharing_terminal():
+            return _run(loop, loader, attempt)
+    finally:
+        attempt.times.record(loop.step, due=True)
+
+
+def _resumed(training: Training, attempt: AttemptContext) -> tuple[Loop, TrainLoader]:
+    """Restore the newest checkpoint, and return the loop after it, and its loader; collective."""
+    directory, stopping, world = attempt.directory, attempt.stopping, training.world
     # the training was built from the same numbers on all ranks; from here on each rank draws its own
-    seed_everything(rank_seed(config.seed, world.share.random_stream))
+    seed_everything(rank_seed(training.config.seed, world.share.random_stream))
     attempt.times.enter("load_s")
-    directory, stopping = attempt.directory, attempt.stopping
     saver = training.network.saver(directory, attempt.claim, training.checkpoint_policy, stopping.request)
     checkpointing = Checkpointing(training, directory, saver, agreement=stopping.agreement, claim=attempt.claim)
     show = None if attempt.bar is None else partial(attempt.bar.show, "reading the checkpoint", in_gb=True)
     with attempt.sharing_terminal():
         start = checkpointing.resume(show)
     loader = training.data.loader(start.step, training.data.stream_state.bookmarks)
-    flops_per_sample = _counted_flops(directory, world)
     profiler = Profiler(
         training,
         loader,
         stopping.agreement,
         attempt.times,
         start_step=start.step,
-        flops_per_sample=flops_per_sample,
+        flops_per_sample=_counted_flops(directory, world),
         trace=directory.trace(world.rank) if world.is_rank_zero else None,
     )
     loop = Loop(
@@ -81,17 +97,7 @@ def train(
         checkpointing=checkpointing,
         divergence=Divergence(training, directory, saver, start.step),
     )
-    started(loop)
-    if attempt.hosts is not None:
-        log_start(training, attempt.claim, step=start.step, hosts=attempt.hosts, flops_per_sample=flops_per_sample)
-    attempt.times.enter("first_step_s")
-    # building and restoring may have taken long: a later attempt may own the metrics by now
-    attempt.require_ownership(world)
-    try:
-        with attempt.sharing_terminal():
-            return _run(loop, loader, attempt)
-    finally:
-        attempt.times.record(loop.step, due=True)
+    return loop, loader
 
 
 def _run(loop: Loop, loader: TrainLoader, attempt: AttemptContext) -> bool:
