@@ -193,12 +193,8 @@ def _require_own_rates(optimizers: Sequence[BuiltOptimizer], updates: Sequence[U
 
 def _bounds(trainer: Trainer, built: BuiltOptimizer) -> Trainer:
     """Return the run's configuration with the optimizer's own bounds of gradients."""
-    norm, value = built.named.clip_grad_norm, built.named.clip_grad_value
-    return dataclasses.replace(
-        trainer,
-        clip_grad_norm=trainer.clip_grad_norm if norm is None else norm,
-        clip_grad_value=trainer.clip_grad_value if value is None else value,
-    )
+    own = {key: getattr(built.named, key) for key in ("clip_grad_norm", "clip_grad_value")}
+    return dataclasses.replace(trainer, **{key: bound for key, bound in own.items() if bound is not None})
 
 
 def _trained_from(network: Network, optimizers: Sequence[BuiltOptimizer], span: Span) -> list[tuple[nn.Parameter, int]]:

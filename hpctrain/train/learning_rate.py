@@ -121,7 +121,12 @@ class PlateauLearningRate(LearningRate):
         Raises:
             ConfigError: the evaluation doesn't return the metric.
         """
-        policy, value = self._schedule, metric_in(means, str(self.followed), self.key, "plateau") * self._sign
+        policy, metric = self._schedule, f"{EVAL_PREFIX}{self.followed}"
+        if metric not in means:
+            returned = ", ".join(sorted(name.removeprefix(EVAL_PREFIX) for name in means)) or "nothing"
+            problem = f"needs the metric {self.followed}, but the evaluation returns {returned}"
+            raise ConfigError(self.key, "plateau", problem, "set checkpoint.metric to one of these")
+        value = means[metric] * self._sign
         # as torch's threshold_mode="rel": a negative best value needs the share added
         best = self._best - abs(self._best) * policy.threshold if math.isfinite(self._best) else self._best
         if value < best:
@@ -167,26 +172,6 @@ class PlateauLearningRate(LearningRate):
         if tuple(state["metric"]) == (self.followed, self._sign):
             self._best = state["best"]
             self._num_bad = state["num_bad"]
-
-
-def metric_in(means: Mapping[str, float], metric: str, key: str, value: object) -> float:
-    """Return a metric of an evaluation.
-
-    Args:
-        means: by logged name.
-        metric: without its prefix.
-        key: the configured key that needs it.
-        value: of that key.
-
-    Raises:
-        ConfigError: the evaluation doesn't return it.
-    """
-    found = means.get(f"{EVAL_PREFIX}{metric}")
-    if found is None:
-        given = ", ".join(sorted(name.removeprefix(EVAL_PREFIX) for name in means)) or "nothing"
-        problem = f"needs the metric {metric}, but the evaluation returns {given}"
-        raise ConfigError(key, value, problem, "set checkpoint.metric to one of these")
-    return found
 
 
 ONE_CYCLE_RISE = 0.3

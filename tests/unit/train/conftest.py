@@ -24,6 +24,7 @@ from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.run.times import Times
 from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
+from hpctrain.train.attempt import train
 from hpctrain.train.checkpointing import Checkpointing
 from hpctrain.train.learning_rate import LearningRate
 from hpctrain.train.loop import AttemptContext
@@ -31,7 +32,6 @@ from hpctrain.train.step import Loss, TrainStep, Turn
 from hpctrain.train.stopping import Stopping
 from hpctrain.train.task_log import AttachedLog
 from hpctrain.train.trained_module import GradientCheck, TrainedModule
-from hpctrain.train.trainer import train
 from hpctrain.train.training import build
 from hpctrain.train.update import JointUpdate, Update
 
