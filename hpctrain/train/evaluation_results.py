@@ -218,17 +218,12 @@ class _Column:
     """The values of one name on this rank.
 
     Attributes:
-        ragged: whether each sample has a tensor of its own.
-        dtype: of all of them.
-        shape: of a sample; None if they are ragged.
-        ndim: number of dimensions of a sample.
+        form: whether each sample has a tensor of its own (`ragged`), `dtype` and `ndim` of the tensors, and the `shape`
+            of a sample, None if they are ragged; as ranks compare them.
         parts: of shape [n, ...], a batch each; or a sample each.
     """
 
-    ragged: bool
-    dtype: torch.dtype
-    shape: list[int] | None
-    ndim: int
+    form: dict[str, Any]
     parts: list[Tensor] = field(default_factory=list)
 
 
@@ -269,7 +264,7 @@ class Gathering:
         """
         if self._is_empty:
             self._is_empty = False
-            self._columns = {name: _column(values) for name, values in found.items()}
+            self._columns = {name: _Column(_form(values)) for name, values in found.items()}
         elif found.keys() != self._columns.keys():
             first, here = (listed(sorted(names)) or "none" for names in (self._columns, found))
             raise TaskError(f"{self._method} must return the same PerSample for every batch: {first}, and later {here}")
@@ -300,18 +295,18 @@ class Gathering:
         self._pending = []
 
     def _require_like(self, name: str, column: _Column, values: Values) -> None:
-        found = _column(values)
-        if found.ragged is not column.ragged or (column.shape is not None and found.shape != column.shape):
-            before = "tensors" if column.ragged else f"shape {column.shape}"
-            now = "tensors" if found.ragged else f"shape {found.shape}"
+        form, found = column.form, _form(values)
+        if (found["ragged"], found["shape"]) != (form["ragged"], form["shape"]):
+            before, now = ("tensors" if each["ragged"] else f"shape {each['shape']}" for each in (form, found))
             raise TaskError(
                 f"{self._method}: samples of PerSample {name!r} have {before}, and later {now}: "
                 "return a list of tensors where shapes differ"
             )
         for tensor in values if isinstance(values, list) else [values]:
-            if (tensor.dtype, tensor.ndim) != (column.dtype, column.ndim):
+            dtype = getattr(torch, form["dtype"])
+            if (tensor.dtype, tensor.ndim) != (dtype, form["ndim"]):
                 raise TaskError(
-                    f"{self._method}: samples of PerSample {name!r} have {column.dtype} with {column.ndim} dimensions, "
+                    f"{self._method}: samples of PerSample {name!r} have {dtype} with {form['ndim']} dimensions, "
                     f"and later {tensor.dtype} with {tensor.ndim}"
                 )
 
@@ -342,16 +337,10 @@ class Gathering:
         return None if heads is None else gathered
 
     def _head(self) -> dict[str, Any]:
-        columns = {
-            name: {
-                "ragged": column.ragged,
-                "dtype": str(column.dtype).removeprefix("torch."),
-                "shape": column.shape,
-                "ndim": column.ndim,
-                "sizes": _integers(size for part in column.parts for size in part.shape if column.ragged),
-            }
-            for name, column in self._columns.items()
-        }
+        columns = {name: dict(column.form) for name, column in self._columns.items()}
+        for name, column in self._columns.items():
+            if column.form["ragged"]:
+                columns[name]["sizes"] = _integers(size for part in column.parts for size in part.shape)
         return {"columns": columns, "rounds": _integers(self._rounds), "counts": _integers(self._counts)}
 
     def _packed(self, name: str) -> Tensor:
@@ -365,12 +354,12 @@ def _integers(values: Iterable[int]) -> Tensor:
     return torch.tensor(list(values), dtype=torch.int64)
 
 
-def _column(values: Values) -> _Column:
-    if isinstance(values, Tensor):
-        return _Column(False, values.dtype, list(values.shape[1:]), values.ndim)
+def _form(values: Values) -> dict[str, Any]:
     # an evaluation has no empty batches
-    first = values[0]
-    return _Column(True, first.dtype, None, first.ndim)
+    first = values if isinstance(values, Tensor) else values[0]
+    ragged = first is not values
+    dtype, shape = str(first.dtype).removeprefix("torch."), None if ragged else list(first.shape[1:])
+    return {"ragged": ragged, "dtype": dtype, "shape": shape, "ndim": first.ndim}
 
 
 def _plan(heads: list[dict[str, Any] | None]) -> dict[str, Any]:

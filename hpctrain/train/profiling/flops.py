@@ -175,14 +175,12 @@ class FlopCounter:
         if self.by_trial or self.per_sample is not None or not (self._world.is_rank_zero and self._is_possible):
             self._step(step, micro_batches)
             return
-        delivered: list[int | None] = []
+        sizes: list[int] = []
         with FlopCount() as count:
-            self._step(step, _noting(micro_batches, delivered))
-        if None in delivered:
-            self._record((count.total or 0) * self._world.size / self._plan.step_samples(step))
-        else:
-            own = sum(number or 0 for number in delivered)
-            self._record((count.total or 0) * self._world.share.num_together / own if own else None)
+            self._step(step, _noting(micro_batches, sizes))
+        # ranks that compute layers together have the same samples, and this one counts its part
+        own, together = sum(sizes), self._world.share.num_together
+        self._record((count.total or 0) * together / own if own else None)
 
     def before_step(self, micro_batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         """Count with the first samples of the next micro-batch; collective.
@@ -192,7 +190,6 @@ class FlopCounter:
         """
         first = next(micro_batches)
         counted = flops_by_trial(self._step, first, self._world)
-        # ranks that compute layers together have the same samples, and this one counts its part
         self._record(None if counted is None else counted * self._world.share.num_together)
         return itertools.chain([first], micro_batches)
 
@@ -214,11 +211,15 @@ def hides_operators(step: TrainStep) -> bool:
     return replica.in_threads or is_any_compiled(replica.model)
 
 
-def _noting(micro_batches: Iterator[MicroBatch], delivered: list[int | None]) -> Iterator[MicroBatch]:
-    """Yield the same micro-batches, and note how many samples each of them holds; None for what isn't counted."""
+def _noting(micro_batches: Iterator[MicroBatch], sizes: list[int]) -> Iterator[MicroBatch]:
+    """Yield the same micro-batches, and note how many samples each of them holds."""
     for micro_batch in micro_batches:
-        delivered.append(None if micro_batch.weight is None else micro_batch.num_delivered)
+        sizes.append(_size(micro_batch))
         yield micro_batch
+
+
+def _size(micro_batch: MicroBatch) -> int:
+    return micro_batch.num_samples if micro_batch.weight is None else micro_batch.num_delivered
 
 
 def flops_by_trial(step: TrainStep, micro_batch: MicroBatch, world: TrainingWorld) -> float | None:
@@ -235,7 +236,7 @@ def flops_by_trial(step: TrainStep, micro_batch: MicroBatch, world: TrainingWorl
         FLOPs; None if the model or the task fails on so few samples.
     """
     model = step.turns[0].module.replica.model
-    size = micro_batch.num_samples if micro_batch.weight is None else micro_batch.num_delivered
+    size = _size(micro_batch)
     few = min(TRIAL_SAMPLES, size)
     if not few:
         return None
