@@ -6,6 +6,7 @@ import inspect
 import os
 from collections.abc import Container, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -63,6 +64,25 @@ class PendingMedia:
         self._media.clear()
 
 
+@dataclass(frozen=True, slots=True)
+class _Mode:
+    """What becomes of what is logged.
+
+    Attributes:
+        prefix: of the names in records; empty to discard.
+        is_ahead: whether it belongs to the step that is being computed, and not to the last complete one.
+        is_trial: whether it is checked as in an evaluation, although it is discarded.
+        is_deriving: whether scalars are refused, since the last batch of an evaluation is over.
+        refusing_hook: the name of a callback's method in which everything is refused; empty elsewhere.
+    """
+
+    prefix: str = ""
+    is_ahead: bool = True
+    is_trial: bool = False
+    is_deriving: bool = False
+    refusing_hook: str = ""
+
+
 class AttachedLog(TaskLog):
     """Collects what a task logs during a training; it discards everything until `training` begins.
 
@@ -95,11 +115,7 @@ class AttachedLog(TaskLog):
         self._position = position
         self._total_steps = total_steps
         self._every_steps = every_steps
-        self._prefix = ""
-        self._is_deriving = False
-        self._refusing_hook = ""
-        self._is_trial = False
-        self._is_ahead = True
+        self._mode = _Mode()
         self._checked: set[tuple[str, str]] = set()
         self._process = os.getpid()
 
@@ -110,35 +126,35 @@ class AttachedLog(TaskLog):
     @property
     def will_record(self) -> bool:
         """Whether a record follows this step."""
-        if self._prefix != TRAIN_PREFIX:
-            return bool(self._prefix) or self._is_trial
+        if self._mode.prefix != TRAIN_PREFIX:
+            return bool(self._mode.prefix) or self._mode.is_trial
         step = self.step
         return step % self._every_steps == 0 or step == self._total_steps
 
     @property
     def step(self) -> int:
         """The step to which a record belongs that is logged now."""
-        return self._position.step + (self._prefix == TRAIN_PREFIX and self._is_ahead)
+        return self._position.step + (self._mode.prefix == TRAIN_PREFIX and self._mode.is_ahead)
 
     def scalar(self, name: str, value: Tensor | float, *, count: Tensor | float | None = None) -> None:
         """Collect a scalar."""
-        if self._is_deriving:
+        if self._mode.is_deriving:
             raise TaskError(f"{self._where('scalar')} was called after the last batch: return {name!r} from derive")
-        if self._refusing_hook:
+        if self._mode.refusing_hook:
             raise self._refused("scalar", name)
-        if (self._prefix, name) not in self._checked:
-            if self._is_trial:
+        if (self._mode.prefix, name) not in self._checked:
+            if self._mode.is_trial:
                 self._require_one_kind(f"{EVAL_PREFIX}{name}", "value")
-            evaluates = self._is_trial or self._prefix == EVAL_PREFIX
+            evaluates = self._mode.is_trial or self._mode.prefix == EVAL_PREFIX
             check_name(self._where("scalar"), name, frozenset() if evaluates else self.own_names)
-            self._checked.add((self._prefix, name))
+            self._checked.add((self._mode.prefix, name))
         # called in each step: the place is put into words only where a check may fail
         if not is_scalar(value):
             value = checked_scalar(self._where("scalar"), name, value)
         if count is not None:
             count = checked_scalar(self._where("scalar"), "count", count)
         # a forked DataLoader worker has this very object, but no one reads it there
-        if self._prefix and self._process == os.getpid():
+        if self._mode.prefix and self._process == os.getpid():
             self.scalars.append((name, value, count))
 
     def add_to_meter(self, meter: Meter, weight: float, returned: Container[str]) -> None:
@@ -158,7 +174,7 @@ class AttachedLog(TaskLog):
             if self.of_callbacks or self._source != self._kind:
                 self._require_one_source(name)
             if weight:
-                meter.add_value(f"{self._prefix}{name}", value, weight if count is None else count)
+                meter.add_value(f"{self._mode.prefix}{name}", value, weight if count is None else count)
         self.scalars.clear()
 
     def require_one_turn(self, method: str, returned: Iterable[str]) -> None:
@@ -185,7 +201,7 @@ class AttachedLog(TaskLog):
 
     def _require_one_source(self, name: str) -> None:
         """Refuse the name of a scalar that a callback logs, too; that of a callback is its own from now on."""
-        logged = f"{self._prefix}{name}"
+        logged = f"{self._mode.prefix}{name}"
         _refuse_another(self._source, logged, self.of_callbacks.get(logged, self._source))
         if self._source != self._kind:
             self.of_callbacks[logged] = self._source
@@ -199,7 +215,7 @@ class AttachedLog(TaskLog):
     def _twice(self, name: str) -> TaskError:
         if self._source == self._kind:
             return TaskError(f"{self._kind} both returns {name!r} and logs it: {REMEDY}")
-        return TaskError(f"{self._source} logs {self._prefix + name!r}, as {self._kind} does: {REMEDY}")
+        return TaskError(f"{self._source} logs {self._mode.prefix + name!r}, as {self._kind} does: {REMEDY}")
 
     @contextmanager
     def training(self, media: MediaWriter | None = None) -> Iterator[None]:
@@ -210,43 +226,34 @@ class AttachedLog(TaskLog):
         """
         self.media.writer = media
         try:
-            with self._in(TRAIN_PREFIX):
+            with self._in(replace(self._mode, prefix=TRAIN_PREFIX)):
                 yield
         finally:
             self.media.writer = None
             self.media.drop()
 
-    @contextmanager
-    def evaluation_mode(self) -> Iterator[None]:
+    def evaluation_mode(self) -> AbstractContextManager[None]:
         """Log as an evaluation in the context, if the training has begun; its media wait to be released or dropped."""
         self.media.release()
-        with self._in(EVAL_PREFIX if self._prefix else ""):
-            yield
+        return self._in(replace(self._mode, prefix=EVAL_PREFIX if self._mode.prefix else ""))
 
-    @contextmanager
-    def deriving(self) -> Iterator[None]:
+    def deriving(self) -> AbstractContextManager[None]:
         """Log media of the evaluation in the context, after its last batch; scalars are refused."""
-        self._is_deriving = True
-        try:
-            with self.evaluation_mode():
-                yield
-        finally:
-            self._is_deriving = False
+        self.media.release()
+        return self._in(replace(self._mode, prefix=EVAL_PREFIX if self._mode.prefix else "", is_deriving=True))
 
     @contextmanager
     def trying_out(self) -> Iterator[None]:
         """Check in the context what is logged as in an evaluation, and discard it."""
-        with self._in(""):
-            self._is_trial = True
-            try:
+        try:
+            with self._in(replace(self._mode, prefix="", is_trial=True)):
                 yield
-            finally:
-                self._is_trial = False
-                self._checked.clear()
+        finally:
+            self._checked.clear()
 
     def discarding(self) -> AbstractContextManager[None]:
         """Return a context in which to discard what is logged, for passes that leave no trace."""
-        return self._in("")
+        return self._in(replace(self._mode, prefix="", refusing_hook=""))
 
     @contextmanager
     def in_callback(self, name: str) -> Iterator[None]:
@@ -257,63 +264,52 @@ class AttachedLog(TaskLog):
         finally:
             self._source = self._kind
 
-    @contextmanager
-    def in_hooks(self, *, computing: bool) -> Iterator[None]:
+    def in_hooks(self, *, computing: bool) -> AbstractContextManager[None]:
         """Log what callbacks log in the context, if the training has begun.
 
         Args:
             computing: whether it belongs to the step that is being computed, and not to the last complete one.
         """
-        with self._in(TRAIN_PREFIX if self._prefix else ""):
-            self._is_ahead = computing
-            try:
-                yield
-            finally:
-                self._is_ahead = True
+        return self._in(replace(self._mode, prefix=TRAIN_PREFIX if self._mode.prefix else "", is_ahead=computing))
 
-    @contextmanager
-    def logging_refused(self, hook: str) -> Iterator[None]:
+    def logging_refused(self, hook: str) -> AbstractContextManager[None]:
         """Refuse what a callback logs in the context: it would depend on the run's interruptions, or reach no record.
 
         Args:
             hook: the name of its method, for the message.
         """
-        with self._in(self._prefix):
-            self._refusing_hook = hook
-            yield
+        return self._in(replace(self._mode, refusing_hook=hook))
 
     def _refused(self, method: str, name: str) -> TaskError:
-        place = f"{self._refusing_hook} of {self._source}"
+        place = f"{self._mode.refusing_hook} of {self._source}"
         problem = f"log.{method}({name!r}) was called in {place}, which belongs to no step"
         return TaskError(f"{problem}: log in before_step, after_backward, after_step or after_evaluation")
 
     @contextmanager
-    def _in(self, prefix: str) -> Iterator[None]:
-        before, outer, hook = self._prefix, self.scalars, self._refusing_hook
-        self._prefix = prefix
+    def _in(self, mode: _Mode) -> Iterator[None]:
+        before, outer = self._mode, self.scalars
+        self._mode = mode
         self.scalars = []
-        self._refusing_hook = ""
         try:
             yield
         finally:
-            self._prefix = before
+            self._mode = before
             self.scalars = outer
-            self._refusing_hook = hook
 
     def _media(self, kind: Kind, name: str, content: Any, **options: Any) -> None:
         if self._process != os.getpid():
             return
-        if self._refusing_hook:
+        if self._mode.refusing_hook:
             raise self._refused(kind, name)
         check_name(self._where(kind), name, frozenset())
-        if prefix := EVAL_PREFIX if self._is_trial else self._prefix:
+        if prefix := EVAL_PREFIX if self._mode.is_trial else self._mode.prefix:
             self._require_one_kind(f"{prefix}{name}", kind)
         if not self._is_rank_zero:
             return
         # also where it is discarded: the evaluation before the first step shows mistakes
         captured = capture(self._where(kind), kind, content, options)
-        if self._prefix:
-            self.media.add(self.step, f"{self._prefix}{name}", captured)
+        if self._mode.prefix:
+            self.media.add(self.step, f"{self._mode.prefix}{name}", captured)
 
     def require_no_medium(self, names: Iterable[str]) -> None:
         """Refuse logged names of values under which media were logged: a sink has one kind per name.

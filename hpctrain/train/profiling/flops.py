@@ -123,18 +123,11 @@ def _formulas() -> dict[Any, Formula]:
         shapes = gradient.shape, query.shape, *with_heads_of(query, key, value)
         return int(sdpa_backward_flop_count(*shapes))  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
-    aten = torch.ops.aten
-    return {
-        **flop_registry,
-        aten._scaled_dot_product_flash_attention_for_cpu: attention,
-        aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward,
-        aten._scaled_dot_product_flash_attention: attention,
-        aten._scaled_dot_product_flash_attention_backward: attention_backward,
-        aten._scaled_dot_product_efficient_attention: attention,
-        aten._scaled_dot_product_efficient_attention_backward: attention_backward,
-        aten._scaled_dot_product_cudnn_attention: attention,
-        aten._scaled_dot_product_cudnn_attention_backward: attention_backward,
-    }
+    formulas: dict[Any, Formula] = dict(flop_registry)
+    for kernel in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention"):
+        formulas[getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}")] = attention
+        formulas[getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_backward")] = attention_backward
+    return formulas
 
 
 class FlopCounter:
