@@ -230,7 +230,7 @@ class Checkpointing:
             state = self._live_state(step, **{**ABSENT, **local, **gathered}, evaluation_due=evaluation_due)
             try:
                 # a save at the end of an attempt may have only seconds: the next attempt removes older checkpoints
-                self.saver.save(state, wait=wait, retain=not wait or self._is_at_end(step))
+                self.saver.save(state, wait=wait, retain=not wait or self.is_at_end(step))
             except Exception as caught:
                 # every rank must learn of the error before any of them raises
                 error = caught
@@ -247,9 +247,10 @@ class Checkpointing:
     def _is_tolerable(self, error: Exception | None, step: int) -> bool:
         """Whether the run may continue without this save: not at its end, nor once another attempt owns it."""
         warns = self._config.checkpoint.on_error == "warn"
-        return warns and not self._is_at_end(step) and not isinstance(error, SupersededError)
+        return warns and not self.is_at_end(step) and not isinstance(error, SupersededError)
 
-    def _is_at_end(self, step: int) -> bool:
+    def is_at_end(self, step: int) -> bool:
+        """Whether the run is over after this step."""
         return step == self._training.total_steps or self._training.ending.concluded
 
     def _restart_interval(self) -> None:

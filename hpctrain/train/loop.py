@@ -163,7 +163,7 @@ class Loop:
         Returns:
             Whether the last step was reached.
         """
-        if self._is_at_end:
+        if self.checkpointing.is_at_end(self.step):
             # an earlier version may have saved the last checkpoint unchecked
             self._divergence.require_finite_weights(self.step)
         self._begin()
@@ -229,10 +229,6 @@ class Loop:
             if due and (stop := self._save(wait=is_last)):
                 return self._leave(stop)
         return True
-
-    @property
-    def _is_at_end(self) -> bool:
-        return self.step == self.training.total_steps or self._ending.concluded
 
     def conclude(self, *, finished: bool) -> None:
         """Log how the attempt ended, and call the last hooks, once everything is saved."""
@@ -338,7 +334,7 @@ class Loop:
             self._profiler.before_save(self.step)
             # flush before the checkpoint is published: a resume from it must find every record up to its step
             self.log.flush()
-            self._divergence.check_before_save(self.step, ends_run=self._is_at_end)
+            self._divergence.check_before_save(self.step, ends_run=self.checkpointing.is_at_end(self.step))
             stop = self.checkpointing.save(self.step, evaluation_due=self._evaluation_due, wait=wait)
             if stop is None:
                 self._callbacks.run_between_steps("after_save")

@@ -130,8 +130,6 @@ class Turn:
         self._compute = autocasting(compute, loss.precision, loss.device)
         self._is_on_host = loss.device.type == "cpu"
         self._log_name = loss.log_name
-        self._meter = loss.meter
-        self._task_log = loss.task_log
         self._checked_names: set[str] = set()
 
     @property
@@ -223,22 +221,22 @@ class Turn:
             # clones, because FSDP2 warns about views, which changes in place would corrupt
             loss = map_tensors(lambda value: whole(value).clone(), loss)
         if not isinstance(loss, Tensor) or loss.ndim:
-            method, own_names = self.loss.method, self._task_log.own_names
+            method, own_names = self.loss.method, self.loss.task_log.own_names
             loss, scalars = split_loss(method, loss, self._checked_names, own_names)
-        task_log = self._task_log
+        task_log = self.loss.task_log
         if self.loss.name and (scalars or task_log.scalars):
             task_log.require_one_turn(self.loss.method, scalars)
         if is_logged:
             weight = micro_batch.num_samples if micro_batch.weight is None else micro_batch.weight
             # with weight 0, the micro-batch only takes part in the collectives
             if weight:
-                self._meter.add_mean(self._log_name, loss, weight)
+                self.loss.meter.add_mean(self._log_name, loss, weight)
                 if scalars and task_log.of_callbacks:
                     task_log.require_not_of_callbacks(scalars)
                 for name, value in scalars.items():
-                    self._meter.add_value(f"{TRAIN_PREFIX}{name}", value, weight)
+                    self.loss.meter.add_value(f"{TRAIN_PREFIX}{name}", value, weight)
             if task_log.scalars:
-                task_log.add_to_meter(self._meter, weight, scalars)
+                task_log.add_to_meter(self.loss.meter, weight, scalars)
         if loss.grad_fn is None and self.gradients.is_awaited:
             loss = self.gradients.complete_constant(loss, model)
         return loss
@@ -253,7 +251,7 @@ class Turn:
         Raises:
             TaskError: the task's loss isn't a scalar tensor, or a mapping with one.
         """
-        with self._task_log.discarding():
+        with self.loss.task_log.discarding():
             loss: Tensor = call(partial(self.compute_loss, micro_batch, is_logged=False))
         return loss
 
