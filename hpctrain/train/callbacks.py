@@ -5,12 +5,11 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from hpctrain.attempt.lost_gpu import closing_unless_lost
@@ -39,8 +38,7 @@ from hpctrain.parallel.mesh import TrainingWorld
 from hpctrain.parallel.trial_pass import buffers_and_rng_restored
 from hpctrain.run.directory import RunDirectory
 from hpctrain.train.build import instantiate
-from hpctrain.train.modes import evaluation_mode
-from hpctrain.train.precision import autocast
+from hpctrain.train.evaluation import evaluating
 from hpctrain.train.task_log import meter_of
 from hpctrain.train.update import JointUpdate
 
@@ -125,14 +123,10 @@ class RunningTraining(WatchedTraining):
         """See `hpctrain.callbacks.Training`."""
         training = self._training
         averaged = training.ema if self.config.trainer.eval_ema else None
-        precision = autocast(self.config.precision.formats, self.device)
         with (
             buffers_and_rng_restored(self.model, training.world),
-            evaluation_mode(self.model),
-            nullcontext() if averaged is None else averaged.in_place(),
             training.task_log.discarding(),
-            torch.no_grad(),
-            precision,
+            evaluating(self.model, averaged, self.config.precision.formats, self.device),
             # after the average: it gathers the weights that are in place then
             training.network.replica.calls(),
         ):

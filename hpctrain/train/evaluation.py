@@ -7,7 +7,7 @@ import itertools
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -138,13 +138,25 @@ class EvaluationPass:
         """
         if not self.replica.is_shared or (stand_in := loader.stand_in()) is None:
             return
-        with (
-            self.task_log.discarding(),
-            self.task_state.restored(),
-            random_states_restored(self.world.gpus),
-            self.metrics.restored(),
-        ):
+        with random_states_restored(self.world.gpus), self._counts_once(has_results=False, is_repeated=True):
             self(stand_in, 0)
+
+
+@contextmanager
+def evaluating(model: nn.Module, ema: Ema | None, precision: NumberFormats, device: torch.device) -> Iterator[None]:
+    """Compute in the context as an evaluation does, without gradients.
+
+    Args:
+        model: is in evaluation mode.
+        ema: averaged weights, which the model has meanwhile; None for its own.
+        precision: the number formats, which decide the autocast.
+        device: of the model.
+    """
+    weights = nullcontext() if ema is None else ema.in_place()
+    # Not in inference mode: a module may keep a tensor that it makes in its first pass, such as a table of positions,
+    # and a tensor that was made in inference mode can't take part in a backward pass.
+    with evaluation_mode(model), weights, torch.no_grad(), autocast(precision, device):
+        yield
 
 
 class Evaluation:
@@ -177,7 +189,7 @@ class Evaluation:
         self.num_batches = 0
         self._pass = evaluation_pass
         self._loader = loader
-        self._autocast = autocast(precision, evaluation_pass.world.device)
+        self._precision = precision
         self._max_gathered_mb = max_gathered_mb
         self._ema = ema
         self._loss_weights = loss_weights
@@ -299,13 +311,8 @@ class Evaluation:
             task, metrics, self._pass.task_log, self._pass.world, max_gathered_mb=self._max_gathered_mb
         )
 
-    @contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        weights = nullcontext() if self._ema is None else self._ema.in_place()
-        # Not in inference mode: a module may keep a tensor that it makes in its first pass, such as a table of
-        # positions, and a tensor that was made in inference mode can't take part in a backward pass.
-        with evaluation_mode(self._pass.model), weights, torch.no_grad(), self._autocast:
-            yield
+    def _evaluating(self) -> AbstractContextManager[None]:
+        return evaluating(self._pass.model, self._ema, self._precision, self._pass.world.device)
 
     def _stoppable(self, evaluate: Callable[[Agreement], Stop | None], agreement: Agreement) -> Stop | None:
         """Evaluate; return the stop on which the ranks agreed, also while all of them wait for a batch; collective."""
