@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from hpctrain.data.micro_batch import iterate_tensors
 from hpctrain.parallel.local_part import local_part
 from hpctrain.rank.determinism import random_states_restored
 from hpctrain.train.ema import Ema
@@ -65,7 +66,7 @@ def model_memory(
         weights=sum(map(_bytes, weights.values())),
         gradients=sum(map(gradient_bytes or _bytes, trained)),
         optimizer=None if None in states else sum(filter(None, states)),
-        average=0 if ema is None else sum(_bytes(each) for each in _tensors(ema.averages) if not each.is_meta),
+        average=0 if ema is None else sum(_bytes(each) for each in iterate_tensors(ema.averages) if not each.is_meta),
     )
 
 
@@ -81,7 +82,7 @@ def _state_bytes(optimizer: torch.optim.Optimizer) -> int | None:
             if parameter.is_meta:
                 continue
             if state := optimizer.state.get(parameter):
-                total += sum(map(_bytes, _tensors(state)))
+                total += sum(map(_bytes, iterate_tensors(state)))
                 continue
             kind = parameter.dim(), parameter.dtype
             if kind not in ratios:
@@ -115,16 +116,5 @@ def _bytes_per_element(optimizer: torch.optim.Optimizer, group: dict[str, object
             type(optimizer).step(tried)
     except (RuntimeError, TypeError, ValueError):
         return None
-    state = [tensor for tensor in _tensors(dict(tried.state[probe])) if tensor.numel() == probe.numel()]
+    state = [tensor for tensor in iterate_tensors(dict(tried.state[probe])) if tensor.numel() == probe.numel()]
     return sum(tensor.nbytes for tensor in state) / probe.numel()
-
-
-def _tensors(state: object) -> Iterator[Tensor]:
-    if isinstance(state, Tensor):
-        yield state
-    elif isinstance(state, dict):
-        for value in state.values():
-            yield from _tensors(value)
-    elif isinstance(state, list | tuple):
-        for value in state:
-            yield from _tensors(value)
