@@ -1,7 +1,7 @@
 """The data that ranks train on: order, batch arithmetic, datasets, loaders."""
 
 from hpctrain.data.bookmark import StatefulStream
-from hpctrain.data.dataset import BatchDataset, TensorBatches
+from hpctrain.data.fetch import BatchDataset, TensorBatches
 from hpctrain.data.order import BucketOrder, Order, WeightedOrder
 from hpctrain.data.stream import SeekableStream, ShardedStream, ShuffledStream
 from hpctrain.data.tar_dataset import TarDataset

@@ -1,26 +1,116 @@
-"""Fetch a batch by its sample indices."""
+"""Fetch batches from a dataset by sample indices, in this process or in DataLoader workers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from hpctrain.data.bookmark import Bookmarks, Marked
-from hpctrain.data.dataset import BatchDataset, TensorBatches
 from hpctrain.data.keyed_random import IntArray, keyed_bits, lent_generators, seed_generators
 from hpctrain.data.micro_batch import samples_in
 from hpctrain.data.stream import ShardedReader, ShardedStream, StreamReader, is_stream
+from hpctrain.data.workers import BatchToPin, Workers, load_in_workers
 from hpctrain.errors import TaskError
 from hpctrain.phrases import listed
+from hpctrain.rank.agreement import LoadingStop
 
 Collate: TypeAlias = Callable[[list[Any]], Any]
 Request: TypeAlias = tuple[int, IntArray]  # epoch, sample indices
 
+MAX_WORKERS = 8
+"""Most workers by default: more rarely feed a rank faster, and each takes memory."""
+CPU_SHARE = 4
+"""Cores per worker on a CPU: the other cores compute."""
 _SALT = 0x73616D706C65  # "sample": keeps these bits apart from others drawn from the same seed
+
+
+@runtime_checkable
+class BatchDataset(Protocol):
+    """A dataset that returns many samples at once, already collated; for data in memory.
+
+    No base class is needed: any `torch.utils.data.Dataset` with these methods conforms.
+
+    The loader uses the first of these protocols that a dataset has:
+
+    1. `get_batch(indices)`, this protocol: one call per micro-batch, no collation, no seeding;
+    2. `__getitems__(indices)`, PyTorch's own: one call per micro-batch returns the list of samples, which are collated;
+    3. `__getitem__(index)`: one call per sample.
+
+    The attribute `draws_per_sample` is true if the samples use the global generators of `random`, NumPy and PyTorch,
+    such as for augmentation. True: samples come one by one through `__getitem__`, and before each the generators are
+    seeded from (seed, epoch, index), so that the draws are the same at any world size and with any number of workers.
+    False: nothing is seeded. Without the attribute it is True for 3 and False for 1; for 2 the generators are seeded
+    once per micro-batch, which is exact for a resume, but not across world sizes.
+
+    Example:
+        A table in memory, from which a batch is one indexing operation::
+
+            class Table(torch.utils.data.Dataset):
+                def __init__(self, rows, targets):
+                    self.rows, self.targets = rows, targets
+
+                def __len__(self):
+                    return len(self.rows)
+
+                def __getitem__(self, index):
+                    return self.rows[index], self.targets[index]
+
+                def get_batch(self, indices):
+                    return self.rows[indices], self.targets[indices]
+    """
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        ...
+
+    def get_batch(self, indices: Tensor) -> Any:
+        """The samples at these indices, stacked.
+
+        Args:
+            indices: int64 of shape [n], on the CPU, n >= 1; may repeat.
+
+        Returns:
+            The batch for the task's `loss` and `evaluate`, on the CPU.
+        """
+        ...
+
+
+class TensorBatches(Dataset[Any]):
+    """A dataset whose samples are the rows of tensors; a batch costs one `index_select` per tensor.
+
+    Args:
+        tensors: at least one, each of shape [num_samples, ...].
+
+    Raises:
+        TaskError: no tensor was given, or their lengths differ.
+
+    Example:
+        Ten samples of three features and a label each::
+
+            TensorBatches(torch.randn(10, 3), torch.arange(10))
+    """
+
+    def __init__(self, *tensors: Tensor) -> None:
+        lengths = [len(tensor) for tensor in tensors]
+        if len(set(lengths)) != 1:
+            raise TaskError(f"TensorBatches needs one tensor or more of equal lengths, got lengths {lengths}")
+        self.tensors = tensors
+
+    def __len__(self) -> int:
+        return len(self.tensors[0])
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        return tuple(tensor[index] for tensor in self.tensors)
+
+    def get_batch(self, indices: Tensor) -> tuple[Tensor, ...]:
+        """See `BatchDataset`."""
+        # a list, since a generator takes longer than the rest of this line
+        return tuple([torch.index_select(tensor, 0, indices) for tensor in self.tensors])
 
 
 class CollatedBatch(NamedTuple):
@@ -44,7 +134,7 @@ class BatchFetcher(Dataset[Any]):
         dataset: with `__len__` and `__getitem__`, or iterable (see `SeekableStream`).
         seed: of the run; with epoch and index, the key of a sample's random draws.
         collate_fn: makes a batch of a list of samples; PyTorch's default collation if None.
-        bookmarks: from which streams with a state continue; None: no batch comes with bookmarks.
+        bookmarks: from which streams with a state continue; None: read from the start.
         step_samples: samples per step, over all ranks, for a `ShardedStream`.
         counts: whether to return the result of ``collate_fn`` as `CollatedBatch`; without a ``collate_fn``, whether to
             refuse a dataset that returns fewer samples than were asked for.
@@ -52,7 +142,7 @@ class BatchFetcher(Dataset[Any]):
     Attributes:
         num_samples: of the dataset; None for a stream without a length.
         streams: whether it reads streams.
-        has_bookmarks: whether each batch comes in a pair with bookmarks.
+        bookmarks: as given, if each batch comes in a pair with newer ones (`Marked`); None if it doesn't.
 
     Raises:
         TaskError: the dataset is neither of them.
@@ -71,7 +161,7 @@ class BatchFetcher(Dataset[Any]):
     ) -> None:
         self.num_samples = dataset_length(dataset)
         self.streams = is_stream(dataset)
-        self.has_bookmarks = False
+        self.bookmarks: Bookmarks | None = None
         self._dataset: Any = dataset
         self._seed = seed
         self._collate = collate_fn or default_collate
@@ -97,7 +187,7 @@ class BatchFetcher(Dataset[Any]):
         if type(self._dataset) is TensorDataset and self._collate is default_collate:
             self._dataset = TensorBatches(*self._dataset.tensors)
         if self.streams:
-            return self._streamed_with_bookmarks if self.has_bookmarks else self._streamed
+            return self._streamed if self.bookmarks is None else self._streamed_with_bookmarks
         # every Subset has __getitems__, so the dataset inside it decides
         inner = without_subsets(self._dataset)
         known = isinstance(inner, (BatchDataset, TensorDataset))  # these draw nothing unless their attribute says so
@@ -113,7 +203,7 @@ class BatchFetcher(Dataset[Any]):
             self._reader = ShardedReader(self._dataset, step_samples, bookmarks)
         else:
             self._reader = StreamReader(self._dataset, bookmarks)
-        self.has_bookmarks = bookmarks is not None and self._reader.has_bookmarks
+        self.bookmarks = bookmarks if self._reader.has_bookmarks else None
 
     def _streamed_with_bookmarks(self, request: Request) -> Marked:
         before = self._reader.bookmark()
@@ -224,3 +314,62 @@ def dataset_length(dataset: Dataset[Any]) -> int | None:
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise TaskError(f"{type(dataset).__name__} can't be used as a dataset: expected __len__ and __getitem__")
     return len(dataset)
+
+
+def default_num_workers(dataset: Dataset[Any], cores: int, *, on_gpu: bool) -> int:
+    """Default number of DataLoader workers.
+
+    Args:
+        dataset: of the task.
+        cores: the rank's share of the CPU cores.
+        on_gpu: whether the rank computes on a GPU; one core drives it.
+    """
+    if not workers_can_help(dataset):
+        return 0
+    return min(MAX_WORKERS, cores - 1 if on_gpu else cores // CPU_SHARE)
+
+
+def workers_can_help(dataset: Dataset[Any]) -> bool:
+    """Return whether DataLoader workers can fetch the samples faster than the rank itself.
+
+    They can't if whole batches come from memory, since sending one takes longer than making it. Nor can they for a
+    stream, since each worker would read all of it.
+    """
+    inner: Any = without_subsets(dataset)
+    in_batches = isinstance(inner, BatchDataset | TensorDataset) and not getattr(inner, "draws_per_sample", False)
+    return not in_batches and not is_stream(inner)
+
+
+def fetch_batches(
+    fetcher: BatchFetcher, requests: Iterable[Request], workers: Workers, loading: LoadingStop | None = None
+) -> Iterator[Any]:
+    """Yield batches in the order of the requests; the workers end when the iterator is dropped.
+
+    Draws nothing from this process's random generators.
+
+    Args:
+        fetcher: turns a request (epoch, indices) into a batch.
+        requests: may be endless.
+        workers: how batches are fetched.
+        loading: stops the ranks while they wait for a batch; None: nothing stops them.
+
+    Raises:
+        StopWhileLoading: the ranks stop.
+        HpctrainError: a worker can't send its batches to this process.
+        TaskError: a batch can't be sent, because Python can't pickle it.
+    """
+    pin_memory = workers.pin_memory and torch.cuda.is_available()
+    if not workers.num_workers:
+        return _fetch_here(fetcher, requests, loading, pin_memory=pin_memory)
+    return load_in_workers(fetcher, requests, workers, loading, pin_memory=pin_memory)
+
+
+def _fetch_here(
+    fetcher: BatchFetcher, requests: Iterable[Request], loading: LoadingStop | None, *, pin_memory: bool
+) -> Iterator[Any]:
+    for request in requests:
+        if loading is not None and loading.interrupts:
+            batch = loading.fetch(fetcher.__getitem__, request)
+        else:
+            batch = fetcher[request]
+        yield BatchToPin(batch).pin_memory() if pin_memory else batch

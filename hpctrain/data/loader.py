@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import tee
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
@@ -16,14 +15,14 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from torch.utils.data import Dataset
 
-from hpctrain.data.bookmark import Bookmarks
-from hpctrain.data.fetch import BatchFetcher, Collate, CollatedBatch, EpochFetcher, Request, UpToEnd
+from hpctrain.data.bookmark import Bookmark, Marked
+from hpctrain.data.fetch import BatchFetcher, Collate, CollatedBatch, EpochFetcher, Request, UpToEnd, fetch_batches
 from hpctrain.data.keyed_random import IntArray
 from hpctrain.data.micro_batch import BatchTransfer, MicroBatch, samples_in, transfer_batches
 from hpctrain.data.order import Order
 from hpctrain.data.plan import BatchPlan
 from hpctrain.data.stream import is_stream
-from hpctrain.data.workers import IN_PROCESS, Workers, fetch_batches
+from hpctrain.data.workers import IN_PROCESS, Workers
 from hpctrain.errors import TaskError
 from hpctrain.rank.agreement import LoadingStop
 
@@ -42,19 +41,14 @@ class TrainLoader:
     that workers have prefetched don't count. Workers live as long as the iterator: call the iterator's `close()`.
 
     Args:
-        dataset: the training samples (`BatchDataset` lists the protocols).
+        fetcher: of the training samples; its bookmarks are updated with each micro-batch.
         order: maps positions of an epoch to samples.
         plan: the batch arithmetic.
         rank: the rank that trains on the micro-batches.
-        seed: of the run; with epoch and index, the key of a sample's random draws.
         start_step: the first step, from 0, counted over the whole run.
-        collate_fn: makes a batch of a list of samples; PyTorch's default collation if None.
         workers: how batches are fetched.
-        bookmarks: of streams with a state: where to continue, and updated with each micro-batch; None: read from the
-            start.
         weigh: returns the weight of a batch on the CPU, and the number of samples in it, from the batch, the planned
             number of samples, and the number of those that the batch holds; None: micro-batches have no weight.
-        requires_all: whether to refuse a dataset that returns fewer samples than were asked for, if nothing is weighed.
 
     Attributes:
         waited_s: seconds that the consumer has waited for micro-batches so far, with their transfer.
@@ -62,34 +56,22 @@ class TrainLoader:
 
     def __init__(
         self,
-        dataset: Dataset[Any],
+        fetcher: BatchFetcher,
         order: Order,
         plan: BatchPlan,
         *,
         rank: int,
-        seed: int,
         start_step: int = 0,
-        collate_fn: Collate | None = None,
         workers: Workers = IN_PROCESS,
-        bookmarks: Bookmarks | None = None,
         weigh: Weigh | None = None,
-        requires_all: bool = False,
     ) -> None:
-        self._fetcher = BatchFetcher(
-            dataset,
-            seed,
-            collate_fn,
-            bookmarks=bookmarks,
-            step_samples=plan.global_batch_size,
-            counts=weigh is not None or (requires_all and collate_fn is None),
-        )
-        self._weigh = weigh
-        self._bookmarks = bookmarks
+        self._fetcher = fetcher
         self._order = order
         self._plan = plan
         self._rank = rank
         self._start_step = start_step
         self._workers = workers
+        self._weigh = weigh
         self.waited_s = 0.0
 
     def __iter__(self) -> Generator[MicroBatch, None, None]:
@@ -110,24 +92,26 @@ class TrainLoader:
         """
         assignments, fetching = tee(assign(self._plan, self._order, self._rank, self._start_step))
         batches = fetch_batches(self._fetcher, map(attrgetter("request"), fetching), self._workers, loading)
-        marked = self._fetcher.has_bookmarks
-        on_device = transfer is not None
+        bookmarks = self._fetcher.bookmarks
+        marks = deque[tuple[Bookmark, ...]]()
         weights = deque[tuple[float, int]]()
+        if bookmarks is not None:
+            batches = _without_marks(batches, marks)
         if self._weigh is not None:
             assignments, weighed = tee(assignments)
-            batches = self._weighed(batches, map(attrgetter("num_samples"), weighed), self._weigh, weights)
+            batches = _weighed(batches, map(attrgetter("num_samples"), weighed), self._weigh, weights)
+        on_device = transfer is not None
         if transfer is not None:
-            batches = self._transferred(batches, transfer)
+            # Only loading processes may run ahead: data that this process reads may depend on what a step changes, and
+            # a resume would read it in another state.
+            batches = transfer_batches(batches, transfer, prefetch_one=self._workers.num_workers > 0)
         clock = time.perf_counter
         begin = clock()
-        for fetched, (request, num_samples, divisor, is_last) in zip(batches, assignments, strict=False):
+        for batch, (request, num_samples, divisor, is_last) in zip(batches, assignments, strict=False):
             self.waited_s += clock() - begin
-            batch = fetched
-            if marked:
-                assert self._bookmarks is not None
-                batch, marks = fetched
+            if bookmarks is not None:
                 # only now: what is fetched or copied in advance isn't trained on yet
-                self._bookmarks.add(marks)
+                bookmarks.add(marks.popleft())
             micro_batch = MicroBatch(batch, num_samples, divisor, is_last, request[1], on_device)
             if loading is not None:
                 if loading.is_counted:
@@ -141,27 +125,25 @@ class TrainLoader:
             yield micro_batch
             begin = clock()
 
-    def _weighed(
-        self, fetched: Iterator[Any], planned: Iterator[int], weigh: Weigh, weights: deque[tuple[float, int]]
-    ) -> Iterator[Any]:
-        """Yield the same batches, and append their weights, computed on the CPU so that no rank waits for its GPU."""
-        for fetch, num_samples in zip(fetched, planned, strict=False):
-            batch, marks = fetch if self._fetcher.has_bookmarks else (fetch, ())
-            if isinstance(batch, CollatedBatch):
-                batch, num_delivered = batch
-            else:
-                num_delivered = samples_in(batch, num_samples, num_samples)
-            weights.append(weigh(batch, num_samples, num_delivered))
-            yield (batch, marks) if self._fetcher.has_bookmarks else batch
 
-    def _transferred(self, fetched: Iterator[Any], transfer: BatchTransfer) -> Iterator[Any]:
-        # Only loading processes may run ahead: data that this process reads may depend on what a step changes, and a
-        # resume would read it in another state.
-        move = partial(transfer_batches, transfer=transfer, prefetch_one=self._workers.num_workers > 0)
-        if not self._fetcher.has_bookmarks:
-            return move(fetched)
-        early, late = tee(fetched)
-        return zip(move(batch for batch, _ in early), (marks for _, marks in late), strict=False)
+def _without_marks(fetched: Iterator[Marked], marks: deque[tuple[Bookmark, ...]]) -> Iterator[Any]:
+    """Yield the batches, and append the bookmarks that came with them."""
+    for batch, own in fetched:
+        marks.append(own)
+        yield batch
+
+
+def _weighed(
+    fetched: Iterator[Any], planned: Iterator[int], weigh: Weigh, weights: deque[tuple[float, int]]
+) -> Iterator[Any]:
+    """Yield the batches, and append their weights, computed on the CPU so that no rank waits for its GPU."""
+    for batch, num_samples in zip(fetched, planned, strict=False):
+        if isinstance(batch, CollatedBatch):
+            content, num_delivered = batch
+        else:
+            content, num_delivered = batch, samples_in(batch, num_samples, num_samples)
+        weights.append(weigh(content, num_samples, num_delivered))
+        yield content
 
 
 class Assignment(NamedTuple):

@@ -1,35 +1,55 @@
-"""Fetch batches, in this process or in DataLoader workers."""
+"""DataLoader workers: how they are forked, hand over their batches, obey their rank, and die with it."""
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import logging
+import mmap
 import multiprocessing
 import multiprocessing.context
 import multiprocessing.queues
 import multiprocessing.util
+import os
+import resource
+import shutil
+import signal
+import sys
+import tempfile
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from multiprocessing.popen_fork import Popen
+from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Semaphore
+from types import MappingProxyType
+from typing import Any, NoReturn
 
 import torch
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch._utils import ExceptionWrapper
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 from torch.utils.data import _utils as torch_data
 from torch.utils.data._utils import pin_memory as torch_pinning
+from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from hpctrain.data.dataset import BatchDataset
-from hpctrain.data.fetch import BatchFetcher, Request, without_subsets
 from hpctrain.data.micro_batch import iterate_tensors, map_tensors
-from hpctrain.data.stream import is_stream
-from hpctrain.data.worker_process import CONTEXTS, SIGNALS, BatchQueue, init_worker, shortage_of
-from hpctrain.errors import HpctrainError
+from hpctrain.errors import HpctrainError, TaskError, error_text
 from hpctrain.rank.agreement import LoadingStop
 from hpctrain.run.process import signals_blocked
 
-MAX_WORKERS = 8
-"""Most workers by default: more rarely feed a rank faster, and each takes memory."""
-CPU_SHARE = 4
-"""Cores per worker on a CPU: the other cores compute."""
+log = logging.getLogger("hpctrain.data")
+
+FORK_TIMEOUT_S = 10.0
+"""Seconds within which a forked worker must run; it takes milliseconds."""
+MAX_SOCKET_FOLDER_BYTES = 103 - len("/pymp-12345678/listener-12345678")
+"""Longest TMPDIR in which a worker can make the socket by which it hands over batches: macOS allows 103 bytes for the
+path, Linux 107 (unix(7))."""
+SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
+SHARED_MEMORY = "/dev/shm"
+_IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+SIGNALS = (*_IGNORED, signal.SIGTERM)
+_PR_SET_PDEATHSIG = 1
 POLL_S = 0.5
 """Seconds between two checks for a stop, while a rank waits for its workers."""
 END_S = 5.0
@@ -54,81 +74,229 @@ class Workers:
 IN_PROCESS = Workers()
 
 
-def default_num_workers(dataset: Dataset[Any], cores: int, *, on_gpu: bool) -> int:
-    """Default number of DataLoader workers.
+class _Worker(multiprocessing.context.ForkProcess):
+    """A forked process. If it hangs right after the fork, it is killed, and forked again.
 
-    Args:
-        dataset: of the task.
-        cores: the rank's share of the CPU cores.
-        on_gpu: whether the rank computes on a GPU; one core drives it.
+    In CPython 3.11 before 3.11.10 (gh-112275), the child needs a lock that another thread may have held at the fork,
+    and then waits forever. Gloo's threads take the lock without the GIL to release the tensors of a collective.
     """
-    if not workers_can_help(dataset):
-        return 0
-    return min(MAX_WORKERS, cores - 1 if on_gpu else cores // CPU_SHARE)
+
+    _runs: Semaphore
+
+    def run(self) -> None:
+        self._runs.release()
+        super().run()
+
+    @staticmethod
+    def _Popen(process_obj: BaseProcess) -> Popen:  # noqa: N802  # multiprocessing's name for what starts the process
+        assert isinstance(process_obj, _Worker)
+        while True:
+            # one for each child: a child that is only slow may release its own just before it is killed
+            process_obj._runs = Semaphore(0, ctx=multiprocessing.get_context("fork"))
+            child = Popen(process_obj)
+            if process_obj._runs.acquire(timeout=FORK_TIMEOUT_S):
+                return child
+            log.warning("a DataLoader worker didn't run within %g s of its fork; it is forked again", FORK_TIMEOUT_S)
+            child.kill()  # if the rank dies before this line, a child that hangs outlives it
+            child.wait()
+            child.close()
 
 
-def workers_can_help(dataset: Dataset[Any]) -> bool:
-    """Return whether DataLoader workers can fetch the samples faster than the rank itself.
+class BatchQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # not generic when it runs
+    """A queue that sends an error in place of a batch that it can't send.
 
-    They can't if whole batches come from memory, since sending one takes longer than making it. Nor can they for a
-    stream, since each worker would read all of it.
+    multiprocessing drops such a batch, and the rank would wait for it forever.
+
+    Attributes:
+        shortage: why this process couldn't receive a batch; empty if it could.
     """
-    inner: Any = without_subsets(dataset)
-    in_batches = isinstance(inner, BatchDataset | TensorDataset) and not getattr(inner, "draws_per_sample", False)
-    return not in_batches and not is_stream(inner)
 
+    shortage = ""
 
-def fetch_batches(
-    fetcher: BatchFetcher, requests: Iterable[Request], workers: Workers, loading: LoadingStop | None = None
-) -> Iterator[Any]:
-    """Yield batches in the order of the requests; the workers end when the iterator is dropped.
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """Get a batch, or note why this process can't receive it."""
+        try:
+            return super().get(block, timeout)
+        except Exception as error:
+            self.shortage = shortage_of(error)
+            raise
 
-    Draws nothing from this process's random generators.
+    def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
+        """Put a batch, or an error; one line in place of the traceback if collating lacked shared memory."""
+        if isinstance(obj, tuple) and isinstance(obj[1], ExceptionWrapper) and "shared memory" in obj[1].exc_msg:
+            shortage = shortage_of(RuntimeError(obj[1].exc_msg))
+            obj = (obj[0], _SendError(HpctrainError, shortage)) if shortage else obj
+        super().put(obj, block, timeout)
 
-    Args:
-        fetcher: turns a request (epoch, indices) into a batch.
-        requests: may be endless.
-        workers: how batches are fetched.
-        loading: stops the ranks while they wait for a batch; None: nothing stops them.
-
-    Raises:
-        StopWhileLoading: the ranks stop.
-        HpctrainError: a worker can't send its batches to this process.
-        TaskError: a batch can't be sent, because Python can't pickle it.
-    """
-    pin_memory = workers.pin_memory and torch.cuda.is_available()
-    if not workers.num_workers:
-        return _fetch_here(fetcher, requests, loading, pin_memory=pin_memory)
-    loader = _Loader(
-        fetcher,
-        batch_size=None,
-        sampler=requests,
-        num_workers=workers.num_workers,
-        prefetch_factor=workers.prefetch_factor,
-        pin_memory=pin_memory,
-        collate_fn=_BatchToPin if pin_memory else _unchanged,
-        worker_init_fn=init_worker,
-        generator=torch.Generator(),
-        multiprocessing_context=CONTEXTS[multiprocessing.get_start_method()](),
-    )
-    loader.loading = loading
-    with signals_blocked(SIGNALS):  # in the workers, until `init_worker` has run there
-        return iter(loader)
-
-
-def _fetch_here(
-    fetcher: BatchFetcher, requests: Iterable[Request], loading: LoadingStop | None, *, pin_memory: bool
-) -> Iterator[Any]:
-    for request in requests:
-        if loading is not None and loading.interrupts:
-            batch = loading.fetch(fetcher.__getitem__, request)
+    def _on_queue_feeder_error(self, error: Exception, item: Any) -> None:
+        if not isinstance(item, tuple):  # a batch that is pickled already: its rank has gone
+            return
+        text = f"{type(error).__name__}: {error_text(error)}"
+        # pickle raises a PicklingError, a TypeError or an AttributeError, which all say so
+        unpickled = "pickl" in text.lower()
+        if unpickled:
+            message = (
+                f"expected batches that Python can pickle, to send them from a DataLoader worker, got {text}; return "
+                "tensors, arrays, numbers and texts from dataset and collate_fn, or set data.num_workers=0"
+            )
         else:
-            batch = fetcher[request]
-        yield _BatchToPin(batch).pin_memory() if pin_memory else batch
+            message = shortage_of(error) or (
+                f"a DataLoader worker can't send a batch to its rank: {text}; with data.num_workers=0 the rank fetches "
+                "batches itself"
+            )
+        self.put((item[0], _SendError(TaskError if unpickled else HpctrainError, message)))
+
+
+class _SendError(ExceptionWrapper):
+    """An error in place of a batch, without the traceback of the worker's feeding thread."""
+
+    def __init__(self, kind: type[HpctrainError], message: str) -> None:
+        self._kind = kind
+        self.exc_msg = message
+
+    def reraise(self) -> NoReturn:
+        """Raise the error in the rank."""
+        raise self._kind(self.exc_msg)
+
+
+class _Context:
+    """What each of Python's contexts gets: a queue that reports what it can't send."""
+
+    def Queue(self, maxsize: int = 0) -> BatchQueue:  # noqa: N802  # multiprocessing's name
+        return BatchQueue(maxsize, ctx=self)
+
+
+class _Fork(_Context, multiprocessing.context.ForkContext):
+    """Forks like Linux's default context, but neither a worker's start nor its death can block its rank.
+
+    PyTorch ends its workers through an event, whose lock each of them takes for every batch. If a worker is killed
+    while it holds the lock, the rank's `Event.set` waits forever.
+    """
+
+    Process = _Worker
+
+    def Event(self) -> _Flag:  # type: ignore[override]  # noqa: N802  # PyTorch only sets and reads it
+        return _Flag()
+
+
+class _Spawn(_Context, multiprocessing.context.SpawnContext):
+    """Spawns as Python's own context."""
+
+
+class _ForkServer(_Context, multiprocessing.context.ForkServerContext):
+    """Asks a server to fork as Python's own context."""
+
+
+CONTEXTS: Mapping[str, type[multiprocessing.context.BaseContext]] = MappingProxyType(
+    {"fork": _Fork, "spawn": _Spawn, "forkserver": _ForkServer}
+)
+
+
+class _Flag:
+    """One byte that a process shares with the processes forked from it; once set it stays set."""
+
+    def __init__(self) -> None:
+        self._byte = mmap.mmap(-1, 1)
+
+    def set(self) -> None:
+        self._byte[0] = 1
+
+    def is_set(self) -> bool:
+        return self._byte[0] == 1
+
+
+def shortage_of(error: Exception) -> str:
+    """Describe what the system lacks to send a batch, and the remedy; empty for any other error."""
+    number, text = getattr(error, "errno", None), error_text(error)
+    if "AF_UNIX path too long" in text:
+        folder = tempfile.gettempdir()
+        return (
+            f"a DataLoader worker can't make a socket in {folder}: its path has {len(os.fsencode(folder))} bytes, and "
+            f"at most {MAX_SOCKET_FOLDER_BYTES} fit; set TMPDIR to a shorter path, such as /tmp"
+        )
+    # "received 0 items of ancdata": the kernel has dropped a descriptor for which there was no room
+    if number in (errno.EMFILE, errno.ENFILE) or "Too many open files" in text or "items of ancdata" in text:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return (
+            f"the batches of the DataLoader workers need more than {limit} open files, the limit of a process: raise "
+            "the hard limit (ulimit -Hn), lower data.num_workers or data.prefetch_factor, or have collate_fn return "
+            "fewer tensors"
+        )
+    if number == errno.ENOSPC or "No space left on device" in text:
+        disk = shutil.disk_usage(SHARED_MEMORY)
+        return (
+            f"a batch of a DataLoader worker doesn't fit into shared memory: {SHARED_MEMORY} has "
+            f"{disk.total / 1e6:.0f} MB, of which {disk.free / 1e6:.0f} MB are free now; enlarge it (in a container, "
+            "--shm-size), or lower data.num_workers or data.prefetch_factor"
+        )
+    return ""
+
+
+def init_worker(_worker_id: int) -> None:
+    """Make a worker ignore the signals that SLURM or a terminal sends to every process of a job, and die with its rank.
+
+    The rank stops after a step and needs its workers until then. They obey SIGTERM only if their own rank sends it,
+    since PyTorch and multiprocessing use it to end a stuck worker.
+    """
+    if sys.platform == "linux":
+        # prctl(2). PyTorch's own check leaves an orphan 5 s, in which it keeps the rank's sockets open, and with them
+        # the port of the next attempt's store.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    rank = multiprocessing.parent_process()
+    if multiprocessing.get_start_method() == "forkserver":
+        # its parent is the server, which lives as long as it does
+        threading.Thread(target=_end_with_rank, name="rank", daemon=True).start()
+    elif rank is not None and rank.pid != os.getppid():
+        # the rank died before prctl; PyTorch would mistake the adoptive parent for the rank, and wait forever
+        os._exit(0)
+    info = get_worker_info()
+    if info is not None and getattr(info.dataset, "streams", False):
+        # a stream that finds other workers splits itself, but each of them has to read all of it
+        torch_worker._worker_info = None
+    _shorten_socket_folder()
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
+    if hasattr(signal, "sigwaitinfo"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        threading.Thread(target=_obey_rank, name="sigterm", daemon=True).start()
+    else:  # macOS
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+
+
+def _shorten_socket_folder() -> None:
+    """Make multiprocessing's folder for sockets elsewhere, if TMPDIR is too long for it. Python 3.14 does so itself."""
+    usual = tempfile.gettempdir()
+    if len(os.fsencode(usual)) <= MAX_SOCKET_FOLDER_BYTES:
+        return
+    for folder in SHORT_FOLDERS:
+        if os.access(folder, os.W_OK | os.X_OK):
+            tempfile.tempdir = folder
+            try:
+                multiprocessing.util.get_temp_dir()
+            finally:
+                tempfile.tempdir = usual
+            return
+
+
+def _obey_rank() -> None:
+    rank = multiprocessing.parent_process()
+    own = os.getppid() if rank is None else rank.pid
+    while signal.sigwaitinfo([signal.SIGTERM]).si_pid != own:
+        pass
+    os._exit(0)
+
+
+def _end_with_rank() -> None:
+    rank = multiprocessing.parent_process()
+    if rank is not None:
+        rank.join()
+        os._exit(0)
 
 
 @dataclass(frozen=True, slots=True)
-class _BatchToPin:
+class BatchToPin:
     """A batch on its way to DataLoader's pinning thread, which calls `pin_memory` where an object has it.
 
     Left to itself, the thread doesn't descend into dataclasses (torch/utils/data/_utils/pin_memory.py of torch 2.13).
@@ -143,6 +311,40 @@ class _BatchToPin:
         if all(tensor.is_pinned() for tensor in iterate_tensors(batch)):
             return batch
         return map_tensors(torch.Tensor.pin_memory, batch)
+
+
+def load_in_workers(
+    dataset: Dataset[Any], requests: Iterable[Any], workers: Workers, loading: LoadingStop | None, *, pin_memory: bool
+) -> Iterator[Any]:
+    """Yield batches in the order of the requests; the workers end when the iterator is dropped.
+
+    Args:
+        dataset: returns a batch for a request; with an attribute `streams` that is true, it reads streams.
+        requests: may be endless.
+        workers: at least one.
+        loading: stops the ranks while they wait for a batch; None: nothing stops them.
+        pin_memory: return tensors in page-locked memory.
+
+    Raises:
+        StopWhileLoading: the ranks stop.
+        HpctrainError: a worker can't send its batches to this process.
+        TaskError: a batch can't be sent, because Python can't pickle it.
+    """
+    loader = _Loader(
+        dataset,
+        batch_size=None,
+        sampler=requests,
+        num_workers=workers.num_workers,
+        prefetch_factor=workers.prefetch_factor,
+        pin_memory=pin_memory,
+        collate_fn=BatchToPin if pin_memory else _unchanged,
+        worker_init_fn=init_worker,
+        generator=torch.Generator(),
+        multiprocessing_context=CONTEXTS[multiprocessing.get_start_method()](),
+    )
+    loader.loading = loading
+    with signals_blocked(SIGNALS):  # in the workers, until `init_worker` has run there
+        return iter(loader)
 
 
 class _Loader(DataLoader[Any]):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  # its usual name
 from torch.utils.data import Dataset
 
-from hpctrain.data.dataset import TensorBatches
+from hpctrain.data.fetch import TensorBatches
 from hpctrain.data.order import ShuffledOrder
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.models.convnet import ConvNet

@@ -14,8 +14,8 @@ from torch.utils.data import Dataset
 from hpctrain.data.micro_batch import iterate_tensors, map_tensors
 from hpctrain.data.order import Order
 from hpctrain.errors import TaskError
+from hpctrain.tasks.contract import Scalar, split_loss
 from hpctrain.tasks.log import TaskLog
-from hpctrain.tasks.loss_contract import Scalar, split_loss
 from hpctrain.tasks.position import Position
 
 Sums: TypeAlias = dict[str, tuple[Tensor | float, Tensor | int]]

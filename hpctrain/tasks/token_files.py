@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -110,27 +109,66 @@ def find_token_files(key: str, folder: Path, pattern: str, dtype: str | None) ->
     return [TokenFile.of(path, dtype) for path in paths]
 
 
-def check_vocabulary(vocab_size: int | None, rows: npt.NDArray[np.int64], files: Sequence[TokenFile]) -> None:
-    """Check that a model has the tokens of a batch.
+class _TokenSamples(Dataset[Any]):
+    """The samples of several token files, which follow each other.
 
     Args:
-        vocab_size: of the model; None: unknown.
-        rows: tokens, of shape [n, length].
-        files: from which each row comes.
-
-    Raises:
-        TaskError: a token isn't below `vocab_size`.
+        files: in their order.
+        counts: samples in each file.
+        vocab_size: every token must be below it; None: not checked.
     """
-    if vocab_size is not None and rows.max() >= vocab_size:
-        # on a GPU, it would fail as an assertion in a kernel, without the name of the file
-        worst = int(rows.max(axis=1).argmax())
-        raise TaskError(
-            f"{files[worst].path} holds the token {rows[worst].max()}, but the model has {vocab_size} tokens: check "
-            "task.dtype, or set model.vocab_size to that of the tokens"
-        )
+
+    def __init__(self, files: Sequence[TokenFile], counts: Sequence[int], vocab_size: int | None) -> None:
+        self._files = tuple(files)
+        self._vocab_size = vocab_size
+        self._ends = np.cumsum(counts)
+        self._maps: dict[int, npt.NDArray[Any]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_maps": {}}  # a memory-mapped array would be pickled with all its tokens
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        return tuple(field[0] for field in self.get_batch(torch.tensor([index])))
+
+    def get_batch(self, indices: Tensor) -> tuple[Tensor, ...]:
+        """See `BatchDataset`."""
+        raise NotImplementedError
+
+    def _places(self, indices: Tensor) -> list[tuple[int, int]]:
+        """The number of the file of each sample, and the number of the sample in that file."""
+        numbers = indices.numpy()
+        owners = np.searchsorted(self._ends, numbers, side="right")
+        begins = np.concatenate(([0], self._ends))[owners]
+        return list(zip(owners.tolist(), (numbers - begins).tolist(), strict=True))
+
+    def _tokens(self, owner: int) -> npt.NDArray[Any]:
+        if owner not in self._maps:
+            self._maps[owner] = self._files[owner].open()
+        return self._maps[owner]
+
+    def _check(self, rows: npt.NDArray[np.int64], places: Sequence[tuple[int, int]]) -> None:
+        """Check that the model has the tokens of a batch.
+
+        Args:
+            rows: tokens, of shape [n, length].
+            places: of the samples.
+
+        Raises:
+            TaskError: a token isn't below `vocab_size`.
+        """
+        if self._vocab_size is not None and rows.max() >= self._vocab_size:
+            # on a GPU, it would fail as an assertion in a kernel, without the name of the file
+            worst = int(rows.max(axis=1).argmax())
+            raise TaskError(
+                f"{self._files[places[worst][0]].path} holds the token {rows[worst].max()}, but the model has "
+                f"{self._vocab_size} tokens: check task.dtype, or set model.vocab_size to that of the tokens"
+            )
 
 
-class TokenWindows(Dataset[Any]):
+class TokenWindows(_TokenSamples):
     """Windows of token files, each with the same window one token later as its targets.
 
     Window i of a file has the context_length tokens from i * context_length on, and as targets the token after each;
@@ -146,12 +184,8 @@ class TokenWindows(Dataset[Any]):
     """
 
     def __init__(self, files: Sequence[TokenFile], context_length: int, vocab_size: int | None = None) -> None:
-        self._files = tuple(files)
+        super().__init__(files, [max(0, file.length - 1) // context_length for file in files], vocab_size)
         self._context_length = context_length
-        self._vocab_size = vocab_size
-        counts = [max(0, file.length - 1) // context_length for file in files]
-        self._ends = np.array(list(accumulate(counts)))
-        self._maps: dict[int, npt.NDArray[Any]] = {}
         if not self._ends[-1]:
             longest = max(file.length for file in files)
             problem = (
@@ -159,36 +193,20 @@ class TokenWindows(Dataset[Any]):
             )
             raise ConfigError("task.context_length", context_length, problem, "set a smaller one")
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_maps": {}}  # a memory-mapped array would be pickled with all its tokens
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        given, targets = self.get_batch(torch.tensor([index]))
-        return given[0], targets[0]
-
-    def get_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+    def get_batch(self, indices: Tensor) -> tuple[Tensor, ...]:
         """See `BatchDataset`: two int64 tensors [n, context_length].
 
         Raises:
             TaskError: a token isn't below `vocab_size`.
         """
-        numbers = indices.numpy()
-        rows = np.empty((len(numbers), self._context_length + 1), np.int64)
-        owners = np.searchsorted(self._ends, numbers, side="right")
-        for row, number, owner in zip(rows, numbers.tolist(), owners.tolist(), strict=True):
-            begin = (number - (int(self._ends[owner - 1]) if owner else 0)) * self._context_length
+        places = self._places(indices)
+        rows = np.empty((len(places), self._context_length + 1), np.int64)
+        for row, (owner, place) in zip(rows, places, strict=True):
+            begin = place * self._context_length
             row[:] = self._tokens(owner)[begin : begin + len(row)]
-        check_vocabulary(self._vocab_size, rows, [self._files[owner] for owner in owners])
+        self._check(rows, places)
         batch = torch.from_numpy(rows)
         return batch[:, :-1], batch[:, 1:]
-
-    def _tokens(self, owner: int) -> npt.NDArray[Any]:
-        if owner not in self._maps:
-            self._maps[owner] = self._files[owner].open()
-        return self._maps[owner]
 
 
 log = logging.getLogger("hpctrain.tasks")
@@ -261,7 +279,7 @@ def sequence_bounds(ends: IntArray, length: int) -> IntArray:
     return bounds[chosen]
 
 
-class PackedTokens(Dataset[Any]):
+class PackedTokens(_TokenSamples):
     """Sequences of whole documents, with the document of each token.
 
     Sequence i of a file is a range of it: consecutive documents, as many as fit into `length` tokens; a longer document
@@ -285,14 +303,12 @@ class PackedTokens(Dataset[Any]):
     def __init__(
         self, files: Sequence[TokenFile], length: int, *, end_of_text: int | None, vocab_size: int | None = None
     ) -> None:
-        self._files = tuple(file for file in files if file.length)
+        filled_files = [file for file in files if file.length]
         self._length = length
-        self._vocab_size = vocab_size
-        self._maps: dict[int, npt.NDArray[Any]] = {}
-        self._document_ends = [document_ends(file, end_of_text) for file in self._files]
+        self._document_ends = [document_ends(file, end_of_text) for file in filled_files]
         self._bounds = [sequence_bounds(ends, length) for ends in self._document_ends]
-        self._ends = np.array(list(accumulate(len(bounds) - 1 for bounds in self._bounds)))
-        tokens, documents = sum(file.length for file in self._files), sum(map(len, self._document_ends))
+        super().__init__(filled_files, [len(bounds) - 1 for bounds in self._bounds], vocab_size)
+        tokens, documents = sum(file.length for file in filled_files), sum(map(len, self._document_ends))
         if tokens == documents:
             problem = f"no document of {files[0].path} has two tokens"
             raise ConfigError("task.end_of_text", end_of_text, problem, "set it to the token that ends a document")
@@ -307,17 +323,7 @@ class PackedTokens(Dataset[Any]):
             ", ".join(file.path.name for file in files),
         )
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_maps": {}}  # a memory-mapped array would be pickled with all its tokens
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor, Tensor]:
-        given, targets, documents = self.get_batch(torch.tensor([index]))
-        return given[0], targets[0], documents[0]
-
-    def get_batch(self, indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def get_batch(self, indices: Tensor) -> tuple[Tensor, ...]:
         """See `BatchDataset`: tokens, targets and documents, three int64 tensors [n, length].
 
         Documents are numbered from 0 in each sequence; padding has the number after the last.
@@ -325,13 +331,11 @@ class PackedTokens(Dataset[Any]):
         Raises:
             TaskError: a token isn't below `vocab_size`.
         """
-        numbers = indices.numpy()
-        given = np.zeros((len(numbers), self._length), np.int64)
+        places = self._places(indices)
+        given = np.zeros((len(places), self._length), np.int64)
         targets = np.full_like(given, IGNORED)
         documents = np.empty_like(given)
-        owners = np.searchsorted(self._ends, numbers, side="right")
-        for row, (number, owner) in enumerate(zip(numbers.tolist(), owners.tolist(), strict=True)):
-            place = number - (int(self._ends[owner - 1]) if owner else 0)
+        for row, (owner, place) in enumerate(places):
             begin, end = self._bounds[owner][place : place + 2].tolist()
             ends = self._document_ends[owner]
             first, last = np.searchsorted(ends, (begin, end), side="right").tolist()
@@ -344,10 +348,5 @@ class PackedTokens(Dataset[Any]):
             targets[row, inner - 1] = IGNORED
             documents[row] = np.searchsorted(inner, np.arange(self._length), side="right")
             documents[row, size:] = documents[row, size - 1] + 1
-        check_vocabulary(self._vocab_size, given, [self._files[owner] for owner in owners])
+        self._check(given, places)
         return torch.from_numpy(given), torch.from_numpy(targets), torch.from_numpy(documents)
-
-    def _tokens(self, owner: int) -> npt.NDArray[Any]:
-        if owner not in self._maps:
-            self._maps[owner] = self._files[owner].open()
-        return self._maps[owner]

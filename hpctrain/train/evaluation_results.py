@@ -14,7 +14,7 @@ from hpctrain.config.checkpoint import EVAL_PREFIX
 from hpctrain.errors import ConfigError, HpctrainError, TaskError, error_text
 from hpctrain.parallel.mesh import TrainingWorld
 from hpctrain.phrases import counted, listed
-from hpctrain.tasks.evaluation_contract import checked_results, checked_scores, checked_values
+from hpctrain.tasks.contract import checked_results, checked_scores, checked_values
 from hpctrain.tasks.task import Task
 from hpctrain.train.rank_comparison import RankComparison
 from hpctrain.train.task_log import AttachedLog, meter_of

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from hpctrain.checkpoint.state import Stateful
-from hpctrain.data.dataset import BatchDataset
+from hpctrain.data.fetch import BatchDataset
 from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.errors import TaskError
 from hpctrain.parallel.mesh import TrainingWorld

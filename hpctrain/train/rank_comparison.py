@@ -19,10 +19,10 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import Dataset
 
 from hpctrain.data.bookmark import fresh_copy, loses_samples
-from hpctrain.data.fetch import BatchFetcher, Collate, EpochFetcher, dataset_length
+from hpctrain.data.fetch import BatchFetcher, Collate, EpochFetcher, dataset_length, fetch_batches
 from hpctrain.data.micro_batch import iterate_tensors
 from hpctrain.data.stream import ShuffledStream, is_stream, streams_of
-from hpctrain.data.workers import Workers, fetch_batches
+from hpctrain.data.workers import Workers
 from hpctrain.errors import TaskError
 from hpctrain.phrases import numbered
 from hpctrain.rank.agreement import LoadingStop, StopWhileLoading

@@ -22,7 +22,7 @@ from hpctrain.parallel.local_part import whole
 from hpctrain.parallel.replica import Call
 from hpctrain.phrases import counted, listed
 from hpctrain.rank.world import World
-from hpctrain.tasks.loss_contract import Scalar, split_loss
+from hpctrain.tasks.contract import Scalar, split_loss
 from hpctrain.tasks.task import Task
 from hpctrain.train.ema import Ema
 from hpctrain.train.precision import autocasting

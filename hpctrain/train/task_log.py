@@ -17,8 +17,8 @@ from hpctrain.metrics.media import Captured, capture
 from hpctrain.metrics.media_files import MediaWriter
 from hpctrain.metrics.meter import Meter, SilentMeter
 from hpctrain.parallel.mesh import TrainingWorld
+from hpctrain.tasks.contract import OWN_NAMES, Scalar, check_name, checked_scalar, is_scalar
 from hpctrain.tasks.log import Kind, TaskLog
-from hpctrain.tasks.loss_contract import OWN_NAMES, Scalar, check_name, checked_scalar, is_scalar
 from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
 

@@ -20,13 +20,13 @@ from hpctrain.config.optimizer import losses_of, named_optimizers
 from hpctrain.config.resources import micro_batch_size_of
 from hpctrain.config.root import Config
 from hpctrain.data.bookmark import Bookmark, Bookmarks
-from hpctrain.data.fetch import dataset_length
+from hpctrain.data.fetch import BatchFetcher, dataset_length, default_num_workers
 from hpctrain.data.loader import TrainLoader
 from hpctrain.data.micro_batch import BatchTransfer, CopyInBackground, MicroBatch, MoveOnDemand, map_tensors
 from hpctrain.data.order import Order, ShuffledOrder, sequential
 from hpctrain.data.plan import BatchPlan
 from hpctrain.data.stream import check_stream, has_bookmarks, is_stream, remark_on, streams_of
-from hpctrain.data.workers import Workers, default_num_workers
+from hpctrain.data.workers import Workers
 from hpctrain.errors import CheckpointError, TaskError
 from hpctrain.parallel.mesh import TrainingWorld
 from hpctrain.phrases import counted, listed
@@ -101,18 +101,23 @@ class TrainingData:
             start_step: counted from 0.
             bookmarks: of `stream_state`, if the batches are trained on.
         """
-        return TrainLoader(
+        collate, weights = self.task.collate_fn, self.loss_weights
+        fetcher = BatchFetcher(
             self.dataset,
+            self.config.seed,
+            collate,
+            bookmarks=bookmarks,
+            step_samples=self.plan.global_batch_size,
+            counts=weights.vary or (weights.by_contents and collate is None),
+        )
+        return TrainLoader(
+            fetcher,
             self._order(),
             self.plan,
             rank=self.world.share.number,
-            seed=self.config.seed,
             start_step=start_step,
-            collate_fn=self.task.collate_fn,
             workers=self.workers,
-            bookmarks=bookmarks,
-            weigh=self.loss_weights.weigh if self.loss_weights.vary else None,
-            requires_all=self.loss_weights.by_contents,
+            weigh=weights.weigh if weights.vary else None,
         )
 
     @contextmanager

@@ -35,7 +35,7 @@ from torch.nn.functional import cross_entropy
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.compose import Composer
 from hpctrain.config.root import Config
-from hpctrain.data.dataset import TensorBatches
+from hpctrain.data.fetch import TensorBatches
 from hpctrain.metrics.sink import JsonLinesSink
 from hpctrain.metrics.tensorboard import TensorBoardSink
 from hpctrain.parallel.mesh import TrainingWorld

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.functional import cross_entropy
 
-from hpctrain.data.dataset import TensorBatches
+from hpctrain.data.fetch import TensorBatches
 from hpctrain.parallel.pipeline.plan import stages_of
 from hpctrain.rank.world import World
 from hpctrain.tasks.task import Task

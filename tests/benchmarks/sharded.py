@@ -43,7 +43,7 @@ from hpctrain.checkpoint.sharded.live_shards import LiveShards
 from hpctrain.checkpoint.sharded.write import ShardedSaver, ShardedWriter
 from hpctrain.checkpoint.state import Head
 from hpctrain.config.checkpoint import Checkpoint
-from hpctrain.data.dataset import TensorBatches
+from hpctrain.data.fetch import TensorBatches
 from hpctrain.models.gpt import GPT
 from hpctrain.rank.stop_request import StopRequest
 from hpctrain.rank.world import World

@@ -29,9 +29,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from hpctrain.config.compose import Composer
-from hpctrain.data.dataset import TensorBatches
+from hpctrain.data.fetch import TensorBatches
 from hpctrain.rank.compiler import spare_compiler
-from hpctrain.tasks.loss_contract import split_loss
+from hpctrain.tasks.contract import split_loss
 from hpctrain.tasks.task import Task
 
 KINDS = {"plain": "plain", "plain, again": "plain", "mapping": "mapping", "log.scalar": "scalar", "both": "both"}

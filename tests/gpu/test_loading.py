@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from hpctrain.data.fetch import BatchFetcher
-from hpctrain.data.workers import Workers, fetch_batches
+from hpctrain.data.fetch import BatchFetcher, fetch_batches
+from hpctrain.data.workers import Workers
 
 pytestmark = pytest.mark.gpu
 EPOCHS = 3

@@ -10,6 +10,7 @@ import torch
 from gpu_tasks import ON_CPU, spin
 
 from hpctrain.data import TensorBatches
+from hpctrain.data.fetch import BatchFetcher
 from hpctrain.data.loader import TrainLoader
 from hpctrain.data.micro_batch import CopyInBackground, MoveOnDemand, map_tensors
 from hpctrain.data.order import ShuffledOrder
@@ -46,7 +47,9 @@ def batches(samples):
 
     def read(num_workers, transfer=None):
         workers = Workers(num_workers, pin_memory=transfer is not None and not ON_CPU)
-        loader = TrainLoader(TensorBatches(samples), ShuffledOrder(SAMPLES, 1), PLAN, rank=0, seed=1, workers=workers)
+        loader = TrainLoader(
+            BatchFetcher(TensorBatches(samples), 1), ShuffledOrder(SAMPLES, 1), PLAN, rank=0, workers=workers
+        )
         found = loader.micro_batches(transfer)
         opened.append(found)
         return (micro_batch.batch[0] for micro_batch in islice(found, BATCHES))

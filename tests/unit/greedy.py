@@ -11,7 +11,7 @@ import signal
 import torch
 from torch import nn
 
-from hpctrain.data.dataset import TensorBatches
+from hpctrain.data.fetch import TensorBatches
 from hpctrain.tasks.task import Task
 from hpctrain.train.batch_trial import main
 

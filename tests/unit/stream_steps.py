@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hpctrain.data.bookmark import Bookmarks
+from hpctrain.data.fetch import BatchFetcher
 from hpctrain.data.loader import TrainLoader
 from hpctrain.data.order import sequential
 from hpctrain.data.workers import Workers
@@ -18,17 +19,9 @@ def read_steps(streams, plan, steps, marks=(), *, start_step=0, order=sequential
     found, kept = [[] for _ in range(steps)], Bookmarks()
     for rank in range(plan.world_size):
         own = Bookmarks(marks)
-        loader = TrainLoader(
-            streams(),
-            order,
-            plan,
-            rank=rank,
-            seed=0,
-            start_step=start_step,
-            collate_fn=collate_fn,
-            workers=Workers(num_workers),
-            bookmarks=own,
-        )
+        fetcher = BatchFetcher(streams(), 0, collate_fn, bookmarks=own, step_samples=plan.global_batch_size)
+        workers = Workers(num_workers)
+        loader = TrainLoader(fetcher, order, plan, rank=rank, start_step=start_step, workers=workers)
         batches = iter(loader)
         for step in found:
             for _ in range(plan.accumulation):

@@ -14,9 +14,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from hpctrain.config.precision import FORMATS
+from hpctrain.data.fetch import workers_can_help
 from hpctrain.data.loader import TrainLoader
 from hpctrain.data.micro_batch import MicroBatch
-from hpctrain.data.workers import workers_can_help
 from hpctrain.rank.agreement import Agreement
 from hpctrain.run.bottleneck import Bottleneck
 from hpctrain.run.times import Times

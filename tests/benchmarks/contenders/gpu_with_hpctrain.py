@@ -5,7 +5,7 @@ import sys
 
 from gpu_workload import GpuWorkload
 
-from hpctrain.data.dataset import TensorBatches
+from hpctrain.data.fetch import TensorBatches
 from hpctrain.tasks.task import Task
 from hpctrain.train.checkpointing import Checkpointing
 

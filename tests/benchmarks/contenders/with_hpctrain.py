@@ -5,7 +5,7 @@ import sys
 
 from workload import Workload
 
-from hpctrain.data.dataset import TensorBatches
+from hpctrain.data.fetch import TensorBatches
 from hpctrain.tasks.task import Task
 
 WORK = Workload()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trial import Noisy, table
 
+from hpctrain.data.fetch import BatchFetcher
 from hpctrain.data.loader import TrainLoader
 from hpctrain.data.order import sequential
 from hpctrain.data.plan import BatchPlan
@@ -16,7 +17,8 @@ from hpctrain.data.workers import Workers
 def main(path, start_method):
     """Write the ids of the loading processes to a file, and die."""
     multiprocessing.set_start_method(start_method, force=True)
-    loader = TrainLoader(Noisy(*table(8)), sequential, BatchPlan(8, 4, 4, 1, True), rank=0, seed=0, workers=Workers(2))
+    fetcher = BatchFetcher(Noisy(*table(8)), 0)
+    loader = TrainLoader(fetcher, sequential, BatchPlan(8, 4, 4, 1, True), rank=0, workers=Workers(2))
     batches = iter(loader)
     next(batches)
     Path(path).write_text(" ".join(str(child.pid) for child in multiprocessing.active_children()))

@@ -10,6 +10,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from hpctrain.data import bookmark
 from hpctrain.data.bookmark import Bookmark, Bookmarks, StateClock, fresh_copy
+from hpctrain.data.fetch import BatchFetcher
 from hpctrain.data.loader import EvalLoader, TrainLoader
 from hpctrain.data.order import sequential
 from hpctrain.data.plan import BatchPlan
@@ -339,7 +340,8 @@ def test_streams_share_each_step():
 
 def test_a_rank_opens_only_its_own_streams():
     streams = [Counting(first=100 * number) for number in range(4)]
-    loader = TrainLoader(ShardedStream(streams), sequential, BatchPlan(80, 8, 4, 2, drop_last=False), rank=1, seed=0)
+    fetcher = BatchFetcher(ShardedStream(streams), 0, step_samples=8)
+    loader = TrainLoader(fetcher, sequential, BatchPlan(80, 8, 4, 2, drop_last=False), rank=1)
     batches = iter(loader)
     next(batches)
     assert [len(stream.read) for stream in streams] == [0, 0, 2, 2]

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, random_split
 
-from hpctrain.data.dataset import TensorBatches
-from hpctrain.data.fetch import BatchFetcher
+from hpctrain.data.fetch import BatchFetcher, TensorBatches
 from hpctrain.errors import TaskError
 
 

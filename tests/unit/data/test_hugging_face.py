@@ -8,11 +8,10 @@ import torch
 from stream_steps import read_steps
 
 from hpctrain.data import bookmark
-from hpctrain.data.fetch import BatchFetcher, dataset_length
+from hpctrain.data.fetch import BatchFetcher, dataset_length, workers_can_help
 from hpctrain.data.order import ShuffledOrder
 from hpctrain.data.plan import BatchPlan
 from hpctrain.data.stream import ShardedStream, ShuffledStream, has_bookmarks
-from hpctrain.data.workers import workers_can_help
 from hpctrain.errors import TaskError
 
 pytestmark = pytest.mark.nightly

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
-from hpctrain.data.dataset import TensorBatches
+from hpctrain.data.fetch import BatchFetcher, TensorBatches
 from hpctrain.data.loader import TrainLoader
 from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.data.order import ShuffledOrder
@@ -48,8 +48,9 @@ def numbers(num_samples: int) -> TensorBatches:
 
 
 def loader(plan: BatchPlan, dataset: Dataset[Any] | None = None, **options: Any) -> TrainLoader:
-    options = {"rank": 0, "seed": SEED, **options}
-    return TrainLoader(dataset or numbers(plan.num_samples), ShuffledOrder(plan.num_samples, SEED), plan, **options)
+    seed, collate_fn = options.pop("seed", SEED), options.pop("collate_fn", None)
+    fetcher = BatchFetcher(dataset or numbers(plan.num_samples), seed, collate_fn)
+    return TrainLoader(fetcher, ShuffledOrder(plan.num_samples, SEED), plan, **{"rank": 0, **options})
 
 
 def first(count: int, batches: Iterable[MicroBatch]) -> list[MicroBatch]:
@@ -200,12 +201,13 @@ def test_a_dataset_that_raises_stop_iteration_is_an_error_and_not_the_end_of_the
 def test_an_order_of_the_wrong_shape_is_refused() -> None:
     plan = BatchPlan(8, 4, 4, 1, True)
     with pytest.raises(TaskError, match="one sample index per position"):
-        first(1, TrainLoader(numbers(8), lambda epoch, positions: positions.ravel(), plan, rank=0, seed=0))
+        first(1, TrainLoader(BatchFetcher(numbers(8), 0), lambda epoch, positions: positions.ravel(), plan, rank=0))
 
 
 def test_a_users_own_order_is_followed() -> None:
     plan = BatchPlan(8, 4, 2, 1, True)
-    backwards = TrainLoader(numbers(8), lambda epoch, positions: 7 - positions + 0 * epoch, plan, rank=0, seed=0)
+    fetcher = BatchFetcher(numbers(8), 0)
+    backwards = TrainLoader(fetcher, lambda epoch, positions: 7 - positions + 0 * epoch, plan, rank=0)
     assert [batch.batch[0].tolist() for batch in first(5, backwards)] == [[7, 6], [5, 4], [3, 2], [1, 0], [7, 6]]
 
 

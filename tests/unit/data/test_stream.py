@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
+from hpctrain.data.fetch import BatchFetcher
 from hpctrain.data.loader import EvalLoader, TrainLoader
 from hpctrain.data.order import sequential
 from hpctrain.data.plan import BatchPlan
@@ -42,7 +43,9 @@ class Seeking(Replayed):
 def batches(stream, steps, *, rank=0, world_size=1, start_step=0, num_workers=0):
     plan = BatchPlan(20, 4, 2, world_size, drop_last=False)
     loader = iter(
-        TrainLoader(stream, sequential, plan, rank=rank, seed=0, start_step=start_step, workers=Workers(num_workers))
+        TrainLoader(
+            BatchFetcher(stream, 0), sequential, plan, rank=rank, start_step=start_step, workers=Workers(num_workers)
+        )
     )
     found = [next(loader).batch.tolist() for _ in range(steps * plan.accumulation)]
     loader.close()

@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 
 from hpctrain.data import tar_dataset
+from hpctrain.data.fetch import BatchFetcher
 from hpctrain.data.loader import TrainLoader
 from hpctrain.data.order import ShuffledOrder
 from hpctrain.data.plan import BatchPlan
@@ -76,7 +77,9 @@ def test_every_sample_once_at_any_world_size_and_number_of_workers(shards):
             data = TarDataset(shards / "s-*.tar", fields=("cls",))
             order = ShuffledOrder(12, 0)
             workers = Workers(num_workers)
-            loader = iter(TrainLoader(data, order, plan, rank=rank, seed=0, start_step=start_step, workers=workers))
+            loader = iter(
+                TrainLoader(BatchFetcher(data, 0), order, plan, rank=rank, start_step=start_step, workers=workers)
+            )
             for step in found:
                 for _ in range(plan.accumulation):
                     step.extend(next(loader).batch[0].tolist())

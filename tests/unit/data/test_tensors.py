@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hpctrain.data.dataset import BatchDataset, TensorBatches
+from hpctrain.data.fetch import BatchDataset, TensorBatches
 from hpctrain.errors import TaskError
 
 

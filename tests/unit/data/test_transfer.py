@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from hpctrain.data.bookmark import Bookmark, Bookmarks
-from hpctrain.data.dataset import TensorBatches
+from hpctrain.data.fetch import BatchFetcher, TensorBatches
 from hpctrain.data.loader import TrainLoader
 from hpctrain.data.micro_batch import MoveOnDemand, PendingCopies, one_ahead, transfer_batches
 from hpctrain.data.order import ShuffledOrder
@@ -220,8 +220,8 @@ class Counted(IterableDataset[int]):
 
 def stream_loader(bookmarks: Bookmarks, *, rank: int, start_step: int = 0, num_workers: int = 0) -> TrainLoader:
     order, workers = lambda epochs, positions: positions + 0 * epochs, Workers(num_workers)
-    options = {"rank": rank, "seed": 0, "start_step": start_step, "workers": workers, "bookmarks": bookmarks}
-    return TrainLoader(Counted(24), order, PLAN, **options)
+    fetcher = BatchFetcher(Counted(24), 0, bookmarks=bookmarks)
+    return TrainLoader(fetcher, order, PLAN, rank=rank, start_step=start_step, workers=workers)
 
 
 def by_position(bookmarks: Bookmarks) -> list[tuple[int, int]]:
@@ -271,7 +271,7 @@ def test_a_resume_from_the_bookmarks_between_two_steps_loses_no_batch(num_worker
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_loader_gives_the_same_micro_batches_whether_they_are_transferred_or_not(num_workers: int) -> None:
     dataset, order = TensorBatches(torch.arange(24)), ShuffledOrder(24, 3)
-    loader = TrainLoader(dataset, order, PLAN, rank=1, seed=3, workers=Workers(num_workers))
+    loader = TrainLoader(BatchFetcher(dataset, 3), order, PLAN, rank=1, workers=Workers(num_workers))
     recorder = Recorder()
     here, moved = iter(loader), loader.micro_batches(recorder)
     for plain, other in islice(zip(here, moved, strict=True), 20):
@@ -303,7 +303,7 @@ class BrokenLater(Dataset[int]):
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_an_error_of_the_data_comes_with_its_own_batch(num_workers: int) -> None:
     order, workers = lambda epochs, positions: positions + 0 * epochs, Workers(num_workers)
-    loader = TrainLoader(BrokenLater(), order, PLAN, rank=0, seed=0, workers=workers)
+    loader = TrainLoader(BatchFetcher(BrokenLater(), 0), order, PLAN, rank=0, workers=workers)
     batches = loader.micro_batches(Recorder())
     assert len(list(islice(batches, 4))) == 4
     with pytest.raises(TaskError, match="broken"):

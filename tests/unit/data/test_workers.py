@@ -18,14 +18,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
-from hpctrain.data.dataset import TensorBatches
-from hpctrain.data.fetch import BatchFetcher
-from hpctrain.data.worker_process import MAX_SOCKET_FOLDER_BYTES, init_worker
-from hpctrain.data.workers import (
-    Workers,
-    default_num_workers,
-    fetch_batches,
-)
+from hpctrain.data.fetch import BatchFetcher, TensorBatches, default_num_workers, fetch_batches
+from hpctrain.data.workers import MAX_SOCKET_FOLDER_BYTES, Workers, init_worker
 from hpctrain.errors import HpctrainError, TaskError
 
 
@@ -105,7 +99,7 @@ def fetch_with_a_fork_that_hangs(place: Path) -> None:
 
 def test_a_worker_that_hangs_in_its_fork_is_forked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """CPython before 3.11.10 hangs if another thread of the rank creates a Python thread state at that moment."""
-    monkeypatch.setattr("hpctrain.data.worker_process.FORK_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("hpctrain.data.workers.FORK_TIMEOUT_S", 0.5)
     rank = multiprocessing.get_context("fork").Process(target=fetch_with_a_fork_that_hangs, args=(tmp_path,))
     rank.start()
     rank.join(20)
@@ -118,8 +112,8 @@ import gc, os, signal, sys
 from multiprocessing.synchronize import SemLock
 import numpy
 import torch
-from hpctrain.data.fetch import BatchFetcher
-from hpctrain.data.workers import Workers, fetch_batches
+from hpctrain.data.fetch import BatchFetcher, fetch_batches
+from hpctrain.data.workers import Workers
 
 class Deadly(torch.utils.data.Dataset):
     def __len__(self):
@@ -316,7 +310,7 @@ def test_workers_hand_over_their_batches_though_tmpdir_is_too_long_for_a_socket(
     monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", None)
     fetcher, requests = BatchFetcher(Drawing(torch.arange(8)), 0), [(0, numpy.array([index])) for index in range(3)]
     assert [batch[0].item() for batch in fetch_batches(fetcher, requests, Workers(1))] == [0, 1, 2]
-    monkeypatch.setattr("hpctrain.data.worker_process.SHORT_FOLDERS", ())
+    monkeypatch.setattr("hpctrain.data.workers.SHORT_FOLDERS", ())
     with pytest.raises(HpctrainError, match=f"its path has {len(str(folder))} bytes"):
         next(fetch_batches(fetcher, requests, Workers(1)))
 

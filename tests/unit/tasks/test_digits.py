@@ -11,6 +11,7 @@ import pytest
 import torch
 from sklearn import datasets
 
+from hpctrain.data.fetch import BatchFetcher
 from hpctrain.data.loader import EvalLoader, TrainLoader
 from hpctrain.data.order import ShuffledOrder
 from hpctrain.data.plan import BatchPlan
@@ -109,7 +110,7 @@ def test_a_few_epochs_reach_97_percent_on_held_out_digits(augment: bool) -> None
     dataset, model = task.train_dataset(), task.build_model()
     plan = BatchPlan(len(dataset), 64, 64, 1, drop_last=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    batches = iter(TrainLoader(dataset, ShuffledOrder(len(dataset), 0), plan, rank=0, seed=0))
+    batches = iter(TrainLoader(BatchFetcher(dataset, 0), ShuffledOrder(len(dataset), 0), plan, rank=0))
     for _ in range(4 * plan.steps_per_epoch):
         optimizer.zero_grad()
         task.loss(model, next(batches).batch).backward()

@@ -10,7 +10,7 @@ from hypothesis import given as examples
 from hypothesis import strategies as st
 from torch.nn import functional as F  # noqa: N812
 
-from hpctrain.data.dataset import BatchDataset
+from hpctrain.data.fetch import BatchDataset
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.files import write_json
 from hpctrain.models.gpt import GPT

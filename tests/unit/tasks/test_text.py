@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hpctrain.data.dataset import BatchDataset
+from hpctrain.data.fetch import BatchDataset
 from hpctrain.errors import ConfigError
 from hpctrain.tasks.text import Text, Windows
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpctrain.data.dataset import BatchDataset
+from hpctrain.data.fetch import BatchDataset
 from hpctrain.errors import ConfigError, TaskError
 from hpctrain.tasks.token_files import TokenFile, TokenWindows, about, find_token_files
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from hpctrain.data.dataset import TensorBatches
+from hpctrain.data.fetch import TensorBatches
 from hpctrain.tasks.task import Task
 
 

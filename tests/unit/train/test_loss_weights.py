@@ -11,13 +11,12 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset, default_collate
 
 from hpctrain.data.bookmark import Bookmarks
-from hpctrain.data.dataset import TensorBatches
-from hpctrain.data.fetch import BatchFetcher, CollatedBatch
+from hpctrain.data.fetch import BatchFetcher, CollatedBatch, TensorBatches
 from hpctrain.data.loader import TrainLoader
 from hpctrain.data.micro_batch import MicroBatch, samples_in
 from hpctrain.data.order import sequential
 from hpctrain.data.plan import BatchPlan
-from hpctrain.data.workers import Workers
+from hpctrain.data.workers import IN_PROCESS, Workers
 from hpctrain.errors import TaskError
 from hpctrain.tasks import Task
 from hpctrain.train.loss_weights import build_loss_weights
@@ -210,14 +209,15 @@ class Gaps(TensorDataset):
         return [self[index] for index in indices if index % 3]
 
 
-def loader(data, **options):
+def loader(data, weigh=None, workers=IN_PROCESS, **options):
     plan = BatchPlan(num_samples=24, global_batch_size=6, micro_batch_size=6, world_size=1, drop_last=False)
-    return TrainLoader(data, sequential, plan, rank=0, seed=0, **options)
+    fetcher = BatchFetcher(data, 0, **{"counts": weigh is not None, **options})
+    return TrainLoader(fetcher, sequential, plan, rank=0, weigh=weigh, workers=workers)
 
 
 def test_fewer_samples_than_indices_are_refused_without_a_collate_function(lone_world):
     with pytest.raises(TaskError, match=r"Gaps.__getitems__ returned 4 samples for 6 indices: return one for each"):
-        next(iter(loader(Gaps(*DATA.tensors), requires_all=True)))
+        next(iter(loader(Gaps(*DATA.tensors), counts=True)))
     weigh = build_loss_weights(Collating(), DATA, lone_world).weigh
     first = next(iter(loader(Gaps(*DATA.tensors), collate_fn=default_collate, weigh=weigh)))
     assert (first.num_samples, first.weight, first.num_delivered) == (6, 4, 4)

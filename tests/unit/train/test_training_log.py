@@ -8,7 +8,7 @@ import pytest
 import torch
 from full_disk import full_disk
 
-from hpctrain.data.dataset import TensorBatches
+from hpctrain.data.fetch import BatchFetcher, TensorBatches
 from hpctrain.data.loader import TrainLoader
 from hpctrain.data.order import sequential
 from hpctrain.data.plan import BatchPlan
@@ -31,7 +31,7 @@ def test_what_was_handed_out_is_written_down_step_by_step(tmp_path, num_workers)
     data = TensorBatches(torch.arange(9))
     expected = {0: [[0, 2], [4, 6], [8], [0, 2]], 1: [[1, 3], [5, 7], [], [1, 3]]}
     for rank in (0, 1):
-        loader = TrainLoader(data, sequential, PLAN, rank=rank, seed=0, workers=Workers(num_workers))
+        loader = TrainLoader(BatchFetcher(data, 0), sequential, PLAN, rank=rank, workers=Workers(num_workers))
         micro_batches = log_samples(iter(loader), tmp_path / str(rank), 0)
         taken = [micro_batch.batch[0].tolist() for micro_batch in islice(micro_batches, 7)]
         micro_batches.close()
@@ -45,7 +45,7 @@ def test_what_was_handed_out_is_written_down_step_by_step(tmp_path, num_workers)
 def test_a_later_attempt_goes_on_where_it_begins(tmp_path):
     def attempt(start_step, steps):
         data = TensorBatches(torch.arange(9))
-        loader = TrainLoader(data, sequential, PLAN, rank=0, seed=0, start_step=start_step)
+        loader = TrainLoader(BatchFetcher(data, 0), sequential, PLAN, rank=0, start_step=start_step)
         micro_batches = log_samples(iter(loader), tmp_path / "log", start_step)
         for micro_batch in micro_batches:
             steps -= micro_batch.is_last

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from hpctrain.data.dataset import TensorBatches
+from hpctrain.data.fetch import BatchFetcher, TensorBatches
 from hpctrain.data.loader import TrainLoader
 from hpctrain.data.order import sequential
 from hpctrain.data.plan import BatchPlan
@@ -38,7 +38,7 @@ def sampled(sampler, clock, supply, *, steps, step_s):
 @pytest.fixture
 def loader():
     order = sequential
-    return TrainLoader(TensorBatches(torch.zeros(12, 8)), order, PLAN, rank=0, seed=0)
+    return TrainLoader(BatchFetcher(TensorBatches(torch.zeros(12, 8)), 0), order, PLAN, rank=0)
 
 
 @pytest.fixture

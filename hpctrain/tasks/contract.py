@@ -1,11 +1,11 @@
-"""Check what a task's methods for its evaluation return."""
+"""Check what a task's methods return, and the names and values that it logs."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, Mapping
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,9 +13,101 @@ from torch import Tensor
 
 from hpctrain.errors import TaskError
 from hpctrain.tasks.metric import Metric, PerSample
-from hpctrain.tasks.task import Task
+
+if TYPE_CHECKING:
+    from hpctrain.tasks.task import Task
+
+LOSS = "loss"
+OWN_NAMES = frozenset({LOSS, "lr", "grad_norm", "epoch", "loss_scale", "skipped_updates"})
+"""What hpctrain itself logs as `train/NAME`."""
+LONGEST_NAME = 200
+"""Characters of a name, which becomes a part of a file's name."""
 
 EXAMPLE = '{"loss": (loss * len(batch), len(batch))}'
+
+Scalar = Tensor | float
+
+
+def split_loss(
+    method: str, returned: Any, checked: set[str] | None = None, own_names: frozenset[str] = OWN_NAMES
+) -> tuple[Tensor, dict[str, Scalar]]:
+    """Check the result of a task's loss; return the loss, and the other scalars by name.
+
+    Args:
+        method: the task's class and the method, as in `Digits.loss`, for the message.
+        returned: a 0-d tensor, or a mapping with `loss`.
+        checked: names that needn't be checked again; those of this result are added.
+        own_names: names that hpctrain itself logs.
+
+    Raises:
+        TaskError: it is neither.
+    """
+    others: dict[str, Scalar] = {}
+    if isinstance(returned, Mapping):
+        if LOSS not in returned:
+            found = ", ".join(map(repr, returned)) or "nothing"
+            raise TaskError(
+                f"{method} returned a mapping without {LOSS!r}, only {found}: return the loss to optimise as {LOSS!r}"
+            )
+        for name, value in returned.items():
+            if name != LOSS:
+                if checked is None or name not in checked:
+                    check_name(method, name, own_names)
+                    if checked is not None:
+                        checked.add(name)
+                others[name] = value if is_scalar(value) else checked_scalar(method, name, value)
+        returned = returned[LOSS]
+    if not isinstance(returned, Tensor) or returned.ndim:
+        expected = f"{method} must return a scalar tensor, the mean over the batch's samples"
+        if isinstance(returned, Tensor):
+            raise TaskError(f"{expected}, but its shape is {list(returned.shape)}: reduce it with .mean()")
+        raise TaskError(f"{expected}, but it returned a {_kind(returned)}: check its return statement")
+    return returned, others
+
+
+def check_name(where: str, name: Any, own_names: frozenset[str] = OWN_NAMES) -> None:
+    """Check the name of a value that a task logs.
+
+    Args:
+        where: the method, for the message.
+        name: of the value.
+        own_names: names that hpctrain itself uses there.
+
+    Raises:
+        TaskError: it isn't a short printable string, or hpctrain logs the name itself.
+    """
+    if not isinstance(name, str) or not name.strip() or not name.isprintable() or len(name) > LONGEST_NAME:
+        raise TaskError(
+            f"{where} logs under the name {name!r}: expected a string of 1 to {LONGEST_NAME} printable characters"
+        )
+    if name in own_names:
+        raise TaskError(f"{where} logs {name!r}, which hpctrain itself logs: choose another name")
+
+
+def is_scalar(value: Any) -> bool:
+    """Whether a value is a float or a real 0-d tensor, which needs no conversion."""
+    return type(value) is float or (isinstance(value, Tensor) and not value.ndim and not value.is_complex())
+
+
+def checked_scalar(where: str, name: str, value: Any) -> Scalar:
+    """Return a value that a task logs as a 0-d tensor or a float.
+
+    Args:
+        where: the method, for the message.
+        name: of the value.
+        value: to check.
+
+    Raises:
+        TaskError: it isn't a scalar.
+    """
+    if isinstance(value, Tensor):
+        if value.ndim or value.is_complex():
+            kind = "complex" if value.is_complex() else f"a tensor of shape {list(value.shape)}"
+            raise TaskError(f"{where}: expected a scalar as {name!r}, found {kind}; reduce it with .mean()")
+        return value
+    if isinstance(value, Real):
+        return float(value)
+    raise TaskError(f"{where}: expected a number or a scalar tensor as {name!r}, found a {_kind(value)}")
 
 
 class Results(NamedTuple):
@@ -42,24 +134,24 @@ def checked_results(task: Task, returned: Any, num_samples: int) -> Results:
         TaskError: it isn't a dict of pairs of single numbers, and of values for each sample.
     """
     method = f"{type(task).__name__}.evaluate"
-    if not isinstance(returned, Mapping):
-        raise TaskError(_expected(method, f"it returned {_shown(returned)}"))
+    expected = (
+        f"{method} must return a dict of pairs by metric, each the sum over the batch and the number of summed values, "
+        f"such as {EXAMPLE}"
+    )
     sums, per_sample = {}, {}
-    for name, found in returned.items():
-        if not isinstance(name, str):
-            raise TaskError(_expected(method, f"it has the key {name!r}"))
+    for name, found in _items(expected, returned):
         if isinstance(found, PerSample):
             per_sample[name] = _checked_samples(f"{method}: PerSample {name!r}", found.values, num_samples)
             continue
         if not isinstance(found, tuple | list) or len(found) != 2:
-            raise TaskError(_expected(method, f"its {name!r} is {_shown(found)}"))
+            raise TaskError(f"{expected}, but its {name!r} is {_shown(found)}")
         for value, role in zip(found, ("sum", "count"), strict=True):
             if not _is_number(value):
-                raise TaskError(_expected(method, f"the {role} of its {name!r} is {_shown(value)}"))
+                raise TaskError(f"{expected}, but the {role} of its {name!r} is {_shown(value)}")
         total, count = found
         # torch would turn a plain number into a float32
         exact = total if isinstance(total, Tensor) else torch.tensor(float(total), dtype=torch.float64)
-        sums[name] = exact.reshape(()), _single(count)
+        sums[name] = exact.reshape(()), count.reshape(()) if isinstance(count, Tensor) else float(count)
     return Results(sums, per_sample)
 
 
@@ -76,11 +168,7 @@ def checked_metrics(task: Task) -> dict[str, Any]:
         )
     problem = f"{method} must return a dict of torchmetrics' metrics, or of subclasses of hpctrain.tasks.Metric"
     found = task.build_metrics()
-    if not isinstance(found, Mapping):
-        raise TaskError(f"{problem}, but it returned {_shown(found)}")
-    for name, metric in found.items():
-        if not isinstance(name, str):
-            raise TaskError(f"{problem}, but it has the key {name!r}")
+    for name, metric in _items(problem, found):
         if not isinstance(metric, Metric) and not is_of_torchmetrics(metric):
             hint = ": call it" if isinstance(metric, type) else ""
             raise TaskError(f"{problem}, but its {name!r} is {_shown(metric)}{hint}")
@@ -102,14 +190,12 @@ def checked_values(task: Task, returned: Any) -> dict[str, float]:
         TaskError: it isn't a dict of single numbers.
     """
     problem = f"{type(task).__name__}.derive must return a dict of numbers by metric"
-    if not isinstance(returned, Mapping):
-        raise TaskError(f"{problem}, but it returned {_shown(returned)}")
-    for name, value in returned.items():
-        if not isinstance(name, str):
-            raise TaskError(f"{problem}, but it has the key {name!r}")
+    values = {}
+    for name, value in _items(problem, returned):
         if not _is_number(value):
             raise TaskError(f"{problem}, but its {name!r} is {_shown(value)}")
-    return {name: float(value) for name, value in returned.items()}
+        values[name] = float(value)
+    return values
 
 
 def checked_scores(task: Task, returned: Any) -> dict[str, float]:
@@ -170,21 +256,24 @@ def _checked_samples(what: str, values: Any, num_samples: int) -> Tensor | list[
     return list(values)
 
 
-def _single(count: Tensor | float) -> Tensor | float:
-    return count.reshape(()) if isinstance(count, Tensor) else float(count)
+def _items(expected: str, returned: Any) -> ItemsView[str, Any]:
+    """Return the items of a mapping whose keys are names.
+
+    Raises:
+        TaskError: it isn't one; the message begins with what was expected.
+    """
+    if not isinstance(returned, Mapping):
+        raise TaskError(f"{expected}, but it returned {_shown(returned)}")
+    for name in returned:
+        if not isinstance(name, str):
+            raise TaskError(f"{expected}, but it has the key {name!r}")
+    return returned.items()
 
 
 def _is_number(value: object) -> bool:
     if isinstance(value, Tensor):
         return value.numel() == 1 and not value.is_complex()
     return isinstance(value, Real)
-
-
-def _expected(method: str, found: str) -> str:
-    return (
-        f"{method} must return a dict of pairs by metric, each the sum over the batch and the number of summed values, "
-        f"such as {EXAMPLE}, but {found}"
-    )
 
 
 def _kind(value: object) -> str:

@@ -6,7 +6,7 @@ import torch
 
 from hpctrain.errors import TaskError
 from hpctrain.tasks import Metric, PerSample
-from hpctrain.tasks.evaluation_contract import (
+from hpctrain.tasks.contract import (
     checked_computed,
     checked_metrics,
     checked_results,
