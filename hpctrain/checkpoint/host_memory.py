@@ -198,6 +198,13 @@ def sharing_key(tensor: Tensor) -> tuple[object, ...]:
     return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), lazy
 
 
+def element_bytes(tensor: Tensor) -> Tensor:
+    """Return the elements' bytes in row-major order, as uint8 of shape [n]: a view, or a copy where that needs one."""
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    # not reshape, which keeps the stride of a single element, whatever it is
+    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
+
+
 def _view_like(memory: Tensor, like: Tensor) -> Tensor:
     """View bytes as a tensor with the shape, dtype and order of elements of ``like``."""
     form = torch.empty_like(like, device="meta")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hpctrain.checkpoint.host_memory import HostMemory
-from hpctrain.checkpoint.state import CHANGED_BUFFERS, NAMED, PlainNames, parameter_names
+from hpctrain.checkpoint.state import CHANGED_BUFFERS, NAMED, PlainNames, names_by_id, parameter_names
 from hpctrain.checkpoint.stored_tensor import StoredTensor
 from hpctrain.data.micro_batch import map_tensors
 from hpctrain.errors import CheckpointError
@@ -49,54 +49,44 @@ def restore_weights(
     """
     try:
         restore_model(model, saved["model"], saved.get(CHANGED_BUFFERS, ()))
-        if isinstance(optimizer, Mapping):
-            assert isinstance(changed, Mapping)
-            _restore_named(saved, model, optimizer, changed)
-        elif optimizer is not None:
-            _restore_only(saved, model, optimizer, changed)
+        if optimizer is not None:
+            _restore_optimizers(saved, model, optimizer, changed)
     except CheckpointError as error:
         raise CheckpointError(f"{saved['path']}: {error}") from error
     if scaler is not None:
         _restore_scalers(saved, scaler)
 
 
-def _restore_only(
-    saved: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, changed: Collection[str]
-) -> None:
-    state, saved_names = saved["optimizers"], saved["parameters"]
-    if NAMED in state and "param_groups" not in state:
-        raise CheckpointError(
-            f"the checkpoint has several optimizers ({listed(state[NAMED])}), the configuration has one. "
-            "Resume with the optimizers that were saved, or start a new run from its weights with init_from"
-        )
-    names = parameter_names(model, optimizer)
-    restore_optimizer(optimizer, state, names=names, saved_names=saved_names, changed=list(changed))
-
-
-def _restore_named(
+def _restore_optimizers(
     saved: Mapping[str, Any],
     model: nn.Module,
-    optimizers: Mapping[str, torch.optim.Optimizer],
-    changed: Mapping[str, Collection[str]],
+    optimizer: torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer],
+    changed: Collection[str] | Mapping[str, Collection[str]],
 ) -> None:
-    states = saved["optimizers"].get(NAMED, {})
+    # the only optimizer has the name ''
+    optimizers = optimizer if isinstance(optimizer, Mapping) else {"": optimizer}
+    options = changed if isinstance(changed, Mapping) else {"": changed}
+    states, saved_names = saved["optimizers"], saved["parameters"]
+    if NAMED in states and "param_groups" not in states:
+        states = states[NAMED]
+    else:
+        states, saved_names = {"": states}, {"": saved_names}
     if states.keys() != optimizers.keys():
-        found = f"the optimizers {listed(states)}" if states else "one optimizer without a name"
+        found = "one optimizer without a name" if "" in states else f"the optimizers {listed(states)}"
+        here = "one" if "" in optimizers else listed(optimizers)
         raise CheckpointError(
-            f"the checkpoint has {found}, the configuration has {listed(optimizers)}. Resume with the optimizers "
+            f"the checkpoint has {found}, the configuration has {here}. Resume with the optimizers "
             "that were saved, or start a new run from its weights with init_from"
         )
-    for name, optimizer in optimizers.items():
+    names = names_by_id(model)
+    for name, one in optimizers.items():
+        own_names = parameter_names(names, one)
         try:
             restore_optimizer(
-                optimizer,
-                states[name],
-                names=parameter_names(model, optimizer),
-                saved_names=saved["parameters"][name],
-                changed=changed.get(name, ()),
+                one, states[name], names=own_names, saved_names=saved_names[name], changed=options.get(name, ())
             )
         except CheckpointError as error:
-            raise CheckpointError(f"optimizer {name}: {error}") from error
+            raise CheckpointError(f"optimizer {name}: {error}" if name else str(error)) from error
 
 
 def _restore_scalers(
@@ -136,8 +126,14 @@ def restore_model(model: nn.Module, saved: Mapping[str, Any], changed: Collectio
     problems = differing("only in the checkpoint", saved.keys() - own_names.keys() - owners.keys())
     problems += differing("only in the model", own_names.keys() - saved.keys() - owners.keys())
     shared = [(name, saved[name], here[own]) for name, own in own_names.items() if name in saved]
-    unlike = [pair for pair in shared if _kind(pair[1]) != _kind(pair[2]) and pair[0] not in owners]
-    problems += differing("not alike", (_difference(*pair) for pair in unlike))
+    problems += differing(
+        "not alike",
+        (
+            f"{name} ({_kind(each)} saved, {_kind(value)} here)"
+            for name, each, value in shared
+            if _kind(each) != _kind(value) and name not in owners
+        ),
+    )
     if problems:
         raise CheckpointError(
             f"the checkpoint doesn't fit the model: {'; '.join(problems)}. Resume with the model that was saved, "
@@ -147,7 +143,9 @@ def restore_model(model: nn.Module, saved: Mapping[str, Any], changed: Collectio
         _replace_buffers(model, owners, saved)
         restore_model(model, saved)
         return
-    if any(isinstance(each, StoredTensor) or _is_shard(value) for _, each, value in shared):
+    if any(
+        isinstance(each, StoredTensor) or (isinstance(value, Tensor) and is_dtensor(value)) for _, each, value in shared
+    ):
         _copy_parts(model, {own: saved[name] for name, own in own_names.items()}, here)
         return
     state = OrderedDict((own, saved[name]) for name, own in own_names.items())
@@ -207,14 +205,13 @@ def copy_saved(target: Tensor, saved: Tensor | StoredTensor) -> None:
     """
     if target.is_meta:
         return
+    source = saved if isinstance(saved, StoredTensor) else StoredTensor.of(saved)
     if not is_dtensor(target):
-        source = saved if isinstance(saved, StoredTensor) else StoredTensor.of(saved)
         source.copy_into(target, Region.whole(tuple(target.shape)))
         return
     # only where a mesh is: it imports torch's DTensor, which takes half a second
     from hpctrain.parallel.sharded_tensor import local_pieces
 
-    source = saved if isinstance(saved, StoredTensor) else StoredTensor.of(saved)
     own = local_part(target)
     for piece in local_pieces(target):
         source.copy_into(own[piece.place.slices()], piece.region)
@@ -318,19 +315,7 @@ def _other_parameters(saved: Sequence[Sequence[str]], here: Sequence[Sequence[st
     return differing("another order", (f"{old} saved where {new} is here" for old, new in pairs if old != new))
 
 
-def _kind(value: object) -> object:
-    return (tuple(value.shape), value.dtype) if isinstance(value, Tensor | StoredTensor) else type(value)
-
-
-def _is_shard(value: object) -> bool:
-    return isinstance(value, Tensor) and is_dtensor(value)
-
-
-def _difference(name: str, saved: object, here: object) -> str:
-    return f"{name} ({_shown(saved)} saved, {_shown(here)} here)"
-
-
-def _shown(value: object) -> str:
+def _kind(value: object) -> str:
     if not isinstance(value, Tensor | StoredTensor):
         return type(value).__name__
     return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"

@@ -9,6 +9,7 @@ import zipfile
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -56,7 +57,7 @@ class SavedTensors:
                 value = _from_numpy(array)
             if isinstance(value, torch.Tensor):
                 for part, tensor in _plain(value):
-                    self.tensors[_unused(f"{name}{part}" or "tensor", self.tensors)] = _returning(tensor)
+                    self.tensors[_unused(f"{name}{part}" or "tensor", self.tensors)] = tensor.detach
             elif isinstance(value, int | float):
                 if len(self.numbers) < MAX_NUMBERS:
                     self.numbers[_unused(name or "number", self.numbers)] = value
@@ -88,7 +89,7 @@ def read_part(path: Path) -> SavedTensors | None:
     saved = SavedTensors()
     if path.is_dir():
         folder = DistributedFolder(path)
-        saved.tensors.update({name: _reading(folder, name) for name in folder.tensors})
+        saved.tensors.update({name: partial(folder.tensor, name) for name in folder.tensors})
         for name in folder.objects:
             saved.add(folder.object(name), name)
     elif path.suffix == SAFETENSORS:
@@ -116,16 +117,16 @@ def _safetensors(path: Path) -> dict[str, Callable[[], torch.Tensor]]:
     from safetensors import safe_open
 
     file: Any = safe_open(str(path), framework="pt")
-    return {name: _getting(file, name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    return {name: partial(file.get_tensor, name) for name in file.keys()}  # noqa: SIM118 - not a mapping
 
 
 def _add_arrays(saved: SavedTensors, path: Path) -> None:
     # an archive of NumPy's reads an array only when it is asked for
     found = np.load(path, mmap_mode="r" if path.suffix == ".npy" else None, allow_pickle=False)
     if isinstance(found, np.ndarray):
-        saved.tensors["array"] = lambda: _from_numpy(found)
+        saved.tensors["array"] = partial(_from_numpy, found)
     else:
-        saved.tensors.update({name: _of_archive(found, name) for name in found.files})
+        saved.tensors.update({name: partial(_read_array, found, name) for name in found.files})
 
 
 def _from_numpy(array: np.ndarray[Any, Any]) -> torch.Tensor:
@@ -134,6 +135,10 @@ def _from_numpy(array: np.ndarray[Any, Any]) -> torch.Tensor:
         return torch.from_numpy(array)
     except TypeError:  # such as texts and records: only their bytes can be compared
         return torch.frombuffer(bytearray(array.tobytes()), dtype=torch.uint8)
+
+
+def _read_array(archive: Any, name: str) -> torch.Tensor:
+    return _from_numpy(archive[name])
 
 
 def _inside(value: object) -> Iterator[tuple[object, object]]:
@@ -206,22 +211,6 @@ def _unused(name: str, names: Mapping[str, object]) -> str:
     while name in names:
         name += "'"
     return name
-
-
-def _returning(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-    return lambda: tensor
-
-
-def _reading(folder: DistributedFolder, name: str) -> Callable[[], torch.Tensor]:
-    return lambda: folder.tensor(name)
-
-
-def _getting(file: Any, name: str) -> Callable[[], torch.Tensor]:
-    return lambda: file.get_tensor(name)
-
-
-def _of_archive(archive: Any, name: str) -> Callable[[], torch.Tensor]:
-    return lambda: _from_numpy(archive[name])
 
 
 METADATA = ".metadata"

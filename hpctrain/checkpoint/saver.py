@@ -15,10 +15,9 @@ from typing import Any, Protocol
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from hpctrain.checkpoint.disk_space import shortage
 from hpctrain.checkpoint.host_memory import available_memory_bytes
 from hpctrain.checkpoint.page_locked import PageLockedMemory
-from hpctrain.checkpoint.retention import Retention
+from hpctrain.checkpoint.retention import Retention, shortage
 from hpctrain.checkpoint.state import LiveState, Snapshot
 from hpctrain.checkpoint.write import CheckpointWriter
 from hpctrain.config.checkpoint import Checkpoint

@@ -7,13 +7,14 @@ import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from hpctrain.checkpoint.host_memory import HostCopy, sharing_key
+from hpctrain.checkpoint.host_memory import HostCopy, element_bytes, sharing_key
 from hpctrain.checkpoint.page_locked import PageLockedMemory
 from hpctrain.run.evaluation import Score
 
@@ -121,19 +122,15 @@ class PlainNames:
         return ".".join(part for i, part in enumerate(parts) if ".".join(parts[: i + 1]) not in self._wrapped)
 
 
-def parameter_names(
-    model: nn.Module, optimizer: torch.optim.Optimizer, *, names: Mapping[int, str] | None = None
-) -> list[list[str]]:
+def parameter_names(names: Mapping[int, str], optimizer: torch.optim.Optimizer) -> list[list[str]]:
     """Return the plain names of an optimizer's parameters, by group; a parameter outside of the model has the name ''.
 
     An optimizer's state dict identifies its parameters by their positions alone.
 
     Args:
-        model: whose parameters they are.
+        names: `names_by_id` of the model.
         optimizer: whose parameters are named.
-        names: `names_by_id(model)`; None to compute it.
     """
-    names = names_by_id(model) if names is None else names
     return [[names.get(id(parameter), "") for parameter in group["params"]] for group in optimizer.param_groups]
 
 
@@ -165,7 +162,7 @@ def changed_buffers(before: BufferKinds, after: BufferKinds) -> list[str]:
     return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LiveState:
     """The state of training between two steps, as a checkpoint stores it.
 
@@ -241,16 +238,18 @@ class LiveState:
             return {NAMED: {name: one.state_dict() for name, one in self.optimizer.items()}}
         return self.optimizer.state_dict()
 
-    def _parameter_names(self, optimizer: torch.optim.Optimizer) -> list[list[str]]:
-        return parameter_names(self.model, optimizer)
+    @cached_property
+    def _names(self) -> dict[int, str]:
+        # training waits while they are looked up, so once for each save
+        return names_by_id(self.model)
 
     def _other_state(self) -> dict[str, Any]:
         several, scaler = self.optimizer, self.scaler
         names: object
         if isinstance(several, Mapping):
-            names = {name: self._parameter_names(one) for name, one in several.items()}
+            names = {name: parameter_names(self._names, one) for name, one in several.items()}
         else:
-            names = self._parameter_names(several)
+            names = parameter_names(self._names, several)
         scales: object = None
         if isinstance(scaler, Mapping):
             scales = {name: one.state_dict() or None for name, one in scaler.items()}
@@ -282,8 +281,7 @@ def weights_digest(state: Mapping[str, Tensor]) -> str:
         if isinstance(tensor, Tensor):
             sizes = ",".join(map(str, tensor.shape))
             digest.update(f"{name}\0{str(tensor.dtype).removeprefix('torch.')}\0{sizes}\0".encode())
-            flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-            digest.update(flat.view(torch.uint8).numpy().data)
+            digest.update(element_bytes(tensor.detach().cpu()).numpy().data)
     return digest.hexdigest()
 
 
@@ -302,11 +300,13 @@ def _named_tensors(model: nn.Module, copy: HostCopy, kept: Mapping[str, Tensor])
 
 def tensors_in(value: object) -> Iterator[Tensor]:
     """Yield the dense tensors of a tree; `HostCopy` refuses any other kind."""
+    return (tensor for _, tensor in placed_tensors(value) if tensor.layout == torch.strided)
+
+
+def placed_tensors(value: object, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+    """Yield the tensors of a tree, each with its place: the keys and indices that lead to it."""
     if isinstance(value, Tensor):
-        if value.layout == torch.strided:
-            yield value
-    elif isinstance(value, Mapping):
-        yield from tensors_in(tuple(value.values()))
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)
+        yield path, value
+    elif isinstance(value, Mapping | list | tuple):
+        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from placed_tensors(item, (*path, str(key)))

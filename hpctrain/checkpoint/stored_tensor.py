@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,35 +18,10 @@ from hpctrain.run.checkpoint_manifest import INDEX, ChunkPlace, IndexedTensor, R
 
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 """Of mmap(2); Python has the name from 3.13 on."""
-DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 
 
-class _Files:
-    """The files of a checkpoint, mapped when they are first needed."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._map = cache(self._mapped)
-
-    def view(self, place: ChunkPlace, dtype: torch.dtype) -> Tensor:
-        """The elements of a chunk, in the file's mapping."""
-        if place.region.numel * dtype.itemsize + place.data_offset > len(memory := self._map(place.file)):
-            raise CheckpointError(f"{self._path / place.file} is shorter than the index says")
-        flat = torch.frombuffer(memory, dtype=dtype, count=place.region.numel, offset=place.data_offset)
-        return flat.view(place.region.sizes)
-
-    def _mapped(self, name: str) -> mmap.mmap:
-        if "/" in name or name in ("", ".", ".."):
-            raise CheckpointError(f"{name!r} isn't a file of the checkpoint {self._path}")
-        try:
-            with (self._path / name).open("rb") as file:
-                # private, since torch warns of memory that can't be written, and nothing may reach the file; without
-                # reserve, since Linux otherwise refuses to map a file that is larger than the machine's memory
-                return mmap.mmap(
-                    file.fileno(), 0, flags=mmap.MAP_PRIVATE | _NORESERVE, prot=mmap.PROT_READ | mmap.PROT_WRITE
-                )
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{self._path / name} can't be read: {error}") from error
+Part: TypeAlias = tuple[Region, Callable[[], Tensor]]
+"""A box of a tensor, and a function that returns its elements."""
 
 
 class StoredTensor:
@@ -54,38 +29,26 @@ class StoredTensor:
 
     Args:
         name: for messages.
-        indexed: its shape, type and chunks.
-        files: of the checkpoint.
+        shape: of the whole tensor.
+        dtype: of its elements.
+        parts: which together are the tensor.
 
     Attributes:
         shape: of the whole tensor.
         dtype: of its elements.
     """
 
-    def __init__(self, name: str, indexed: IndexedTensor, files: _Files) -> None:
+    def __init__(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, parts: Sequence[Part]) -> None:
         self._name = name
-        self._indexed = indexed
-        self._files = files
-        self._whole: Tensor | None = None
-        self.shape = indexed.shape
-        self.dtype = DTYPES[indexed.dtype]
+        self._parts = parts
+        self.shape = shape
+        self.dtype = dtype
 
     @classmethod
     def of(cls, tensor: Tensor) -> StoredTensor:
         """A tensor in memory, or mapped from a file, as one that was stored whole."""
-        made = object.__new__(cls)
-        made._name = "tensor"
-        made._whole = tensor
-        made.shape = tuple(tensor.shape)
-        made.dtype = tensor.dtype
-        return made
-
-    def files(self, region: Region | None = None) -> set[str]:
-        """Return the names of the files that have elements of a region, of the whole tensor without one."""
-        if self._whole is not None:
-            return set()
-        wanted = region or Region.whole(self.shape)
-        return {place.file for place in self._indexed.chunks if place.region.intersect(wanted)}
+        shape = tuple(tensor.shape)
+        return cls("tensor", shape, tensor.dtype, [(Region.whole(shape), lambda: tensor)])
 
     def read(self, region: Region | None = None) -> Tensor:
         """Return a region of the tensor, on the CPU.
@@ -100,7 +63,7 @@ class StoredTensor:
             CheckpointError: the chunks don't have all of it.
         """
         wanted = region or Region.whole(self.shape)
-        for box, elements in self._parts():
+        for box, elements in self._parts:
             if box.intersect(wanted) == wanted:
                 return elements()[wanted.relative_to(box).slices()]
         made = torch.empty(wanted.sizes, dtype=self.dtype)
@@ -120,7 +83,7 @@ class StoredTensor:
         """
         assert tuple(target.shape) == region.sizes, f"{tuple(target.shape)} for {region}"
         copied = 0
-        for box, elements in self._parts():
+        for box, elements in self._parts:
             if (shared := box.intersect(region)) is not None:
                 source = elements()[shared.relative_to(box).slices()]
                 target[shared.relative_to(region).slices()].copy_(source)
@@ -129,15 +92,6 @@ class StoredTensor:
             raise CheckpointError(
                 f"the checkpoint has {copied:,} of {region.numel:,} elements of {self._name} in its files"
             )
-
-    def _parts(self) -> Iterator[tuple[Region, Callable[[], Tensor]]]:
-        """The regions of the parts, and functions that return their elements."""
-        whole = self._whole
-        if whole is not None:
-            yield Region.whole(self.shape), lambda: whole
-            return
-        for place in self._indexed.chunks:
-            yield place.region, partial(self._files.view, place, self.dtype)
 
 
 def open_index(path: Path, index: Mapping[str, IndexedTensor]) -> dict[str, StoredTensor]:
@@ -150,12 +104,42 @@ def open_index(path: Path, index: Mapping[str, IndexedTensor]) -> dict[str, Stor
     Raises:
         CheckpointError: it has elements of an unknown type.
     """
-    files = _Files(path)
-    if unknown := sorted({one.dtype for one in index.values()} - DTYPES.keys()):
+    names = {one.dtype for one in index.values()}
+    # not getattr, for which torch imports modules
+    dtypes = {name: dtype for name in names if isinstance(dtype := vars(torch).get(name), torch.dtype)}
+    if unknown := sorted(names - dtypes.keys()):
         raise CheckpointError(f"{path} has elements of types that this torch doesn't know: {listed(unknown)}")
+    mapped = cache(partial(_mapped, path))
     # tied weights have one place, and are one object here
-    stored = {one: StoredTensor(name, one, files) for name, one in reversed([*index.items()])}
+    stored = {}
+    for name, one in reversed([*index.items()]):
+        dtype = dtypes[one.dtype]
+        parts = [(place.region, partial(_elements, path, mapped, place, dtype)) for place in one.chunks]
+        stored[one] = StoredTensor(name, one.shape, dtype, parts)
     return {name: stored[one] for name, one in index.items()}
+
+
+def _elements(path: Path, mapped: Callable[[str], mmap.mmap], place: ChunkPlace, dtype: torch.dtype) -> Tensor:
+    """The elements of a chunk, in the file's mapping."""
+    memory = mapped(place.file)
+    if place.region.numel * dtype.itemsize + place.data_offset > len(memory):
+        raise CheckpointError(f"{path / place.file} is shorter than the index says")
+    flat = torch.frombuffer(memory, dtype=dtype, count=place.region.numel, offset=place.data_offset)
+    return flat.view(place.region.sizes)
+
+
+def _mapped(path: Path, name: str) -> mmap.mmap:
+    if "/" in name or name in ("", ".", ".."):
+        raise CheckpointError(f"{name!r} isn't a file of the checkpoint {path}")
+    try:
+        with (path / name).open("rb") as file:
+            # private, since torch warns of memory that can't be written, and nothing may reach the file; without
+            # reserve, since Linux otherwise refuses to map a file that is larger than the machine's memory
+            return mmap.mmap(
+                file.fileno(), 0, flags=mmap.MAP_PRIVATE | _NORESERVE, prot=mmap.PROT_READ | mmap.PROT_WRITE
+            )
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path / name} can't be read: {error}") from error
 
 
 LARGEST_INDEX_BYTES = 2**30
@@ -178,33 +162,39 @@ def read_parts(path: Path, content: Any) -> dict[str, Any]:
         tensors = open_index(path, decode_index(read_bytes(path / INDEX, at_most=LARGEST_INDEX_BYTES)))
     except OSError as error:
         raise CheckpointError(f"{path / INDEX} can't be read: {error.strerror}") from error
-    find = partial(_find, tensors, path)
+
+    def without_marker(value: Any) -> Any:
+        if not isinstance(value, Mapping) or value.keys() != {KEY}:
+            return value
+        if (name := value[KEY]) not in tensors:
+            raise CheckpointError(f"{path / INDEX} lacks the tensor {name}, to which state.pt refers")
+        return tensors[name]
+
     model: dict[str, Any] = {
         name.removeprefix(MODEL_PREFIX): tensor for name, tensor in tensors.items() if name.startswith(MODEL_PREFIX)
     }
     return {
         "model": model | content["model"],
-        "optimizer": without_markers(content["optimizer"], find),
-        "state": without_markers(content["state"], find),
+        "optimizer": _replaced(content["optimizer"], without_marker),
+        "state": _replaced(content["state"], without_marker),
     }
 
 
 def whole_tensors(value: Any) -> Any:
     """Return a tree of saved values in which each `StoredTensor` is read as a whole."""
-    if isinstance(value, StoredTensor):
-        return value.read()
+    return _replaced(value, lambda one: one.read() if isinstance(one, StoredTensor) else one)
+
+
+def _replaced(value: Any, replace: Callable[[Any], Any]) -> Any:
+    """Return a tree in which a function replaces values; those that it returns as they are it leaves in place."""
+    if (new := replace(value)) is not value:
+        return new
     if isinstance(value, Mapping):
-        return {key: whole_tensors(item) for key, item in value.items()}
+        return {key: _replaced(item, replace) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        found = [whole_tensors(item) for item in value]
-        return tuple(found) if isinstance(value, tuple) else found
+        items = [_replaced(item, replace) for item in value]
+        return tuple(items) if isinstance(value, tuple) else items
     return value
-
-
-def _find(tensors: dict[str, StoredTensor], path: Path, name: str) -> StoredTensor:
-    if name not in tensors:
-        raise CheckpointError(f"{path / INDEX} lacks the tensor {name}, to which state.pt refers")
-    return tensors[name]
 
 
 KEY = "stored tensor"
@@ -214,15 +204,3 @@ KEY = "stored tensor"
 def marker(name: str) -> dict[str, str]:
     """Return what stands for the tensor of this name in the checkpoint's index."""
     return {KEY: name}
-
-
-def without_markers(value: Any, find: Callable[[str], Any]) -> Any:
-    """Return a tree in which each marker is replaced by what ``find`` returns for its name."""
-    if isinstance(value, Mapping):
-        if value.keys() == {KEY}:
-            return find(value[KEY])
-        return {key: without_markers(item, find) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        found = [without_markers(item, find) for item in value]
-        return tuple(found) if isinstance(value, tuple) else found
-    return value

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, TensorSpec, serialize
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from hpctrain.checkpoint.host_memory import element_bytes
 from hpctrain.checkpoint.stored_tensor import StoredTensor
 from hpctrain.errors import CheckpointError
 from hpctrain.files import errors_naming, fsync_directory, write_atomic
@@ -68,7 +69,7 @@ class WeightStream:
             if given.dtype != read.dtype and torch.finfo(given.dtype).max < torch.finfo(read.dtype).max:
                 infinite = given.isinf()
                 self.overflows |= bool(infinite.any()) and bool((infinite & read.isfinite()).any())
-            yield _bytes(given)
+            yield element_bytes(given).numpy().data
             _let_go(read)
 
     def _regions(self) -> Iterator[Region]:
@@ -87,13 +88,6 @@ class WeightStream:
             offsets = tuple(first if each == axis else 0 for each in range(len(self.shape)))
             sizes = (*self.shape[:axis], min(rows, size - first), *self.shape[axis + 1 :])
             yield Region(offsets, sizes)
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    # a single element of a view may have any stride, and counts as contiguous
-    found: memoryview = flat.as_strided(flat.shape, (1,)).view(torch.uint8).numpy().data
-    return found
 
 
 def _let_go(tensor: Tensor) -> None:

@@ -72,15 +72,19 @@ def iterate_tensors(batch: Any) -> Iterator[Tensor]:
     """The tensors of a batch, in the order in which its containers hold them."""
     if isinstance(batch, Tensor):
         yield batch
-    elif isinstance(batch, Mapping):
-        for value in batch.values():
-            yield from iterate_tensors(value)
-    elif isinstance(batch, (tuple, list)):
-        for value in batch:
-            yield from iterate_tensors(value)
-    elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        for field in dataclasses.fields(batch):
-            yield from iterate_tensors(getattr(batch, field.name))
+    for value in _fields(batch):
+        yield from iterate_tensors(value)
+
+
+def _fields(batch: Any) -> Iterable[Any]:
+    """What a container holds; nothing of any other value."""
+    if isinstance(batch, Mapping):
+        return batch.values()
+    if isinstance(batch, (tuple, list)):
+        return batch
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        return [getattr(batch, field.name) for field in dataclasses.fields(batch)]
+    return ()
 
 
 def samples_in(batch: Any, num_asked: int, num_read: int) -> int:
@@ -102,18 +106,14 @@ def samples_in(batch: Any, num_asked: int, num_read: int) -> int:
 
 def _lengths(batch: Any, *, is_field: bool = False) -> Iterator[int]:
     """The lengths of a batch's tensors, arrays and lists; not of a list of fields, unless it is empty."""
-    fields: Iterable[Any] = ()
+    fields = _fields(batch)
     if isinstance(batch, (Tensor, np.ndarray)):
         if batch.ndim:
             yield len(batch)
-    elif isinstance(batch, Mapping):
-        fields = batch.values()
     elif isinstance(batch, (tuple, list)):
         if is_field or not batch:
             yield len(batch)
         fields = () if is_field and _is_of_samples(batch) else batch
-    elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        fields = [getattr(batch, field.name) for field in dataclasses.fields(batch)]
     for field in fields:
         yield from _lengths(field, is_field=True)
 

@@ -14,7 +14,6 @@ import os
 import resource
 import shutil
 import signal
-import sys
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -238,10 +237,9 @@ def init_worker(_worker_id: int) -> None:
     The rank stops after a step and needs its workers until then. They obey SIGTERM only if their own rank sends it,
     since PyTorch and multiprocessing use it to end a stuck worker.
     """
-    if sys.platform == "linux":
-        # prctl(2). PyTorch's own check leaves an orphan 5 s, in which it keeps the rank's sockets open, and with them
-        # the port of the next attempt's store.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # prctl(2). PyTorch's own check leaves an orphan 5 s, in which it keeps the rank's sockets open, and with them the
+    # port of the next attempt's store.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     rank = multiprocessing.parent_process()
     if multiprocessing.get_start_method() == "forkserver":
         # its parent is the server, which lives as long as it does
@@ -257,12 +255,8 @@ def init_worker(_worker_id: int) -> None:
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
-    if hasattr(signal, "sigwaitinfo"):
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-        threading.Thread(target=_obey_rank, name="sigterm", daemon=True).start()
-    else:  # macOS
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    threading.Thread(target=_obey_rank, name="sigterm", daemon=True).start()
 
 
 def _shorten_socket_folder() -> None:

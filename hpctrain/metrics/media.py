@@ -125,12 +125,8 @@ def capture(where: str, kind: Kind, content: Any, options: Mapping[str, Any]) ->
     """
     try:
         return _CAPTURES[kind](content, **options)
-    except _WrongError as wrong:
-        raise TaskError(f"{where}: {wrong}") from None
-
-
-class _WrongError(Exception):
-    """The content isn't of the medium's kind; the message says what was expected and what was found."""
+    except TaskError as error:
+        raise TaskError(f"{where}: {error}") from None
 
 
 def _copied(content: Any) -> HostArray:
@@ -139,7 +135,7 @@ def _copied(content: Any) -> HostArray:
     try:
         return HostArray(content)
     except (ValueError, TypeError, RuntimeError) as error:
-        raise _WrongError(
+        raise TaskError(
             f"expected a tensor, or what numpy.asarray takes, found a {type(content).__name__} ({error})"
         ) from None
 
@@ -147,12 +143,12 @@ def _copied(content: Any) -> HostArray:
 def _image(image: Any) -> Captured:
     copy = _copied(image)
     if not _has_image_shape(copy.shape):
-        raise _WrongError(
+        raise TaskError(
             "expected the shape [H, W], [C, H, W] or [H, W, C] with 1, 3 or 4 channels, or a batch of such images, "
             f"found {list(copy.shape)}"
         )
     if copy.dtype_kind != "f" and copy.dtype not in ("uint8", "bool"):
-        raise _WrongError(f"expected uint8, bool or floats from 0 to 1, found {copy.dtype}: convert it")
+        raise TaskError(f"expected uint8, bool or floats from 0 to 1, found {copy.dtype}: convert it")
     # Import Pillow before the encoding thread needs it: a loading process that is forked during its import, and imports
     # it as well, would wait forever. Not at the top, as it takes 40 ms with its formats (`preinit`).
     from PIL import Image
@@ -211,7 +207,7 @@ def _grid(pixels: Array) -> Array:
 
 def _figure(figure: Any) -> Captured:
     if not callable(getattr(figure, "savefig", None)):
-        raise _WrongError(f"expected a figure with a method savefig, found a {type(figure).__name__}")
+        raise TaskError(f"expected a figure with a method savefig, found a {type(figure).__name__}")
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png")
     data = drawn.getvalue()
@@ -220,7 +216,7 @@ def _figure(figure: Any) -> Captured:
 
 def _text(text: Any) -> Captured:
     if not isinstance(text, str):
-        raise _WrongError(f"expected a string, found a {type(text).__name__}")
+        raise TaskError(f"expected a string, found a {type(text).__name__}")
     data = text.encode(errors="replace")
     return Captured("text", len(data), lambda: data)
 
@@ -228,9 +224,9 @@ def _text(text: Any) -> Captured:
 def _histogram(values: Any, *, bins: int) -> Captured:
     copy = _copied(values)
     if copy.dtype_kind not in "biuf":
-        raise _WrongError(f"expected real numbers, found {copy.dtype}")
+        raise TaskError(f"expected real numbers, found {copy.dtype}")
     if not isinstance(bins, int) or bins < 1:
-        raise _WrongError(f"expected a positive number of bins, found {bins!r}")
+        raise TaskError(f"expected a positive number of bins, found {bins!r}")
     return Captured("histogram", copy.num_bytes, lambda: _counted(copy.values(), bins))
 
 
@@ -264,11 +260,11 @@ def _binned(flat: Array, bins: int) -> tuple[list[int], list[float]]:
 def _audio(audio: Any, *, sample_rate: int) -> Captured:
     copy = _copied(audio)
     if len(copy.shape) not in (1, 2) or 0 in copy.shape or (len(copy.shape) == 2 and copy.shape[0] > MOST_CHANNELS):
-        raise _WrongError(f"expected the shape [samples] or [channels, samples], found {list(copy.shape)}")
+        raise TaskError(f"expected the shape [samples] or [channels, samples], found {list(copy.shape)}")
     if copy.dtype_kind != "f" and copy.dtype != "int16":
-        raise _WrongError(f"expected int16 or floats from -1 to 1, found {copy.dtype}: convert it")
+        raise TaskError(f"expected int16 or floats from -1 to 1, found {copy.dtype}: convert it")
     if not isinstance(sample_rate, int) or sample_rate < 1:
-        raise _WrongError(f"expected a sample_rate in Hz, a positive integer, found {sample_rate!r}")
+        raise TaskError(f"expected a sample_rate in Hz, a positive integer, found {sample_rate!r}")
     return Captured("audio", copy.num_bytes, lambda: _wav(copy.values(), sample_rate))
 
 
@@ -293,7 +289,7 @@ def _table(rows: Iterable[Sequence[Any]], *, columns: Sequence[str]) -> Captured
         row = [_cell(value) for value in _items(values, "a list or tuple of values", f" in row {number}")]
         checked_rows.append(row)
         if len(row) != len(titles):
-            raise _WrongError(f"expected {len(titles)} values per row, found {len(row)} in row {number}")
+            raise TaskError(f"expected {len(titles)} values per row, found {len(row)} in row {number}")
     return Captured("table", 64 * len(titles) * (len(checked_rows) + 1), lambda: _split(titles, checked_rows))
 
 
@@ -302,13 +298,13 @@ def _items(values: Any, expected: str, where: str = "") -> Iterator[Any]:
     if not isinstance(values, str | bytes | Mapping):
         with suppress(TypeError):
             return iter(values)
-    raise _WrongError(f"expected {expected}, found a {type(values).__name__}{where}")
+    raise TaskError(f"expected {expected}, found a {type(values).__name__}{where}")
 
 
 def _cell(value: Any) -> Any:
     if isinstance(value, Tensor):
         if value.numel() != 1:
-            raise _WrongError(f"expected a tensor with one element in a row, found the shape {list(value.shape)}")
+            raise TaskError(f"expected a tensor with one element in a row, found the shape {list(value.shape)}")
         return HostArray(value.reshape(()))
     if value is None or isinstance(value, bool | str):
         return value

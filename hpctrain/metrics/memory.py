@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
+import psutil
 import torch
 
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-_STATM = Path("/proc/self/statm")
 _STATUS = Path("/proc/self/status")
 
 
@@ -24,16 +22,14 @@ class Memory:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device if device.type == "cuda" else None
+        self._process = psutil.Process()
 
     def used(self) -> int:
         """Bytes in use now: by tensors on a GPU, otherwise by the process without mapped files."""
         if self._device is not None:
             return torch.cuda.memory_allocated(self._device)
-        try:
-            _, resident, shared, *_ = _STATM.read_bytes().split()
-        except OSError:
-            return 0
-        return (int(resident) - int(shared)) * _PAGE
+        memory = self._process.memory_info()
+        return int(memory.rss - memory.shared)
 
     def peak(self) -> int:
         """Bytes in use at the peak: by tensors on a GPU, otherwise by the process with mapped files (proc(5))."""

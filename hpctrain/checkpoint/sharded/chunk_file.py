@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -26,9 +26,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from hpctrain.checkpoint.checksummed_file import UNCOPIED_FROM_BYTES, ChecksummedFile
-from hpctrain.checkpoint.stored_tensor import DTYPES
-from hpctrain.checkpoint.write import without_crc32
+from hpctrain.checkpoint.host_memory import element_bytes
+from hpctrain.checkpoint.write import UNCOPIED_FROM_BYTES, ChecksummedFile, without_crc32
 from hpctrain.run.checkpoint_manifest import ChunkPlace, IndexedTensor, Region
 
 
@@ -55,32 +54,20 @@ _LOCAL_HEADER = b"PK\x03\x04"
 _ELEMENTS = b"/data/0"
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenFile:
-    """A file that a rank has written.
+class WrittenFile(NamedTuple):
+    """A file that a rank has written, in plain values, for the message to rank zero.
 
     Attributes:
         name: of the file.
         bytes: its size.
         checksum: of its bytes.
-        places: name of the tensor and place, for each chunk with elements.
+        places: name of the tensor and `ChunkPlace.as_list`, for each chunk with elements.
     """
 
     name: str
     bytes: int
     checksum: str
-    places: tuple[tuple[str, ChunkPlace], ...]
-
-    def to_message(self) -> dict[str, Any]:
-        """The description for another rank, in plain values."""
-        places = [[name, place.as_list()] for name, place in self.places]
-        return {"name": self.name, "bytes": self.bytes, "checksum": self.checksum, "places": places}
-
-    @classmethod
-    def from_message(cls, message: Any) -> WrittenFile:
-        """Read a result of `to_message`."""
-        places = tuple((str(name), ChunkPlace.from_list(place)) for name, place in message["places"])
-        return cls(str(message["name"]), int(message["bytes"]), str(message["checksum"]), places)
+    places: list[tuple[str, list[Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,26 +129,22 @@ def write_chunks(path: Path, chunks: Sequence[Chunk]) -> WrittenFile:
     Raises:
         OSError: the file can't be written.
     """
-    file = ChecksummedFile(path)
-    try:
-        with without_crc32():
-            places = [(chunk.name, _write(file, path.name, chunk)) for chunk in chunks if chunk.region.numel]
-    finally:
-        file.close()
-    return WrittenFile(path.name, file.bytes, file.checksum, tuple(places))
+    with ChecksummedFile(path) as file, without_crc32():
+        places = [(chunk.name, _write(file, path.name, chunk).as_list()) for chunk in chunks if chunk.region.numel]
+    return WrittenFile(path.name, file.bytes, file.checksum, places)
 
 
 def _write(file: ChecksummedFile, name: str, chunk: Chunk) -> ChunkPlace:
     assert tuple(chunk.tensor.shape) == chunk.region.sizes, f"{tuple(chunk.tensor.shape)} for {chunk.region}"
-    tensor = chunk.tensor.detach().resolve_conj().resolve_neg().contiguous()
-    envelope = _envelope(tensor.dtype, tuple(tensor.shape))
+    tensor = chunk.tensor
+    envelope = _envelope(tensor.dtype, chunk.region.sizes)
     # where the elements begin at a page, they are written without a copy
     align_to, before = (mmap.PAGESIZE, len(envelope.before)) if tensor.nbytes >= UNCOPIED_FROM_BYTES else (ALIGNMENT, 0)
     file.write(bytes(-(file.bytes + before) % align_to))
     offset = file.bytes
     file.write(envelope.before)
     data_offset = file.bytes
-    file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    file.write(element_bytes(tensor).numpy().data)
     file.write(envelope.after)
     return ChunkPlace(chunk.region, name, offset, file.bytes - offset, data_offset)
 
@@ -177,7 +160,7 @@ def encode_metadata(tensors: Mapping[str, IndexedTensor], paths: Mapping[str, tu
     stored: dict[MetadataIndex, _StorageInfo] = {}
     for name, tensor in tensors.items():
         chunks = [_chunk(place.region) for place in tensor.chunks]
-        properties = TensorProperties(dtype=DTYPES[tensor.dtype])
+        properties = TensorProperties(dtype=getattr(torch, tensor.dtype))
         described[name] = TensorStorageMetadata(properties, torch.Size(tensor.shape), chunks)
         for number, place in enumerate(tensor.chunks):
             index = MetadataIndex(name, place.region.offsets, number)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hpctrain.checkpoint.host_memory import element_bytes
 from hpctrain.checkpoint.sharded.chunk_file import Chunk
 
 PREFIX = "sum128:"
@@ -41,10 +42,9 @@ def partial_sums(chunk: Chunk) -> tuple[int, int]:
     Args:
         chunk: of any dense dtype of 1, 2, 4, 8 or 16 bytes.
     """
-    tensor = chunk.tensor.detach().resolve_conj().resolve_neg().contiguous()
-    if not tensor.numel():
+    if not chunk.tensor.numel():
         return 0, 0
-    words = _as_words(tensor)
+    words = _as_words(chunk.tensor)
     offsets = (*chunk.region.offsets, *(0,) * (words.ndim - len(chunk.region.offsets)))
     # blocks of rows have the keys of their columns in common
     first, second = _sums(words, offsets, 0, lru_cache(words.ndim + _REMEMBERED)(_keys))
@@ -71,8 +71,7 @@ def _as_words(tensor: torch.Tensor) -> Any:
     """View the elements as unsigned integers; those of 8 and 16 bytes as several, in a dimension of their own."""
     size = tensor.element_size()
     shape = tuple(tensor.shape) or (1,)
-    # not reshape, which keeps the stride of a single element, whatever it is
-    flat: np.ndarray[Any, Any] = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
+    flat: np.ndarray[Any, Any] = element_bytes(tensor).numpy()
     if size in _WORDS:
         return flat.view(_WORDS[size]).reshape(shape)
     # a word of eight bytes would hide its sign: 2^63 times any odd key is 2^63, and two changed signs would cancel out

@@ -9,13 +9,20 @@ from functools import cached_property
 from itertools import chain
 from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor
 
 from hpctrain.checkpoint.host_memory import HostCopy
 from hpctrain.checkpoint.page_locked import PageLockedMemory
 from hpctrain.checkpoint.sharded.chunk_file import Chunk
-from hpctrain.checkpoint.state import NAMED, LiveState, PlainNames, Snapshot, names_by_id, parameter_names, tensors_in
+from hpctrain.checkpoint.state import (
+    NAMED,
+    LiveState,
+    PlainNames,
+    Snapshot,
+    parameter_names,
+    placed_tensors,
+    tensors_in,
+)
 from hpctrain.checkpoint.stored_tensor import marker
 from hpctrain.errors import CheckpointError
 from hpctrain.parallel.local_part import is_dtensor, local_part
@@ -162,13 +169,6 @@ class LiveShards(LiveState):
         return PlainNames(self.model)
 
     @cached_property
-    def _names(self) -> dict[int, str]:
-        return names_by_id(self.model)
-
-    def _parameter_names(self, optimizer: torch.optim.Optimizer) -> list[list[str]]:
-        return parameter_names(self.model, optimizer, names=self._names)
-
-    @cached_property
     def _weights(self) -> Mapping[str, Any]:
         found: Mapping[str, Any] = self.model.state_dict()
         return found
@@ -241,7 +241,7 @@ class LiveShards(LiveState):
         several = isinstance(self.optimizer, Mapping)
         optimizers = self.optimizer if isinstance(self.optimizer, Mapping) else {"": self.optimizer}
         for name, optimizer in optimizers.items():
-            names = [each for group in self._parameter_names(optimizer) for each in group]
+            names = [each for group in parameter_names(self._names, optimizer) for each in group]
             for index, state in optimizer.state_dict()["state"].items():
                 own = names[index] if isinstance(index, int) and index < len(names) else ""
                 found.append((("optimizer", *((name,) if several else ()), "state", own or str(index)), state))
@@ -270,14 +270,9 @@ class LiveShards(LiveState):
         return marked(saved)
 
 
-def _sharded_in(value: object, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
+def _sharded_in(value: object) -> Iterator[tuple[Path, Tensor]]:
     """Yield the DTensors in a tree, with their places."""
-    if isinstance(value, Tensor):
-        if is_dtensor(value):
-            yield path, value
-    else:
-        for key, item in _items(value):
-            yield from _sharded_in(item, (*path, str(key)))
+    return ((path, tensor) for path, tensor in placed_tensors(value) if is_dtensor(tensor))
 
 
 def _marked(value: Any, path: Path, *, leave_out: Iterable[str] = ()) -> Any:
@@ -296,11 +291,3 @@ def _marked(value: Any, path: Path, *, leave_out: Iterable[str] = ()) -> Any:
         marked = [_marked(item, (*path, str(index))) for index, item in enumerate(value)]
         return tuple(marked) if isinstance(value, tuple) else marked
     return value
-
-
-def _items(value: object) -> Iterable[tuple[object, object]]:
-    if isinstance(value, Mapping):
-        return value.items()
-    if isinstance(value, list | tuple):
-        return enumerate(value)
-    return ()

@@ -9,14 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hpctrain.checkpoint.checksummed_file import ChecksummedFile
 from hpctrain.checkpoint.saver import CheckpointSaver
 from hpctrain.checkpoint.sharded.chunk_file import WrittenFile, encode_metadata, write_chunks
 from hpctrain.checkpoint.sharded.digest import MODULUS, combined, partial_sums
 from hpctrain.checkpoint.sharded.live_shards import KnownParts, LiveShards, ShardedSnapshot
 from hpctrain.checkpoint.state import NAMED
 from hpctrain.checkpoint.stored_tensor import MODEL_PREFIX
-from hpctrain.checkpoint.write import publish, unpublished, without_crc32, write_manifest, write_part
+from hpctrain.checkpoint.write import publish, unpublished, without_crc32, write_bytes, write_manifest, write_part
 from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.errors import CheckpointError
 from hpctrain.parallel.mesh import TrainingWorld
@@ -33,6 +32,8 @@ from hpctrain.run.checkpoint_manifest import (
 )
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Claim
+
+log = logging.getLogger("hpctrain.checkpoint")
 
 
 class ShardedWriter:
@@ -139,7 +140,7 @@ class ShardedWriter:
                 if (own := chunks[number :: self._num_files])
             ]
             return {
-                "files": [each.result().to_message() for each in files],
+                "files": [each.result() for each in files],
                 "shapes": {
                     chunk.name: [list(chunk.shape), str(chunk.tensor.dtype).removeprefix("torch.")] for chunk in chunks
                 },
@@ -151,7 +152,7 @@ class ShardedWriter:
 
     def _finish(self, snapshot: ShardedSnapshot, path: Path, gathered: list[Any]) -> None:
         """Write on rank zero what describes the parts of all ranks."""
-        written = [WrittenFile.from_message(each) for own in gathered for each in own["files"]]
+        written = [WrittenFile(*each) for own in gathered for each in own["files"]]
         shapes = {name: found for own in gathered for name, found in own["shapes"].items()}
         tensors = _index(shapes, written)
         paths = {name: tuple(place) for own in gathered for name, place in own["paths"].items()}
@@ -169,8 +170,8 @@ class ShardedWriter:
         with without_crc32():
             content = {"optimizer": optimizer, "state": snapshot.state, "model": dict(snapshot.extra_state)}
             files[STATE] = write_part(path / STATE, content)
-        files[INDEX] = _write_bytes(path / INDEX, encode_index(tensors))
-        files[METADATA] = _write_bytes(path / METADATA, encode_metadata(tensors, paths))
+        files[INDEX] = write_bytes(path / INDEX, encode_index(tensors))
+        files[METADATA] = write_bytes(path / METADATA, encode_metadata(tensors, paths))
         digest = combined(
             {
                 name.removeprefix(MODEL_PREFIX): (tensor.shape, tensor.dtype, lanes.get(name, (0, 0)))
@@ -188,7 +189,7 @@ def _index(shapes: Mapping[str, Any], written: Sequence[WrittenFile]) -> dict[st
     places: dict[str, list[ChunkPlace]] = {name: [] for name in sorted(shapes)}
     for each in written:
         for name, place in each.places:
-            places[name].append(place)
+            places[name].append(ChunkPlace.from_list(place))
     return {
         name: IndexedTensor(tuple(shapes[name][0]), shapes[name][1], tuple(sorted(found, key=_begin)))
         for name, found in places.items()
@@ -219,18 +220,6 @@ def _added_up(sums: Iterable[Mapping[str, Sequence[int | str]]]) -> dict[str, tu
 
 def _begin(place: ChunkPlace) -> tuple[int, ...]:
     return place.region.offsets
-
-
-def _write_bytes(path: Path, data: bytes) -> dict[str, Any]:
-    file = ChecksummedFile(path)
-    try:
-        file.write(data)
-    finally:
-        file.close()
-    return {"bytes": file.bytes, "checksum": file.checksum}
-
-
-log = logging.getLogger("hpctrain.checkpoint")
 
 
 class ShardedSaver(CheckpointSaver):

@@ -10,7 +10,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpctrain.checkpoint.checksummed_file import ChecksummedFile
+from hpctrain.checkpoint.write import ChecksummedFile
 
 BLOCK = 4 << 20
 

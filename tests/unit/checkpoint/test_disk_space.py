@@ -9,7 +9,7 @@ import pytest
 from fakes import manifest
 from full_disk import small_disk
 
-from hpctrain.checkpoint.disk_space import (
+from hpctrain.checkpoint.retention import (
     KEEP_FEWER,
     Removable,
     after_full,

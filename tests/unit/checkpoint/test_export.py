@@ -21,7 +21,7 @@ from hpctrain.checkpoint.state import Head, LiveState
 from hpctrain.checkpoint.stored_tensor import open_index
 from hpctrain.checkpoint.warm_start import read_weights
 from hpctrain.errors import CheckpointError
-from hpctrain.run.checkpoint_manifest import IndexedTensor, Region
+from hpctrain.run.checkpoint_manifest import ChunkPlace, IndexedTensor, Region
 
 HEAD = Head(step=1, samples_seen=8, world_size=1, config_digest="c0")
 
@@ -192,7 +192,7 @@ def sharded(tmp_path):
             name: IndexedTensor(
                 tuple(tensor.shape),
                 str(tensor.dtype).removeprefix("torch."),
-                tuple(place for each in written for own, place in each.places if own == name),
+                tuple(ChunkPlace.from_list(place) for each in written for own, place in each.places if own == name),
             )
             for name, tensor in tensors.items()
         }

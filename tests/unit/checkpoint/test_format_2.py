@@ -14,7 +14,15 @@ import torch
 from hpctrain.checkpoint.sharded.chunk_file import Chunk, encode_metadata, write_chunks
 from hpctrain.checkpoint.sharded.digest import MODULUS, combined, partial_sums
 from hpctrain.checkpoint.write import write_manifest
-from hpctrain.run.checkpoint_manifest import INDEX, MANIFEST, SHARDED_VERSION, IndexedTensor, Region, encode_index
+from hpctrain.run.checkpoint_manifest import (
+    INDEX,
+    MANIFEST,
+    SHARDED_VERSION,
+    ChunkPlace,
+    IndexedTensor,
+    Region,
+    encode_index,
+)
 
 PAGE = (Path(__file__).parents[3] / "docs/reference/checkpoint_format.md").read_text()
 VERSION_2 = PAGE.partition("## Version 2")[2].partition("## How it is written")[0]
@@ -65,7 +73,7 @@ def saved(tensors, tmp_path_factory):
         name: IndexedTensor(
             tuple(tensor.shape),
             str(tensor.dtype).removeprefix("torch."),
-            tuple(place for own, place in places if own == name),
+            tuple(ChunkPlace.from_list(place) for own, place in places if own == name),
         )
         for name, tensor in tensors.items()
     }

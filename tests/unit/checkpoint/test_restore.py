@@ -8,7 +8,7 @@ from torch import nn
 
 from hpctrain.checkpoint.restore import restore_model
 from hpctrain.checkpoint.restore import restore_optimizer as restore_named
-from hpctrain.checkpoint.state import Head, LiveState, buffer_kinds, changed_buffers, parameter_names
+from hpctrain.checkpoint.state import Head, LiveState, buffer_kinds, changed_buffers, names_by_id, parameter_names
 from hpctrain.errors import CheckpointError
 
 HEAD = Head(step=3, samples_seen=24, world_size=1, config_digest="c0")
@@ -18,7 +18,7 @@ def restore_optimizer(optimizer, snapshot, model, changed=()):
     restore_named(
         optimizer,
         snapshot.optimizer,
-        names=parameter_names(model, optimizer),
+        names=parameter_names(names_by_id(model), optimizer),
         saved_names=snapshot.state["parameters"],
         changed=changed,
     )

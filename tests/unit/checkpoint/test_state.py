@@ -10,7 +10,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from hpctrain.checkpoint.page_locked import PageLockedMemory
 from hpctrain.checkpoint.rng import rng_state
-from hpctrain.checkpoint.state import Head, LiveState, PlainNames, parameter_names, weights_digest
+from hpctrain.checkpoint.state import Head, LiveState, PlainNames, names_by_id, parameter_names, weights_digest
 from hpctrain.errors import CheckpointError
 
 HEAD = Head(step=3, samples_seen=24, world_size=2, config_digest="c0")
@@ -164,7 +164,7 @@ def test_what_an_optimizer_trains_is_named_by_group():
     foreign = nn.Parameter(torch.zeros(1))
     weights = [parameter for name, parameter in model.named_parameters() if name.endswith("weight")]
     optimizer = torch.optim.SGD([{"params": weights[1:]}, {"params": [foreign, weights[0]]}])
-    assert parameter_names(model, optimizer) == [["inner.weight"], ["", "module.weight"]]
+    assert parameter_names(names_by_id(model), optimizer) == [["inner.weight"], ["", "module.weight"]]
 
 
 def test_the_digest_is_the_documented_one():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hpctrain.checkpoint.sharded.chunk_file import Chunk, write_chunks
-from hpctrain.run.checkpoint_manifest import IndexedTensor, Region
+from hpctrain.run.checkpoint_manifest import ChunkPlace, IndexedTensor, Region
 
 
 def _values(shape, dtype="float32", seed=0):
@@ -30,7 +30,9 @@ def _cut(name, tensor, *edges):
 def _indexed(written, chunks):
     forms = {chunk.name: (chunk.shape, str(chunk.tensor.dtype).removeprefix("torch.")) for chunk in chunks}
     return {
-        name: IndexedTensor(*form, tuple(place for each in written for own, place in each.places if own == name))
+        name: IndexedTensor(
+            *form, tuple(ChunkPlace.from_list(place) for each in written for own, place in each.places if own == name)
+        )
         for name, form in forms.items()
     }
 
