@@ -103,8 +103,10 @@ class SaveComparison:
         self.differing += differing
         self.equal += len(names) - len(differing)
         self.tensors = (self.tensors[0] + len(one.tensors), self.tensors[1] + len(other.tensors))
-        numbers = dict.fromkeys([*one.numbers, *other.numbers])
-        self.numbers += [f"{prefix}{name}" for name in numbers if _text(one, name) != _text(other, name)]
+        for name in dict.fromkeys([*one.numbers, *other.numbers]):
+            # as text, which is exact, because NaN isn't equal to itself
+            if repr(one.numbers.get(name)) != repr(other.numbers.get(name)):
+                self.numbers.append(f"{prefix}{name}")
 
 
 def compare_saves(one: Path, other: Path) -> SaveComparison:
@@ -155,11 +157,6 @@ def _largest(one: torch.Tensor, other: torch.Tensor) -> tuple[float, float]:
     difference = torch.where(same, 0.0, (one - other).abs()).nan_to_num(nan=math.inf, posinf=math.inf)
     magnitude = torch.maximum(one.abs(), other.abs()).nan_to_num(nan=0.0, posinf=0.0)
     return float(difference.max()), float(magnitude.max())
-
-
-def _text(saved: SavedTensors, name: str) -> str:
-    # as text, which is exact, because NaN isn't equal to itself
-    return repr(saved.numbers.get(name))
 
 
 def main(arguments: list[str]) -> None:

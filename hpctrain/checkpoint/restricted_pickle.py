@@ -143,10 +143,6 @@ class RestrictedUnpickler(pickle._Unpickler):
         arguments = self.stack.pop()
         self.stack[-1] = _call(self.stack[-1], arguments)
 
-    def _new(self) -> None:
-        arguments = self.stack.pop()
-        self.stack[-1] = _call(self.stack[-1], arguments)
-
     def _new_with_options(self) -> None:
         options = self.stack.pop()
         arguments = self.stack.pop()
@@ -166,7 +162,7 @@ class RestrictedUnpickler(pickle._Unpickler):
         self.append(bytearray(self.read(size)))
 
     dispatch[pickle.REDUCE[0]] = _reduce
-    dispatch[pickle.NEWOBJ[0]] = _new
+    dispatch[pickle.NEWOBJ[0]] = _reduce
     dispatch[pickle.NEWOBJ_EX[0]] = _new_with_options
     dispatch[pickle.BUILD[0]] = _build
     dispatch[pickle.BYTEARRAY8[0]] = _read_bytearray

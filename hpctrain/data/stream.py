@@ -225,13 +225,6 @@ class StreamReader:
         if isinstance(self._stream, SeekableStream):
             samples = iter(self._stream.read_from(number, position - begin))
             return Pass(number, begin, position, self._stream, samples)
-        if position - begin > TOLERATED_REPLAY:
-            self._warn_once(
-                "%s can't seek: %d samples are read and discarded to reach the position of the run; a method "
-                "read_from(epoch, position), or state_dict and load_state_dict, avoid that",
-                self._name,
-                position - begin,
-            )
         stream = self._stream_of(number)
         return Pass(number, begin, begin, stream, iter(stream))
 
