@@ -23,7 +23,7 @@ from hpctrain.files import TEMPORARY_PREFIX, fsync_directory, read_json_or_empty
 from hpctrain.phrases import all_of, counted, listed, scaled
 from hpctrain.run.checkpoint_manifest import MANIFEST, is_known_name, read_manifest
 from hpctrain.run.checkpoints import CheckpointInfo, find_damage, list_checkpoints
-from hpctrain.run.directory import SET_ASIDE, RunDirectory
+from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import best_steps
 from hpctrain.run.file_system import FULL, FileSystem, limit_met
 from hpctrain.run.ledger import Claim, Ledger
@@ -150,7 +150,7 @@ def remove_checkpoint(path: Path) -> None:
     if not only_ours(path):
         log.warning("keeping %s: it contains files that hpctrain did not write", path)
         return
-    _remove(path, path.name)
+    _remove(path)
 
 
 def move_aside(path: Path) -> Path:
@@ -167,9 +167,7 @@ def discard_replaced(aside: Path) -> None:
         OSError: a file can't be removed.
     """
     if only_ours(aside):
-        name = _LEFTOVER.fullmatch(aside.name)
-        assert name is not None
-        _remove(aside, name["name"])
+        _remove(aside)
         return
     kept = aside.with_name(aside.name.removeprefix(TEMPORARY_PREFIX))
     aside.rename(kept)
@@ -233,14 +231,14 @@ def remove_leftovers(directory: RunDirectory) -> list[str]:
 def _remove_set_aside(path: Path) -> None:
     # the manifest may be what is damaged: then the names of the files show that there is nothing of a user's
     if only_ours(path) or all(is_known_name(entry.name) for entry in path.iterdir()):
-        found = SET_ASIDE.fullmatch(path.name)
-        assert found is not None
-        _remove(path, f"step_{found['step']}")
+        _remove(path)
 
 
-def _remove(path: Path, name: str) -> None:
-    # renamed first: after a crash, the rest must not look like a checkpoint
-    condemned = temporary_name(path.with_name(_REMOVED + name))
+def _remove(path: Path) -> None:
+    """Remove a checkpoint, under whatever name it is, so that nobody takes the rest for one after a crash."""
+    step = re.search(r"step_\d+", path.name)
+    assert step is not None, path
+    condemned = temporary_name(path.with_name(_REMOVED + step[0]))
     path.rename(condemned)
     fsync_directory(path.parent)
     shutil.rmtree(condemned)

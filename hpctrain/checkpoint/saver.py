@@ -262,7 +262,7 @@ class CheckpointSaver:
         return self._buffers
 
     def _write(self, snapshot: Snapshot, retain: bool) -> None:
-        if self._is_first:
+        if self._leads and self._is_first:
             self._is_first = False
             self._warn_of_shortage(snapshot)
         try:

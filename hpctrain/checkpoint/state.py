@@ -221,14 +221,16 @@ class LiveState:
             CheckpointError: a value can't be stored in a checkpoint; the message names its place.
         """
         copy = HostCopy(everything=copied, page_locked=page_locked)
-        kept = into or Snapshot(model={}, optimizer={}, state={})
-        snapshot = Snapshot(
+        snapshot = self._snapshot(copy, into or Snapshot(model={}, optimizer={}, state={}))
+        copy.finish()
+        return snapshot
+
+    def _snapshot(self, copy: HostCopy, kept: Snapshot) -> Snapshot:
+        return Snapshot(
             model=_named_tensors(self.model, copy, kept.model),
             optimizer=copy.of(self._optimizer_state(), kept.optimizer, "optimizer"),
             state=copy.of(self._other_state(), kept.state, "state"),
         )
-        copy.finish()
-        return snapshot
 
     def _tensors(self) -> Iterator[Tensor]:
         return tensors_in((self.model.state_dict(), self._optimizer_state(), self.extra))

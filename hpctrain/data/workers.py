@@ -324,7 +324,7 @@ def load_in_workers(
         HpctrainError: a worker can't send its batches to this process.
         TaskError: a batch can't be sent, because Python can't pickle it.
     """
-    loader = _Loader(
+    loader: DataLoader[Any] = DataLoader(
         dataset,
         batch_size=None,
         sampler=requests,
@@ -336,26 +336,16 @@ def load_in_workers(
         generator=torch.Generator(),
         multiprocessing_context=CONTEXTS[multiprocessing.get_start_method()](),
     )
-    loader.loading = loading
+    loader.check_worker_number_rationality()
     with signals_blocked(SIGNALS):  # in the workers, until `init_worker` has run there
-        return iter(loader)
-
-
-class _Loader(DataLoader[Any]):
-    """Loads as PyTorch's class does; a stop ends the wait for a batch."""
-
-    loading: LoadingStop | None
-
-    def _get_iterator(self) -> _MultiProcessingDataLoaderIter:
-        self.check_worker_number_rationality()
-        return _Batches(self)
+        return _Batches(loader, loading)
 
 
 class _Batches(_MultiProcessingDataLoaderIter):
-    """The batches of a `_Loader`."""
+    """Fetches as PyTorch's class does; a stop ends the wait for a batch."""
 
-    def __init__(self, loader: _Loader) -> None:
-        self._loading = loader.loading
+    def __init__(self, loader: DataLoader[Any], loading: LoadingStop | None) -> None:
+        self._loading = loading
         super().__init__(loader)
 
     def _get_data(self) -> Any:

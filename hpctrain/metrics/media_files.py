@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -216,66 +216,44 @@ class MediaWriter:
     def __init__(self, files: MediaFiles, receivers: Sequence[Callable[[Medium], None]] = ()) -> None:
         self._files = files
         self._receivers = receivers
-        self._queue: deque[tuple[int, float, str, Captured]] = deque()
-        self._changed = threading.Condition()
-        self._queued_bytes = 0
-        self._ends = False
-        self._thread: threading.Thread | None = None
+        self._thread = ThreadPoolExecutor(1, "media")
+        # since the last flush, each with its bytes
+        self._queued: deque[tuple[Future[None], int]] = deque()
 
     def put(self, step: int, name: str, captured: Captured) -> None:
-        """Queue a medium.
+        """Queue a medium; wait until there is room for it.
 
         Args:
             step: to which it belongs.
             name: as logged, such as `eval/samples`.
             captured: its content.
         """
-        with self._changed:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="media", daemon=True)
-                self._thread.start()
-            self._changed.wait_for(lambda: self._has_room(captured))
-            self._queue.append((step, time.time(), name, captured))
-            self._queued_bytes += captured.num_bytes
-            self._changed.notify_all()
+        while self._queued and (self._queued[0][0].done() or not self._has_room(captured)):
+            self._queued.popleft()[0].result()
+        written = self._thread.submit(self._write, step, time.time(), name, captured)
+        self._queued.append((written, captured.num_bytes))
 
     def flush(self) -> None:
         """Wait until all media are written and durable; a failure of the file system is a warning."""
-        if self._thread is not None:
-            with self._changed:
-                self._changed.wait_for(lambda: not self._queue)
+        if self._queued:
+            wait(written for written, _ in self._queued)
+            self._queued.clear()
             self._files.sync()
 
     def close(self) -> None:
         """Write what is queued, and end the thread."""
-        with self._changed:
-            self._ends = True
-            self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join()
+        self._thread.shutdown()
         self._files.close()
 
     def _has_room(self, captured: Captured) -> bool:
-        if not self._queue:
-            return True
-        return len(self._queue) < MAX_QUEUED and self._queued_bytes + captured.num_bytes <= MAX_QUEUED_BYTES
+        queued_bytes = sum(num_bytes for _, num_bytes in self._queued)
+        return len(self._queued) < MAX_QUEUED and queued_bytes + captured.num_bytes <= MAX_QUEUED_BYTES
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._queue or self._ends)
-                if not self._queue:
-                    return
-                step, logged_at, name, captured = self._queue[0]
-            try:
-                medium = Medium(step, logged_at, name, captured.kind, captured.encode())
-                self._files.write(medium)
-                for receive in self._receivers:
-                    receive(medium)
-            except Exception:  # a medium isn't worth a run
-                logger.warning("%s of step %d could not be written", name, step, exc_info=True)
-            with self._changed:
-                # taken from the queue only now: `flush` waits until it is written
-                self._queue.popleft()
-                self._queued_bytes -= captured.num_bytes
-                self._changed.notify_all()
+    def _write(self, step: int, logged_at: float, name: str, captured: Captured) -> None:
+        try:
+            medium = Medium(step, logged_at, name, captured.kind, captured.encode())
+            self._files.write(medium)
+            for receive in self._receivers:
+                receive(medium)
+        except Exception:  # a medium isn't worth a run
+            logger.warning("%s of step %d could not be written", name, step, exc_info=True)

@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from hpctrain.checkpoint.host_memory import HostCopy
-from hpctrain.checkpoint.page_locked import PageLockedMemory
 from hpctrain.checkpoint.sharded.chunk_file import Chunk
 from hpctrain.checkpoint.state import (
     NAMED,
@@ -112,27 +111,13 @@ class LiveShards(LiveState):
     copies: frozenset[str] = frozenset()
     known: KnownParts = field(default_factory=dict, repr=False, compare=False)
 
-    def capture(
-        self, into: Snapshot | None = None, *, copied: bool = True, page_locked: PageLockedMemory | None = None
-    ) -> ShardedSnapshot:
-        """Copy what this rank writes, and return when training may continue; not collective.
-
-        Args:
-            into: an earlier snapshot of this rank, whose buffers are overwritten.
-            copied: whether to copy tensors in host memory.
-            page_locked: memory for the copies from a GPU; None for ordinary memory.
-
-        Raises:
-            CheckpointError: a value can't be stored in a checkpoint; the message names its place.
-        """
-        copy = HostCopy(everything=copied, page_locked=page_locked)
-        kept = into or Snapshot(model={}, optimizer={}, state={})
+    def _snapshot(self, copy: HostCopy, kept: Snapshot) -> ShardedSnapshot:
         parts, tensors = {}, {}
         for part, tensor in self._parts():
             key = part.key
             parts[key], tensors[key] = part, copy.of(tensor, kept.model.get(key), key)
         optimizer, state, extra_state = self._trees()
-        snapshot = ShardedSnapshot(
+        return ShardedSnapshot(
             model=tensors,
             optimizer=copy.of(optimizer, kept.optimizer, "optimizer"),
             state=copy.of(state, kept.state, "state"),
@@ -140,8 +125,6 @@ class LiveShards(LiveState):
             ties=self._ties,
             extra_state=copy.of(extra_state, None, "model"),
         )
-        copy.finish()
-        return snapshot
 
     def _tensors(self) -> Iterator[Tensor]:
         yield from (tensor for _, tensor in self._parts())

@@ -281,12 +281,9 @@ class ShardedSaver(CheckpointSaver):
             return error
 
     def _write(self, snapshot: Any, retain: bool) -> None:
-        if self._leads:
-            super()._write(snapshot, retain)
-            return
         try:
-            self._writer.write(snapshot)
+            super()._write(snapshot, retain and self._leads)
         except Exception as error:
+            if self._leads:
+                raise
             log.debug("rank zero reports why the save failed: %s", error)
-        finally:
-            self._longest_s = max(self._longest_s, self._clock() - self._began_at)
