@@ -102,7 +102,9 @@ class Retention:
                     self._damage.pop(step, None)
                 for path in self._directory.set_aside()[:-SET_ASIDE_KEPT]:
                     self._claim.require_ownership()
-                    _remove_set_aside(path)
+                    # the manifest may be what is damaged: then the names of the files show that none is a user's
+                    if only_ours(path) or all(is_known_name(entry.name) for entry in path.iterdir()):
+                        _remove(path)
             except OSError as error:
                 log.warning("old checkpoints can't be removed: %s", error)
 
@@ -226,12 +228,6 @@ def remove_leftovers(directory: RunDirectory) -> list[str]:
             continue
         done.append(path.name)
     return done
-
-
-def _remove_set_aside(path: Path) -> None:
-    # the manifest may be what is damaged: then the names of the files show that there is nothing of a user's
-    if only_ours(path) or all(is_known_name(entry.name) for entry in path.iterdir()):
-        _remove(path)
 
 
 def _remove(path: Path) -> None:

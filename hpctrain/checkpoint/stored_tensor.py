@@ -186,7 +186,7 @@ def whole_tensors(value: Any) -> Any:
 
 
 def _replaced(value: Any, replace: Callable[[Any], Any]) -> Any:
-    """Return a tree in which a function replaces values; those that it returns as they are it leaves in place."""
+    """Return a tree with what a function returns for each value; where that is the value itself, look inside it."""
     if (new := replace(value)) is not value:
         return new
     if isinstance(value, Mapping):

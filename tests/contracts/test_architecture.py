@@ -16,7 +16,7 @@ HOP = re.compile(r"^\d+\. (?P<start>\*in a new process\* )?`(?P<path>[a-z_.]+(?:
 MODULES = {
     "From nodes=4 to a rank": 16,
     "From a rank to its last step": 11,
-    "A checkpoint to the disk and back": 12,
+    "A checkpoint to the disk and back": 11,
     "A preemption to a requeue": 15,
 }
 """How many modules each walk may pass: what a reader has to open to follow it."""

@@ -159,7 +159,8 @@ def encode_metadata(tensors: Mapping[str, IndexedTensor], paths: Mapping[str, tu
     described: dict[str, STORAGE_TYPES] = {}
     stored: dict[MetadataIndex, _StorageInfo] = {}
     for name, tensor in tensors.items():
-        chunks = [_chunk(place.region) for place in tensor.chunks]
+        regions = [place.region for place in tensor.chunks]
+        chunks = [ChunkStorageMetadata(torch.Size(region.offsets), torch.Size(region.sizes)) for region in regions]
         properties = TensorProperties(dtype=getattr(torch, tensor.dtype))
         described[name] = TensorStorageMetadata(properties, torch.Size(tensor.shape), chunks)
         for number, place in enumerate(tensor.chunks):
@@ -169,7 +170,3 @@ def encode_metadata(tensors: Mapping[str, IndexedTensor], paths: Mapping[str, tu
         state_dict_metadata=described, planner_data=dict(paths), storage_data=stored, version=CURRENT_DCP_VERSION
     )
     return pickle.dumps(metadata)
-
-
-def _chunk(region: Region) -> ChunkStorageMetadata:
-    return ChunkStorageMetadata(offsets=torch.Size(region.offsets), sizes=torch.Size(region.sizes))

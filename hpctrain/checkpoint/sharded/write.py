@@ -191,7 +191,9 @@ def _index(shapes: Mapping[str, Any], written: Sequence[WrittenFile]) -> dict[st
         for name, place in each.places:
             places[name].append(ChunkPlace.from_list(place))
     return {
-        name: IndexedTensor(tuple(shapes[name][0]), shapes[name][1], tuple(sorted(found, key=_begin)))
+        name: IndexedTensor(
+            tuple(shapes[name][0]), shapes[name][1], tuple(sorted(found, key=lambda place: place.region.offsets))
+        )
         for name, found in places.items()
     }
 
@@ -216,10 +218,6 @@ def _added_up(sums: Iterable[Mapping[str, Sequence[int | str]]]) -> dict[str, tu
             before = found.get(name, (0,) * len(lanes))
             found[name] = tuple((old + int(new)) % MODULUS for old, new in zip(before, lanes, strict=True))
     return found
-
-
-def _begin(place: ChunkPlace) -> tuple[int, ...]:
-    return place.region.offsets
 
 
 class ShardedSaver(CheckpointSaver):
