@@ -12,7 +12,6 @@ import signal
 signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2))
 
 import argparse
-import os
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -22,13 +21,10 @@ from hpctrain.files import describe_os_error
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.run.directory import RunDirectory
 from hpctrain.scheduler.slurm import Slurm
-from hpctrain.search.task import SearchTask, TaskEnd
-from hpctrain.streams import ignore_write_errors
-from hpctrain.supervise.__main__ import log_to_stdout
+from hpctrain.search.task import SearchTask
+from hpctrain.supervise.__main__ import execute, log_to_stdout
 from hpctrain.supervise.job import forbid_requeue
 from hpctrain.supervise.job_supervisor import JobSupervisor
-from hpctrain.supervise.signals import ignore_signals
-from hpctrain.terminal import guard_output
 
 COMMAND = "python -m hpctrain.search"
 
@@ -51,9 +47,9 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         log_to_stdout()
         supervisor = JobSupervisor(environ)
 
-        def train(plan: RunPlan) -> TaskEnd:
+        def train(plan: RunPlan) -> tuple[int, bool]:
             end = supervisor.run(plan)
-            return TaskEnd(end.exit_code, end.job_ends)
+            return end.exit_code, end.job_ends
 
         code = SearchTask(home, job_id, train, max_new_runs=1).work()
         if code not in (ExitCode.FINISHED, ExitCode.INTERRUPTED):
@@ -68,11 +64,4 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 if __name__ == "__main__":
-    guard_output()
-    ignore_write_errors()
-    try:
-        code = main(sys.argv[1:], os.environ)
-    finally:
-        # at its end Python restores default handlers, and the SIGTERM that follows a requeue would end this process
-        ignore_signals()
-    sys.exit(code)
+    execute(main)

@@ -1,4 +1,4 @@
-"""How a sweep finds its runs: what the kinds of sweeps have in common, and those whose runs are known: grid and random.
+"""How a sweep finds its runs: what the kinds of sweeps have in common, and all of them but Optuna's samplers.
 
 To add a kind, derive a class from `Algorithm` or, if its tasks ask for runs, from `SearchAlgorithm`, and enter it in
 `ALGORITHMS` of `hpctrain.search.search`. Give it keys in `hpctrain.config.sweep`, whose `SEARCHES` names those whose
@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -24,14 +24,16 @@ from hpctrain.config.task_checks import may_be_evaluated, may_have_mode
 from hpctrain.errors import ConfigError
 from hpctrain.phrases import counted
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.reason import Reason
 from hpctrain.run.sweep_record import SweepRecord
 from hpctrain.search.distribution import Distribution, Values, distribution_of, draws, number_of_values, values_of
-from hpctrain.search.journal import SearchState
-from hpctrain.search.runs import SweepRun, place, with_progress
+from hpctrain.search.journal import Decision, SearchState
+from hpctrain.search.runs import SweepRun, place, runs_in, with_progress
 from hpctrain.streams import print_warning
 
 NEW_COMMAND = "type a new command with -m and another run_dir"
 """What to do about a change that a sweep can't take."""
+PAUSE = "trainer.pause_at_step"
 EXAMPLE = "give a key several values, such as 'optimizer.lr=tag(log,interval(1e-5,1e-1))'"
 
 
@@ -205,28 +207,24 @@ class SearchAlgorithm(Algorithm):
     """Whether a run counts with its best value, and not with that of its last evaluation."""
 
     @abc.abstractmethod
-    def next_rungs(self, state: SearchState) -> Iterable[tuple[int, int]]:
+    def new_runs(self, state: SearchState) -> Sequence[int]:
+        """Return the numbers of the runs that no task has had yet; the first one is taken."""
+
+    def next_rungs(self, state: SearchState) -> Sequence[tuple[int, int]]:  # noqa: ARG002 - of a search with rungs
         """Return runs that may continue, each with the rung that it is to pass; the first one is taken."""
+        return ()
 
-    @abc.abstractmethod
-    def new_run(self, state: SearchState) -> int | None:
-        """Return the number of a run that no task has had; None if there is none left."""
-
-    @abc.abstractmethod
-    def num_new(self, state: SearchState) -> int:
-        """Return how many runs no task has had yet."""
-
-    @abc.abstractmethod
-    def draw(self, run: int, state: SearchState) -> Mapping[str, Any]:
-        """Draw the values of a new run; empty if they are known already.
+    def draw(self, state: SearchState) -> Mapping[str, Any]:  # noqa: ARG002 - of a search that knows no runs
+        """Draw the values of the next new run; empty if they are known already.
 
         Returns:
             `params`: the values by key; and what the algorithm keeps with the run.
         """
+        return {}
 
-    @abc.abstractmethod
-    def pause_at_step(self, rung: int) -> int | None:
+    def pause_at_step(self, rung: int) -> int | None:  # noqa: ARG002 - of a search with rungs
         """Return the step of a rung; None in a search without rungs."""
+        return None
 
     def _refuse_swept(self, composer: Composer, swept: Iterable[Override]) -> None:
         kind = self.record.kind
@@ -257,6 +255,106 @@ class SearchAlgorithm(Algorithm):
             remedy = "check its name, and add checkpoint.metric_mode=min or checkpoint.metric_mode=max"
             raise ConfigError("checkpoint.metric", config.checkpoint.metric, problem, remedy)
         return config
+
+
+class Asha(SearchAlgorithm):
+    """Promote the best runs from rung to rung (asynchronous successive halving)."""
+
+    def compose(self, composer: Composer, overrides: Sequence[Override]) -> ComposedSweep:
+        """See `Algorithm`."""
+        space = self._space(composer, overrides)
+        drawn = [as_overrides(values) for values in self._drawn(composer, space)]
+        # the steps of the first rung may be those of the first run's evaluations
+        first = self._checked(space.compose(composer, drawn[0]).config)
+        if first.trainer.pause_at_step is not None:
+            problem = "conflicts with sweep=asha, which decides where each run pauses"
+            raise ConfigError(PAUSE, first.trainer.pause_at_step, problem, "leave it out, and set sweep.min_steps")
+        steps = self._first_rung(first, space)
+        pause = f"{PAUSE}={steps}"
+        runs = [space.compose(composer, [*run, pause], PAUSE) for run in with_progress(drawn, "composed")]
+        return self._composed(runs, min_steps=steps)
+
+    def _first_rung(self, config: Config, space: Space) -> int:
+        min_steps = self.record.min_steps
+        steps = min_steps or config.trainer.eval_every_steps
+        if steps is None or (min_steps is None and "trainer.eval_every_steps" in space.distributions):
+            problem = "is required: the runs have no common trainer.eval_every_steps to use as the first rung"
+            raise ConfigError("sweep.min_steps", None, problem, "set it to the first step at which runs may pause")
+        if config.trainer.max_steps is not None and steps >= config.trainer.max_steps:
+            problem = f"is not below trainer.max_steps={config.trainer.max_steps}, so no run would pause"
+            raise ConfigError("sweep.min_steps", steps, problem, "lower it, or use sweep=random")
+        return steps
+
+    def new_runs(self, state: SearchState) -> Sequence[int]:
+        """See `SearchAlgorithm`."""
+        # a run that is still being prepared has its configuration last
+        directories = runs_in(state.home).items()
+        return [run for run, directory in directories if run not in state.first and directory.config.is_file()]
+
+    def next_rungs(self, state: SearchState) -> Sequence[tuple[int, int]]:
+        """See `SearchAlgorithm`."""
+        promoted = promotable(state.ends.values(), state.begun, reduction_factor=self._reduction_factor)
+        return promoted or self._last_one(state)
+
+    def pause_at_step(self, rung: int) -> int:
+        """See `SearchAlgorithm`: ``min_steps``, and `reduction_factor` times as many for each further rung."""
+        assert self.record.min_steps is not None
+        steps: int = self.record.min_steps * self._reduction_factor**rung
+        return steps
+
+    @property
+    def _reduction_factor(self) -> int:
+        assert self.record.reduction_factor is not None
+        return self.record.reduction_factor
+
+    def _last_one(self, state: SearchState) -> list[tuple[int, int]]:
+        """Return the best run of the highest rung, once nothing else is left and no run has completed.
+
+        A few runs may never fill a rung, and a search is to end with a run that is trained to its end. A run that has
+        begun its next rung isn't begun again: if it failed there, the next best one is trained to its end.
+        """
+        passed = [end for end in state.ends.values() if end.value is not None]
+        is_over = any(end.reason == Reason.COMPLETED for end in passed)
+        left = [end for end in passed if (end.run, end.rung + 1) not in state.begun]
+        if not left or is_over or state.given or state.released or self.new_runs(state):
+            return []
+        highest = max(end.rung for end in left)
+        best = min((end for end in left if end.rung == highest), key=lambda end: (_loss(end), end.run))
+        return [(best.run, highest + 1)]
+
+
+def promotable(
+    ends: Iterable[Decision], begun: Collection[tuple[int, int]], *, reduction_factor: int
+) -> list[tuple[int, int]]:
+    """Return the runs that may continue, each with the rung that it is to pass next.
+
+    The most advanced come first, and among those the best.
+
+    Of the runs that have passed a rung, the best one in `reduction_factor` may continue (Li et al., A System for
+    Massively Parallel Hyperparameter Tuning, MLSys 2020, algorithm 2). Ties go to the lower number.
+
+    Args:
+        ends: of runs, at any rung. A run without a value counts for nothing.
+        begun: run and rung of what was begun already.
+        reduction_factor: at least 2.
+    """
+    by_rung: dict[int, list[Decision]] = {}
+    for end in ends:
+        if end.value is not None and end.reason in (Reason.PAUSED, Reason.COMPLETED):
+            by_rung.setdefault(end.rung, []).append(end)
+    promoted = []
+    for rung, passed in sorted(by_rung.items(), reverse=True):
+        best = sorted(passed, key=lambda end: (_loss(end), end.run))[: len(passed) // reduction_factor]
+        # a run that has completed stays among the best, and has nothing left to train
+        waiting = [end.run for end in best if end.reason == Reason.PAUSED]
+        promoted += [(run, rung + 1) for run in waiting if (run, rung + 1) not in begun]
+    return promoted
+
+
+def _loss(end: Decision) -> float:
+    """Return the value of a run at a rung, negated if larger values are better."""
+    assert end.value is not None
+    return -end.value if end.mode == "max" else end.value
 
 
 def expand(overrides: Sequence[Override]) -> list[list[str]]:

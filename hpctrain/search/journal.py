@@ -8,10 +8,10 @@ import os
 import re
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import (
@@ -24,7 +24,7 @@ from hpctrain.files import (
 )
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import MODES
-from hpctrain.run.record_fields import COUNT, NUMBER, TEXT, TIME, up_to
+from hpctrain.run.record_fields import COUNT, NUMBER, TEXT, TIME, FieldType, field_types, up_to
 
 FOLDER = "search"
 """Name of the journal's folder in the folder of the sweep."""
@@ -33,8 +33,6 @@ MAX_GAP = 1000
 """Numbers in a row that may be missing: a file with a higher number isn't the journal's."""
 MAX_RUNG = 64
 """The steps of a rung grow by a factor: those of a higher one are more than a whole number in JSON holds."""
-_RUN = up_to(10**9)
-_RUNG = up_to(MAX_RUNG)
 _FILE = re.compile(rf"[0-9]{{{DIGITS},9}}\.json")
 
 
@@ -50,6 +48,9 @@ class Event(StrEnum):
 
 
 _EVENTS = tuple(Event)
+_EVENT = FieldType(f"one of {', '.join(_EVENTS)}", lambda value: value in _EVENTS)
+_MODE = FieldType(f"one of {', '.join(MODES)}", lambda value: value in MODES)
+_OBJECT = FieldType("an object", lambda value: isinstance(value, dict))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,25 +72,22 @@ class Decision:
         drawn: what the sampler drew, for the samplers that depend on results.
     """
 
-    event: Event
-    run: int
-    rung: int = 0
-    time: float = field(default_factory=time.time)
-    task: str = ""
-    claims_before: int = 0
-    step: int = 0
-    value: float | None = None
-    metric: str = ""
-    mode: str = ""
-    reason: str = ""
-    drawn: Mapping[str, Any] = field(default_factory=dict)
+    event: Annotated[Event, _EVENT]
+    run: Annotated[int, up_to(10**9)]
+    rung: Annotated[int, up_to(MAX_RUNG)] = 0
+    time: Annotated[float, TIME] = field(default_factory=time.time)
+    task: Annotated[str, TEXT] = ""
+    claims_before: Annotated[int, COUNT] = 0
+    step: Annotated[int, COUNT] = 0
+    value: Annotated[float | None, NUMBER] = None
+    metric: Annotated[str, TEXT] = ""
+    mode: Annotated[str, _MODE] = ""
+    reason: Annotated[str, TEXT] = ""
+    drawn: Annotated[Mapping[str, Any], _OBJECT] = field(default_factory=dict)
 
     def as_record(self) -> dict[str, Any]:
-        """The decision as JSON has it, without its defaults."""
-        names = ("task", "claims_before", "step", "value", "metric", "mode", "reason", "drawn")
-        given = {name: getattr(self, name) for name in names}
-        known = {"event": self.event.value, "run": self.run, "rung": self.rung, "time": self.time}
-        return known | {name: value for name, value in given.items() if value not in ("", None, {})}
+        """The decision as JSON has it, without what it doesn't have."""
+        return {name: value for name, value in asdict(self).items() if value not in ("", None, {})}
 
 
 class Journal:
@@ -104,12 +102,14 @@ class Journal:
 
     Attributes:
         decisions: those that were read so far; None in the place of one whose file is damaged.
+        state: what they add up to.
     """
 
     def __init__(self, home: RunDirectory) -> None:
         self.folder = home.path / FOLDER
         self._home = home
         self.decisions: list[Decision | None] = []
+        self.state = SearchState(home)
 
     def read(self) -> None:
         """Read the decisions that were published since the last call.
@@ -121,10 +121,12 @@ class Journal:
         # the listing is for speed alone: an NFS client may see an old one
         with contextlib.suppress(FileNotFoundError):
             last = _last_number((entry.name for entry in os.scandir(self.folder)), known)
-            self.decisions += on_each_file(_read, [self._path(number) for number in range(known + 1, last + 1)])
+            paths = [self._path(number) for number in range(known + 1, last + 1)]
+            for decision in on_each_file(_read, paths):
+                self._add(decision)
         # whatever has the next name, a link to nothing too, keeps `publish` from it
         while os.path.lexists(path := self._path(len(self.decisions) + 1)):
-            self.decisions.append(_read(path))
+            self._add(_read(path))
 
     def publish(self, decision: Decision) -> bool:
         """Publish a decision that depends on all that were read.
@@ -152,8 +154,13 @@ class Journal:
         finally:
             temporary.unlink(missing_ok=True)
         fsync_directory(self.folder)
-        self.decisions.append(decision)
+        self._add(decision)
         return True
+
+    def _add(self, decision: Decision | None) -> None:
+        self.decisions.append(decision)
+        if decision is not None:
+            self.state.add(decision)
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:0{DIGITS}d}.json"
@@ -220,22 +227,8 @@ def _read(path: Path) -> Decision | None:
     except (FileNotFoundError, IrregularFileError, RunDirectoryError):
         # removed by hand, or on a damaged disk: a begin is decided again, and an end is found in the run's ledger
         return None
-    event, run, rung, when = (record.get(name) for name in ("event", "run", "rung", "time"))
-    if event not in _EVENTS or not _RUN.accepts(run) or not _RUNG.accepts(rung) or not TIME.accepts(when):
+    # any other field that can't be is left out: the decision holds without it
+    fields = {name: record[name] for name, kind in field_types(Decision).items() if kind.accepts(record.get(name))}
+    if not fields.keys() >= {"event", "run", "rung", "time"}:
         return None
-    assert isinstance(run, int)
-    assert isinstance(rung, int)
-    value, mode, drawn = record.get("value"), record.get("mode"), record.get("drawn")
-    texts = {name: record[name] for name in ("task", "metric", "reason") if TEXT.accepts(record.get(name))}
-    counts = {name: record[name] for name in ("claims_before", "step") if COUNT.accepts(record.get(name))}
-    return Decision(
-        event=Event(event),
-        run=run,
-        rung=rung,
-        time=float(when or 0.0),
-        value=float(value) if value is not None and NUMBER.accepts(value) else None,
-        mode=str(mode) if mode in MODES else "",
-        drawn=drawn if isinstance(drawn, dict) else {},
-        **texts,
-        **counts,
-    )
+    return Decision(**(fields | {"event": Event(fields["event"])}))

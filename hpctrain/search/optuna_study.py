@@ -76,25 +76,12 @@ class OptunaStudy(SearchAlgorithm):
             problem = "needs the package optuna, which isn't installed"
             raise ConfigError("sweep", "optuna", problem, 'pip install "hpctrain[optuna]"')
 
-    def next_rungs(self, state: SearchState) -> Iterable[tuple[int, int]]:  # noqa: ARG002 - see `SearchAlgorithm`
+    def new_runs(self, state: SearchState) -> Sequence[int]:
         """See `SearchAlgorithm`."""
-        return ()
+        return range(max(state.first, default=-1) + 1, self.record.num_runs or 0)
 
-    def new_run(self, state: SearchState) -> int | None:
-        """See `SearchAlgorithm`."""
-        number = max(state.first, default=-1) + 1
-        return number if number < (self.record.num_runs or 0) else None
-
-    def num_new(self, state: SearchState) -> int:
-        """See `SearchAlgorithm`."""
-        return max(0, (self.record.num_runs or 0) - len(state.first))
-
-    def pause_at_step(self, rung: int) -> None:  # noqa: ARG002 - see `SearchAlgorithm`
-        """See `SearchAlgorithm`."""
-        return
-
-    def draw(self, run: int, state: SearchState) -> Mapping[str, Any]:
-        """Draw the values of a run.
+    def draw(self, state: SearchState) -> Mapping[str, Any]:
+        """Draw the values of the next new run.
 
         Returns:
             `params`: by key, as Optuna has them; `distributions`: by key, in Optuna's JSON; `attributes`: what the
@@ -111,7 +98,7 @@ class OptunaStudy(SearchAlgorithm):
             self._restore(sampler, state.home.path / FOLDER, newest)
             mode = next((end.mode for end in state.ends.values() if end.mode), "min")
             study = optuna.create_study(sampler=sampler, direction="maximize" if mode == "max" else "minimize")
-            for number in range(run):
+            for number in range(self.new_runs(state)[0]):
                 study.add_trial(_readable_trial(state, number))
             trial = study.ask({key: to_optuna(one) for key, one in distributions_of(self.record).items()})
         frozen = study.trials[-1]

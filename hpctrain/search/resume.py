@@ -264,7 +264,7 @@ def resume_search(typed: SweepResume, record: SweepRecord, template: RunPlan) ->
         RunDirectoryError: a run may be running, and SLURM can't be asked.
     """
     home = typed.home
-    search = Search.of(home, record)
+    search = Search(home, record)
     search.create()
     state = search.state()
     live = [*_live_tasks(home, force=typed.force), *_live_processes(home, state, force=typed.force)]
@@ -294,8 +294,8 @@ def _num_tasks(search: Search, live: Collection[str]) -> int:
     state = search.state()
     # a task that waits in the queue begins one new run; one that runs has begun its own
     waiting = sum(task not in {begin.task for begin in state.first.values()} for task in live)
-    new = max(0, search.algorithm.num_new(state) - waiting)
-    promoted = 0 if live else len(list(search.algorithm.next_rungs(state)))
+    new = max(0, len(search.algorithm.new_runs(state)) - waiting)
+    promoted = 0 if live else len(search.algorithm.next_rungs(state))
     return new + len(state.released) or promoted
 
 

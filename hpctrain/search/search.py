@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,8 +17,7 @@ from hpctrain.run.evaluation import last_evaluation
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.run.sweep_record import REMEDY, SweepRecord
-from hpctrain.search.algorithm import Algorithm, Grid, Random, SearchAlgorithm
-from hpctrain.search.asha import Asha
+from hpctrain.search.algorithm import Algorithm, Asha, Grid, Random, SearchAlgorithm
 from hpctrain.search.journal import FOLDER, Decision, Event, Journal, SearchState
 from hpctrain.search.optuna_study import OptunaStudy
 
@@ -71,30 +71,20 @@ class Search:
 
     Args:
         home: the folder of the sweep.
-        algorithm: what to train next.
+        record: of a sweep whose tasks ask for their runs.
         clock: epoch seconds.
+
+    Attributes:
+        algorithm: what to train next.
     """
 
-    def __init__(
-        self,
-        home: RunDirectory,
-        algorithm: SearchAlgorithm,
-        *,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, home: RunDirectory, record: SweepRecord, *, clock: Callable[[], float] = time.time) -> None:
+        algorithm = algorithm_of(record)
+        assert isinstance(algorithm, SearchAlgorithm)
         self.home = home
         self.algorithm = algorithm
         self._clock = clock
         self._journal = Journal(home)
-        self._state = SearchState(home)
-        self._num_added = 0
-
-    @classmethod
-    def of(cls, home: RunDirectory, record: SweepRecord) -> Search:
-        """Return the search of a sweep whose tasks ask for their runs."""
-        algorithm = algorithm_of(record)
-        assert isinstance(algorithm, SearchAlgorithm)
-        return cls(home, algorithm)
 
     def directory(self, run: int) -> RunDirectory:
         """The directory of a run."""
@@ -108,14 +98,10 @@ class Search:
         """
         while True:
             self._journal.read()
-            for decision in self._journal.decisions[self._num_added :]:
-                if decision is not None:
-                    self._state.add(decision)
-            self._num_added = len(self._journal.decisions)
-            ends = (self._end(begin) for begin in self._state.given.values())
+            ends = (self._end(begin) for begin in self._journal.state.given.values())
             end = next((end for end in ends if end is not None), None)
             if end is None:
-                return self._state
+                return self._journal.state
             self._journal.publish(end)
 
     def ask(self, task: str, *, max_new_runs: int | None = 1) -> Assignment | None:
@@ -181,19 +167,18 @@ class Search:
             return self._begin(*released[0][1:], task)
         deadline = self.algorithm.record.deadline
         if deadline is None or self._clock() <= deadline:
-            if (promoted := next(iter(self.algorithm.next_rungs(state)), None)) is not None:
-                return self._begin(*promoted, task)
+            if promoted := self.algorithm.next_rungs(state):
+                return self._begin(*promoted[0], task)
             begun = sum(begin.task == task for begin in state.first.values())
             may_begin = max_new_runs is None or begun < max_new_runs
-            if may_begin and (new := self.algorithm.new_run(state)) is not None:
-                return self._begin(new, 0, task, self.algorithm.draw(new, state))
+            if may_begin and (new := self.algorithm.new_runs(state)):
+                return self._begin(new[0], 0, task, self.algorithm.draw(state))
         return self._begin(*released[0][1:], task) if released else None
 
     def _unrecorded_ends(self, run: int) -> int:
-        try:
+        with contextlib.suppress(RunDirectoryError):  # one damaged run must not stop the others
             return Ledger(self.directory(run)).unrecorded_ends()
-        except RunDirectoryError:  # one damaged run must not stop the others
-            return 0
+        return 0
 
     def _begin(self, run: int, rung: int, task: str, drawn: Mapping[str, Any] | None = None) -> Decision:
         return Decision(
@@ -212,45 +197,33 @@ class Search:
         return state.given.get(run) or (None if run in state.released else state.ends.get((run, rung)))
 
     def _end(self, begin: Decision) -> Decision | None:
+        """Return the end of what was given to a task; None while it may continue by itself."""
+        directory = self.directory(begin.run)
+        ledger = Ledger(directory)
         try:
-            return _end_of(self.directory(begin.run), begin, best=self.algorithm.counts_best_value)
+            attempts = ledger.attempts()
+            last_claim = ledger.last_claim()
         except RunDirectoryError:  # one damaged run must not stop the others
             return None
-
-
-def _end_of(directory: RunDirectory, begin: Decision, *, best: bool) -> Decision | None:
-    """Return the end of what was given to a task; None while it may continue by itself.
-
-    Args:
-        directory: of the run.
-        begin: the decision that gave it to the task.
-        best: whether the run counts with its best value, and not with that of its last evaluation.
-
-    Raises:
-        RunDirectoryError: a record of the run has an invalid field.
-        OSError: the file system's error.
-    """
-    ledger = Ledger(directory)
-    last = next((attempt for attempt in reversed(ledger.attempts()) if attempt.attempt > begin.claims_before), None)
-    if last is None or last.reason is None or last.attempt < ledger.last_claim():
-        return None
-    reason = last.reason
-    if last.continues or (reason.meaning.resumable and reason is not Reason.PAUSED):
-        return None
-    if reason not in (Reason.PAUSED, Reason.COMPLETED):
-        return Decision(event=Event.END, run=begin.run, rung=begin.rung, step=last.end_step or 0, reason=reason.value)
-    evaluation = last_evaluation(directory)
-    score = None if evaluation is None else evaluation.best
-    value: float | None = None
-    if evaluation is not None and score is not None:
-        value = score.value if best else evaluation.means.get(f"{EVAL_PREFIX}{score.name}")
-    return Decision(
-        event=Event.END,
-        run=begin.run,
-        rung=begin.rung,
-        step=last.end_step or 0,
-        reason=reason.value,
-        value=value,
-        metric="" if score is None else score.name,
-        mode="" if score is None else score.mode,
-    )
+        last = next((attempt for attempt in reversed(attempts) if attempt.attempt > begin.claims_before), None)
+        if last is None or last.reason is None or last.attempt < last_claim:
+            return None
+        reason = last.reason
+        if last.continues or (reason.meaning.resumable and reason is not Reason.PAUSED):
+            return None
+        evaluation = last_evaluation(directory) if reason in (Reason.PAUSED, Reason.COMPLETED) else None
+        score = None if evaluation is None else evaluation.best
+        value: float | None = None
+        if evaluation is not None and score is not None:
+            is_best = self.algorithm.counts_best_value
+            value = score.value if is_best else evaluation.means.get(f"{EVAL_PREFIX}{score.name}")
+        return Decision(
+            event=Event.END,
+            run=begin.run,
+            rung=begin.rung,
+            step=last.end_step or 0,
+            reason=reason.value,
+            value=value,
+            metric="" if score is None else score.name,
+            mode="" if score is None else score.mode,
+        )

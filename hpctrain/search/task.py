@@ -7,7 +7,6 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,7 +26,7 @@ from hpctrain.run.ledger import Ledger
 from hpctrain.run.manifest import manifest, varied_text
 from hpctrain.run.reason import Reason
 from hpctrain.run.sweep_record import SweepRecord
-from hpctrain.search.asha import PAUSE
+from hpctrain.search.algorithm import PAUSE
 from hpctrain.search.journal import Decision
 from hpctrain.search.runs import SweepRun
 from hpctrain.search.search import Assignment, Search, algorithm_of
@@ -38,34 +37,21 @@ STORAGE_S = 60.0
 """Seconds to retry I/O in the sweep's folder while its file system is unavailable."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskEnd:
-    """How the training of one run ended.
-
-    Attributes:
-        exit_code: an `ExitCode`.
-        job_ends: whether the task has to end at once.
-    """
-
-    exit_code: int
-    job_ends: bool = False
-
-
 class SearchTask:
     """One task of a search.
 
     Args:
         home: the folder of the sweep.
         task: its id, the same after a requeue.
-        train: trains a run, and returns how that ended.
+        train: trains a run; returns an `ExitCode`, and whether the task has to end at once.
         max_new_runs: new runs that the task may begin; None for no limit.
     """
 
     def __init__(
-        self, home: RunDirectory, task: str, train: Callable[[RunPlan], TaskEnd], *, max_new_runs: int | None
+        self, home: RunDirectory, task: str, train: Callable[[RunPlan], tuple[int, bool]], *, max_new_runs: int | None
     ) -> None:
         self.record = _record(home)
-        self.search = Search.of(home, self.record)
+        self.search = Search(home, self.record)
         self.search.create()
         self._home = home
         self._task = task
@@ -84,15 +70,15 @@ class SearchTask:
         """
         codes: list[int] = []
         while (assignment := self._retry(self._ask)) is not None:
-            end = self._train_one(assignment)
-            if end.exit_code not in (ExitCode.FINISHED, ExitCode.INTERRUPTED):
-                codes.append(end.exit_code)
-            if end.job_ends:
-                return end.exit_code
+            code, ends_at_once = self._train_one(assignment)
+            if code not in (ExitCode.FINISHED, ExitCode.INTERRUPTED):
+                codes.append(code)
+            if ends_at_once:
+                return code
             state = self._retry(self.search.state)
             if assignment.run in state.given:
                 # neither paused nor ended: it is left to `resume`
-                return end.exit_code or ExitCode.INTERRUPTED
+                return code or ExitCode.INTERRUPTED
             if (passed := state.ends.get((assignment.run, assignment.rung))) is not None:
                 print(_result(passed), flush=True)
         return next(iter(codes), ExitCode.FINISHED)
@@ -100,16 +86,16 @@ class SearchTask:
     def _ask(self) -> Assignment | None:
         if (record := _record(self._home)) != self.record:  # a resume has extended the search meanwhile
             self.record = record
-            self.search = Search.of(self._home, record)
+            self.search = Search(self._home, record)
         return self.search.ask(self._task, max_new_runs=self._max_new_runs)
 
-    def _train_one(self, assignment: Assignment) -> TaskEnd:
+    def _train_one(self, assignment: Assignment) -> tuple[int, bool]:
         try:
             plan = self._retry(lambda: plan_assigned(self._home, self.record, assignment))
         except ConfigError as error:
             print(f"{ERROR_PREFIX}run {assignment.run}: {error}", file=sys.stderr, flush=True)
             self._retry(lambda: self.search.fail(assignment.run, assignment.rung))
-            return TaskEnd(ExitCode.FAILED)
+            return ExitCode.FAILED, False
         print(_heading(assignment, plan), flush=True)
         return self._train(plan)
 
@@ -137,15 +123,15 @@ def work_here(home: RunDirectory) -> int:
     stop_file = home.sweep_stop_file
     stop_file.unlink(missing_ok=True)
 
-    def train(plan: RunPlan) -> TaskEnd:
+    def train(plan: RunPlan) -> tuple[int, bool]:
         # advice on one run would mislead: the search continues it, at once or when it is resumed
         code = launch_here(plan, quiet=[Reason.PAUSED, Reason.INTERRUPTED])
         reason = next((attempt.reason for attempt in reversed(Ledger(plan.directory).attempts())), None)
         # Ctrl-C has the same exit code as a pause, and is meant for the whole search
         is_interrupted = code == ExitCode.INTERRUPTED and reason is not Reason.PAUSED
         if stop_file.exists():
-            return TaskEnd(ExitCode.CANCELLED, job_ends=True)
-        return TaskEnd(code, job_ends=is_interrupted)
+            return ExitCode.CANCELLED, True
+        return code, is_interrupted
 
     task = f"{socket.gethostname()}:{os.getpid()}"
     code = SearchTask(home, task, train, max_new_runs=None).work()

@@ -22,6 +22,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
 
 from hpctrain.cluster.environment import ClusterEnvironment, is_rank
 from hpctrain.cluster.slurm_step import JobVariables
@@ -148,11 +149,16 @@ def log_to_stdout() -> None:
     logger.propagate = False
 
 
-if __name__ == "__main__":
+def execute(program: Callable[[Sequence[str], Mapping[str, str]], int]) -> NoReturn:
+    """Call the `main` of a batch script's program, and end the process with the exit code that it returns."""
     guard_output()
     ignore_write_errors()
     try:
-        code = main(sys.argv[1:], os.environ)
+        code = program(sys.argv[1:], os.environ)
     finally:
         ignore_signals()
     sys.exit(code)
+
+
+if __name__ == "__main__":
+    execute(main)

@@ -19,7 +19,7 @@ from hpctrain.cli import main as hpctrain
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
-from hpctrain.search.asha import promotable
+from hpctrain.search.algorithm import promotable
 from hpctrain.search.journal import Event, read_journal
 
 sys.path.append(str(Path(__file__).parents[1] / "unit" / "search"))

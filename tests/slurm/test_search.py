@@ -22,7 +22,7 @@ from hpctrain.run.code import current_code
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
-from hpctrain.search.asha import promotable
+from hpctrain.search.algorithm import promotable
 from hpctrain.search.journal import Decision, Event, read_journal
 
 if TYPE_CHECKING:

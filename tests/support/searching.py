@@ -12,7 +12,6 @@ from hpctrain.run.evaluation import EvaluationRecord, Score
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.run.sweep_record import SweepRecord
-from hpctrain.search.asha import Asha
 from hpctrain.search.search import Assignment, Search
 
 LAST_RUNG = 5
@@ -36,7 +35,7 @@ def record_of(home: RunDirectory, kind: str, **options: Any) -> SweepRecord:
 
 
 def asha(home: RunDirectory, *, clock: Callable[[], float] = time.time, **options: Any) -> Search:
-    return Search(home, Asha(record_of(home, "asha", min_steps=10, reduction_factor=3, **options)), clock=clock)
+    return Search(home, record_of(home, "asha", min_steps=10, reduction_factor=3, **options), clock=clock)
 
 
 def train(search: Search, assignment: Assignment, value: float, *, reason: Reason = Reason.PAUSED) -> None:

@@ -329,7 +329,7 @@ def ask(home: Path) -> None:
     record = SweepRecord.read(RunDirectory.at(home))
     if record is not None and record.kind in ("asha", "optuna"):
         with contextlib.suppress(OSError):
-            search = Search.of(RunDirectory.at(home), record)
+            search = Search(RunDirectory.at(home), record)
             search.create()
             search.ask("me")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from searching import asha, prepared
 
-from hpctrain.search.asha import promotable
+from hpctrain.search.algorithm import promotable
 from hpctrain.search.journal import Decision, Event
 
 

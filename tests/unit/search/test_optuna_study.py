@@ -45,7 +45,7 @@ def plain(sampler, space, num_runs: int) -> list[dict[str, Any]]:
 
 def optuna_search(home, space, num_runs: int, sampler: str = "tpe") -> Search:
     options = {"space": space, "num_runs": num_runs, "sampler": sampler, "startup_runs": 4, "seed": 3}
-    return Search.of(home, record_of(home, "optuna", **options))
+    return Search(home, record_of(home, "optuna", **options))
 
 
 @pytest.mark.parametrize(

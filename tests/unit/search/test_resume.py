@@ -278,7 +278,7 @@ def test_a_search_with_failed_runs_did_not_finish(tmp_path: Path, capsys: pytest
         min_steps=10,
         reduction_factor=3,
     )
-    search = Search.of(home, record)
+    search = Search(home, record)
     while (assignment := search.ask("here:1", max_new_runs=None)) is not None:
         train(search, assignment, 0.5, reason=Reason.FAILED)
     template: Any = None  # nothing is submitted
