@@ -27,9 +27,12 @@ PLUGIN_MODULE = "hydra_plugins.hpctrain"
 """The only package from which Hydra instantiates launchers."""
 DIRECTIONS = {"minimize": "min", "maximize": "max"}
 """The values of `direction` of hydra-optuna-sweeper, and what `metric_mode` calls them."""
-OPPOSITES = {"minimize": "maximize", "maximize": "minimize"}
-FLAGS = {"ax_config.experiment.minimize": ("max", "min"), "optim.maximize": ("min", "max")}
-"""Flags of hydra-ax-sweeper and hydra-nevergrad-sweeper, and the modes that false and true mean."""
+FLAGS = {
+    "ax_config.experiment.minimize": {"false": "max", "true": "min"},
+    "optim.maximize": {"false": "min", "true": "max"},
+}
+"""Flags of hydra-ax-sweeper and hydra-nevergrad-sweeper, and what `metric_mode` calls their values."""
+OPPOSITES = {"minimize": "maximize", "maximize": "minimize", "false": "true", "true": "false"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +42,11 @@ class Direction:
     Attributes:
         key: of its configuration, in full.
         value: of this key.
-        opposite: the value with which the sweeper would look for the others.
         mode: `min` or `max`.
     """
 
     key: str
     value: str
-    opposite: str
     mode: str
 
 
@@ -103,13 +104,9 @@ class ArrayLauncher(Launcher):
             Per run: its objective; or an error, which Hydra raises when the sweeper asks for the objective.
 
         Raises:
-            ConfigError: the runs can't return results, or the sweeper takes worse ones for better.
+            ConfigError: a run is invalid, or the sweeper takes worse ones for better.
         """
         runs = [SweepRun.compose(self.composer, overrides, self.fixed) for overrides in job_overrides]
-        for run in runs:
-            assert isinstance(run.config, Config)  # `run_sweeper` refuses programs
-            require_results(run.config)
-            require_direction(self.direction, metric_mode(run.config))
         require_one_cluster([run.config for run in runs])
         placed = place(runs, self.sweep.home)
         codes = self.sweep.launch(placed)
@@ -120,10 +117,10 @@ class ArrayLauncher(Launcher):
 
     def _returned(self, directory: RunDirectory, code: int, overrides: Sequence[str]) -> JobReturn:
         try:
-            value, status = objective(directory, code, self.direction), JobStatus.COMPLETED
+            best = objective(directory, code, self.direction)
+            return JobReturn(overrides=overrides, status=JobStatus.COMPLETED, _return_value=best)
         except RunFailedError as error:
             return JobReturn(overrides=overrides, status=JobStatus.FAILED, _return_value=error)
-        return JobReturn(overrides=overrides, status=status, _return_value=value)
 
 
 def register_launcher(
@@ -155,14 +152,12 @@ def sweeper_direction(sweeper: DictConfig) -> Direction | None:
         (direction,) = direction
     if direction is not None:
         name = str(getattr(direction, "name", direction)).lower()
-        if name not in DIRECTIONS:
-            return None
-        return Direction("hydra.sweeper.direction", name, OPPOSITES[name], DIRECTIONS[name])
-    for key, (if_false, if_true) in FLAGS.items():
+        return Direction("hydra.sweeper.direction", name, DIRECTIONS[name]) if name in DIRECTIONS else None
+    for key, modes in FLAGS.items():
         flag = OmegaConf.select(sweeper, key)
         if isinstance(flag, bool):
-            value, opposite = ("true", "false") if flag else ("false", "true")
-            return Direction(f"hydra.sweeper.{key}", value, opposite, if_true if flag else if_false)
+            typed = str(flag).lower()
+            return Direction(f"hydra.sweeper.{key}", typed, modes[typed])
     return None
 
 
@@ -180,7 +175,7 @@ def require_direction(direction: Direction | None, mode: str | None) -> None:
         return
     wanted, better = ("higher", "lower") if mode == "min" else ("lower", "higher")
     problem = f"looks for {wanted} values, but {better} values of the runs' metric are better"
-    remedy = f"set it to {direction.opposite}, or change checkpoint.metric and checkpoint.metric_mode"
+    remedy = f"set it to {OPPOSITES[direction.value]}, or change checkpoint.metric and checkpoint.metric_mode"
     raise ConfigError(direction.key, direction.value, problem, remedy)
 
 

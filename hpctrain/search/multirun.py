@@ -77,7 +77,7 @@ def record_of(
         parsed: the other overrides.
         command: the command line as typed.
     """
-    now = time.time()
+    now, limit_min = time.time(), options.time_limit_min
     # the last one wins, as in `expand`
     last = {_key(override): override for override in parsed if not override.is_hydra_override()}
     space = {key: _text(override) for key, override in last.items() if override.is_sweep_override()}
@@ -95,16 +95,11 @@ def record_of(
         submitted=now,
         command=list(command),
         config_dir=None if composer.config_dir is None else str(Path(composer.config_dir).absolute()),
-        time_limit_min=options.time_limit_min,
-        deadline=deadline(options.time_limit_min, now),
+        time_limit_min=limit_min,
+        deadline=None if limit_min is None else now + 60 * limit_min,
         program=list(composer.command) if isinstance(composer, ProgramComposer) else None,
         **own,
     )
-
-
-def deadline(time_limit_min: float | None, now: float) -> float | None:
-    """Return when no further run begins, in seconds since the epoch; None without a limit."""
-    return None if time_limit_min is None else now + 60 * time_limit_min
 
 
 def _text(override: Override) -> str:
@@ -141,16 +136,7 @@ def _refuse_other_sweep(home: RunDirectory, record: SweepRecord) -> None:
     is_unfinished = bool(LaunchMark(home).describe_unfinished())
     if same and (is_unfinished or not is_search(there)) and not there.earlier:
         return
-    problem = f"already has a sweep={there.kind}{'' if same else _difference(there, record)}"
-    resume = f"python -m hpctrain resume {home.as_typed}"
-    remedy = f"choose another run_dir, or continue the one there: {resume}, with sweep.num_runs=N for more runs"
-    if there.kind == "grid":
-        remedy = f"choose another run_dir, or continue the one there: {resume}"
-    raise ConfigError("run_dir", str(home.path), problem, remedy)
-
-
-def _difference(there: SweepRecord, record: SweepRecord) -> str:
-    """How the sweep in a folder differs from that of a command; empty if its kind already shows it."""
-    if there.kind != record.kind:
-        return ""
-    return f" with sweep.seed={there.seed}" if there.space == record.space else " of other values"
+    seed = "" if there.seed in (None, record.seed) else f" with sweep.seed={there.seed}"
+    remedy = f"choose another run_dir, or continue the one there: python -m hpctrain resume {home.as_typed}"
+    more = "" if there.kind == "grid" else ", with sweep.num_runs=N for more runs"
+    raise ConfigError("run_dir", str(home.path), f"already has a sweep={there.kind}{seed}", f"{remedy}{more}")

@@ -6,7 +6,6 @@ import dataclasses
 import os
 import socket
 import sys
-import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -30,7 +29,7 @@ from hpctrain.run.sweep_record import OPTIONS, SweepRecord
 from hpctrain.search.algorithm import NEW_COMMAND, Algorithm, ComposedSweep
 from hpctrain.search.distribution import in_order, values_of
 from hpctrain.search.journal import Decision, SearchState
-from hpctrain.search.multirun import deadline, record_of
+from hpctrain.search.multirun import record_of
 from hpctrain.search.runs import SweepRun, runs_in
 from hpctrain.search.search import Search, algorithm_of, is_search
 from hpctrain.search.sweep import Sweep, require_one_cluster, submit_tasks, template_of
@@ -152,16 +151,9 @@ def _composed(typed: SweepResume, algorithm: Algorithm) -> ComposedSweep:
     words = [*record.fixed, *(f"{key}={text}" for key, text in values.items())]
     with composer.explaining(words):
         parsed = composer.parse(words)
-        wanted = record_of(composer, search, parsed, typed.command)
-        wanted = dataclasses.replace(
-            wanted,
-            folder=record.folder,
-            submitted=record.submitted,
-            config_dir=record.config_dir,
-            command=record.command,
-            earlier=algorithm.earlier(wanted),
-            deadline=deadline(wanted.time_limit_min, time.time()),
-        )
+        wanted = record_of(composer, search, parsed, record.command)
+        kept = {name: getattr(record, name) for name in ("folder", "submitted", "config_dir")}
+        wanted = dataclasses.replace(wanted, earlier=algorithm.earlier(wanted), **kept)
         for name in FIXED:
             before, after = getattr(record, name), getattr(wanted, name)
             if before != after:

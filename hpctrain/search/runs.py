@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hpctrain.config.compose import Composer
-from hpctrain.config.root import RunConfig, decides_the_weights, flat
+from hpctrain.config.root import RunConfig, decides_the_weights, flat, ProgramConfig
 from hpctrain.config.stored import load_run
 from hpctrain.errors import ConfigError
 from hpctrain.launch.existing_run import stored_values
+from hpctrain.results.run_result import comparable, is_below
 from hpctrain.run.config_change import changed_values
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.launch_mark import LaunchMark
 from hpctrain.run.manifest import read_varied, value_text, varied_text
-from hpctrain.streams import print_warning
 
 SILENT_S = 2.0
 """Seconds before the first line on how far many runs are prepared, and between lines."""
@@ -122,7 +122,6 @@ def place(runs: Sequence[SweepRun], home: RunDirectory) -> list[SweepRun]:
         known.setdefault(_identity(values, names), []).append(number)
     free = itertools.count(max(numbers, default=-1) + 1)
     placed = []
-    typed: dict[str, Mapping[str, str]] = {}
     for run in with_progress(runs, "placed"):
         values, varied = flat(run.config), dict(run.varied)
         identity = _identity(values, names)
@@ -131,46 +130,28 @@ def place(runs: Sequence[SweepRun], home: RunDirectory) -> list[SweepRun]:
             same.pop(0)
         if same:
             # a value that is typed twice makes two runs; those of a program may differ in the text
-            texts = [read_varied(existing[number]) for number in same] if _varies_args(varied) else [varied]
-            place_of = texts.index(varied) if varied in texts else 0
-            number = same.pop(place_of)
-            _warn_of_equal_numbers(typed.setdefault(identity, texts[place_of]), varied)
+            is_program = isinstance(run.config, ProgramConfig)
+            texts = [read_varied(existing[number]) for number in same] if is_program else []
+            number = same.pop(texts.index(varied) if varied in texts else 0)
         else:
             number = next(free)
-            _warn_of_equal_numbers(typed.setdefault(identity, varied), varied)
             if stored:
                 varied |= _differences(next(iter(stored.values())), values, names)
         placed.append(dataclasses.replace(run.at(home.path / str(number)), varied=varied))
     return placed
 
 
-def _varies_args(varied: Mapping[str, str]) -> bool:
-    return any(key.startswith("args.") for key in varied)
-
-
-def _warn_of_equal_numbers(first: Mapping[str, str], varied: Mapping[str, str]) -> None:
-    """Warn if two runs differ only in the text of a number: `1.1` and `1.10` may be meant as two versions."""
-    for key in varied.keys() & first.keys():
-        if key.startswith("args.") and first[key] != varied[key]:
-            remedy = f'quote them if they are texts: \'{key}="{first[key]}","{varied[key]}"\''
-            print_warning(f"{key}={varied[key]} is the same number as {first[key]}; {remedy}")
-
-
-def _covered(key: str, names: Collection[str]) -> bool:
-    return any(key == name or key.startswith(f"{name}.") for name in names)
-
-
 def _identity(values: Mapping[str, Any], names: Collection[str]) -> str:
-    """What tells a run of a sweep from the others: what decides the weights, and what the sweep varies."""
-    chosen = {key: value for key, value in values.items() if decides_the_weights(key) or _covered(key, names)}
-    # a file that was edited by hand may have 1 for 1.0
-    whole = {key: int(value) for key, value in chosen.items() if isinstance(value, float) and value.is_integer()}
-    return repr(sorted((chosen | whole).items()))
+    """What tells a run of a sweep from the others: what decides the weights, and what the sweep varies.
+
+    A file that was edited by hand may have 1 for 1.0.
+    """
+    return comparable({key: value for key, value in values.items() if decides_the_weights(key) or is_below(key, names)})
 
 
 def _differences(first: Mapping[str, Any], values: Mapping[str, Any], names: Collection[str]) -> dict[str, str]:
     """What decides the weights and differs from the sweep's first run, beyond what this command varies."""
-    keys = sorted(key for key in first.keys() | values.keys() if decides_the_weights(key) and not _covered(key, names))
+    keys = sorted(key for key in first.keys() | values.keys() if decides_the_weights(key) and not is_below(key, names))
     return {key: value_text(values.get(key)) for key in keys if first.get(key) != values.get(key)}
 
 

@@ -8,7 +8,8 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from hpctrain.config.checks import warnings_of
@@ -35,12 +36,11 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.gone_checkpoints import describe_gone
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.manifest import manifest, varied_text
-from hpctrain.run.reason import Reason
 from hpctrain.run.sweep_record import SweepRecord, sweep_is_over
 from hpctrain.search.algorithm import ComposedSweep
 from hpctrain.search.runs import SweepRun, place, with_progress
 from hpctrain.search.search import algorithm_of, is_search
-from hpctrain.search.task import work_here
+from hpctrain.search.task import is_stopped, work_here
 from hpctrain.status.before_launch import statuses_before_launch
 from hpctrain.status.follow import wait_for
 from hpctrain.status.state import RunState
@@ -50,7 +50,7 @@ SHOWN = 20
 """Runs that a submission or a dry run lists; it only counts the others."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sweep:
     """A sweep; its runs are the folders 0, 1, ... in its own.
 
@@ -61,9 +61,6 @@ class Sweep:
         code_now: take today's code for existing runs, too.
         record: how the runs were found, written before they are launched; None leaves the one that is there.
         retry_failed: also launch runs that failed.
-
-    Attributes:
-        code: of all runs.
     """
 
     home: RunDirectory
@@ -72,14 +69,13 @@ class Sweep:
     code_now: bool = False
     record: SweepRecord | None = None
     retry_failed: bool = True
-    code: LaunchCode = field(init=False)
 
-    def __post_init__(self) -> None:
-        """Take the code once, though a sweeper may launch many batches."""
-        asks = self.record is not None and is_search(self.record)
+    @cached_property
+    def code(self) -> LaunchCode:
+        """The code of all runs, taken once, though a sweeper may launch many batches."""
         # runs of a search are compared with each other, so they have the same code
-        code = LaunchCode(self.home, now=self.code_now and not asks)
-        object.__setattr__(self, "code", code)
+        asks = self.record is not None and is_search(self.record)
+        return LaunchCode(self.home, now=self.code_now and not asks)
 
     def launch(self, runs: Sequence[SweepRun]) -> list[int]:
         """Launch those runs that are neither completed nor running.
@@ -191,7 +187,7 @@ class Sweep:
                 continue
             print(f"run {number} of {len(runs)}: {run.heading}")
             codes.append(launch_here(prepared))
-            if codes[-1] == ExitCode.INTERRUPTED and not _has_paused(run):
+            if is_stopped(run.directory, codes[-1]):
                 return self._stopped("stopped", runs, codes, ExitCode.INTERRUPTED)
         if late:
             what = f"the time of the sweep is over (sweep.time_limit_min): {counted(late, 'run')} not started"
@@ -263,7 +259,9 @@ class Sweep:
                 if not submitted:
                     raise
                 return submitted, error  # the others stay as they are prepared, for `resume`
-            print(_submission(job_ids))
+            array_id, _, task = job_ids[0].partition("_")
+            what = f"job array {array_id} with {len(job_ids)} runs" if task else f"job {array_id}"
+            print(f"submitted {what}")
             submitted.update(array.tasks)
         return submitted, None
 
@@ -331,12 +329,6 @@ def sweep_home(config: RunConfig) -> Iterator[RunDirectory]:
         yield home
 
 
-def _has_paused(run: SweepRun) -> bool:
-    """Whether a run stopped where it was asked to, and not by Ctrl-C."""
-    attempts = Ledger(run.directory).attempts()
-    return bool(attempts) and attempts[-1].reason == Reason.PAUSED
-
-
 def _is_new(run: SweepRun) -> bool:
     return not Ledger(run.directory).last_claim()
 
@@ -373,9 +365,3 @@ def require_one_cluster(configs: Sequence[RunConfig]) -> None:
     kinds = sorted({config.cluster.kind for config in configs})
     if len(kinds) > 1:
         raise ConfigError("cluster", ",".join(kinds), "can't be swept over", "type one command for each cluster")
-
-
-def _submission(job_ids: Sequence[str]) -> str:
-    if len(job_ids) == 1:
-        return f"submitted job {job_ids[0]}"
-    return f"submitted job array {job_ids[0].partition('_')[0]} with {len(job_ids)} runs"

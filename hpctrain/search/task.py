@@ -126,18 +126,21 @@ def work_here(home: RunDirectory) -> int:
     def train(plan: RunPlan) -> tuple[int, bool]:
         # advice on one run would mislead: the search continues it, at once or when it is resumed
         code = launch_here(plan, quiet=[Reason.PAUSED, Reason.INTERRUPTED])
-        reason = next((attempt.reason for attempt in reversed(Ledger(plan.directory).attempts())), None)
-        # Ctrl-C has the same exit code as a pause, and is meant for the whole search
-        is_interrupted = code == ExitCode.INTERRUPTED and reason is not Reason.PAUSED
         if stop_file.exists():
             return ExitCode.CANCELLED, True
-        return code, is_interrupted
+        return code, is_stopped(plan.directory, code)
 
     task = f"{socket.gethostname()}:{os.getpid()}"
     code = SearchTask(home, task, train, max_new_runs=None).work()
     if code in (ExitCode.INTERRUPTED, ExitCode.CANCELLED):
         print(f"stopped; to resume: python -m hpctrain resume {home.as_typed}", file=sys.stderr)
     return code
+
+
+def is_stopped(run: RunDirectory, code: int) -> bool:
+    """Whether Ctrl-C ended a run here, which is meant for its whole sweep: a pause has the same exit code."""
+    attempts = Ledger(run).attempts()
+    return code == ExitCode.INTERRUPTED and not (attempts and attempts[-1].reason is Reason.PAUSED)
 
 
 def plan_assigned(home: RunDirectory, record: SweepRecord, assignment: Assignment) -> RunPlan:

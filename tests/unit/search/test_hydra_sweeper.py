@@ -9,14 +9,14 @@ from hpctrain.search.hydra_sweeper import Direction, objective, sweeper_directio
 @pytest.mark.parametrize(
     ("configuration", "found"),
     [
-        ({"direction": "minimize"}, ("direction", "minimize", "maximize", "min")),  # hydra-optuna-sweeper
-        ({"direction": ["maximize"]}, ("direction", "maximize", "minimize", "max")),
+        ({"direction": "minimize"}, ("direction", "minimize", "min")),  # hydra-optuna-sweeper
+        ({"direction": ["maximize"]}, ("direction", "maximize", "max")),
         (
             {"ax_config": {"experiment": {"minimize": True}}},  # hydra-ax-sweeper
-            ("ax_config.experiment.minimize", "true", "false", "min"),
+            ("ax_config.experiment.minimize", "true", "min"),
         ),
-        ({"optim": {"maximize": True}}, ("optim.maximize", "true", "false", "max")),  # hydra-nevergrad-sweeper
-        ({"optim": {"maximize": False}}, ("optim.maximize", "false", "true", "min")),
+        ({"optim": {"maximize": True}}, ("optim.maximize", "true", "max")),  # hydra-nevergrad-sweeper
+        ({"optim": {"maximize": False}}, ("optim.maximize", "false", "min")),
     ],
 )
 def test_the_direction_of_known_sweepers(configuration, found):
@@ -29,8 +29,8 @@ def test_other_sweepers_have_no_known_direction(configuration):
     assert sweeper_direction(OmegaConf.create(configuration)) is None
 
 
-MAXIMIZE = Direction("hydra.sweeper.optim.maximize", "true", "false", "max")
-MINIMIZE = Direction("hydra.sweeper.optim.maximize", "false", "true", "min")
+MAXIMIZE = Direction("hydra.sweeper.optim.maximize", "true", "max")
+MINIMIZE = Direction("hydra.sweeper.optim.maximize", "false", "min")
 
 
 def test_the_objective_is_the_best_value(directory):
