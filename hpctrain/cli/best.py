@@ -16,8 +16,7 @@ from typing import Any
 from hpctrain.cli.arguments import add_runs_dir, chosen_runs, command_parser, number
 from hpctrain.errors import ExitCode, RunDirectoryError
 from hpctrain.phrases import aligned, counted, duration, listed, spreadsheet_text
-from hpctrain.results.ranking import RankedRow, Ranking, rank
-from hpctrain.results.ranking_metric import judging_metric, named_metric
+from hpctrain.results.ranking import RankedRow, Ranking, judging_metric, named_metric, rank
 from hpctrain.results.run_result import SEED, RunResult, read_results
 from hpctrain.run.evaluation import MODES
 from hpctrain.run.manifest import value_text

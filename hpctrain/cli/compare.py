@@ -13,7 +13,7 @@ from typing import Any
 from hpctrain.cli.arguments import add_runs_dir, command_parser
 from hpctrain.errors import ExitCode
 from hpctrain.phrases import aligned, counted
-from hpctrain.results.ranking_metric import MetricValue
+from hpctrain.results.ranking import MetricValue
 from hpctrain.results.run_comparison import Divergence, RunComparison, compare_runs
 from hpctrain.results.run_result import RunResult, read_results
 from hpctrain.run.ledger import Attempt

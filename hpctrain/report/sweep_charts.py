@@ -18,8 +18,7 @@ from hpctrain.report.origin import without_secrets
 from hpctrain.report.page import Markup, charts_in_rows, element, joined, remark
 from hpctrain.report.scale import KeyAxis, Scale, number_text, scale_of
 from hpctrain.results.curves import Curve, read_curves
-from hpctrain.results.ranking import RankedRow, Ranking, rank
-from hpctrain.results.ranking_metric import MetricValue, judging_metric
+from hpctrain.results.ranking import MetricValue, RankedRow, Ranking, judging_metric, rank
 from hpctrain.results.run_result import SEED, RunResult, read_results
 from hpctrain.run.directory import RunDirectory
 from hpctrain.search.journal import Event, read_journal

@@ -1,24 +1,18 @@
-"""The curves of a run: its metrics over steps and time, read fast, and thinned for drawing."""
+"""The curves of a run: its metrics over steps and time, thinned for drawing."""
 
 from __future__ import annotations
 
 import bisect
 import contextlib
 import itertools
-import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from hpctrain.files import LARGEST_LOG_BYTES, read_lines
+from hpctrain.files import LARGEST_LOG_BYTES, json_lines, read_lines
 from hpctrain.run.ledger import Attempt
-from hpctrain.run.record_fields import COUNT, NUMBER, TIME
-
-CHUNK = 4096
-"""Lines that are parsed at once: one call per line costs as much again as the parsing."""
-_SPELLED = ("nan", "inf", "-inf")
+from hpctrain.status.metrics import metrics_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,74 +79,26 @@ def read_curves(path: Path, *, attempts: Sequence[Attempt] = (), containing: str
         containing: parse only lines that contain this text, such as a metric's name in quotes.
     """
     wanted = (containing or "").encode(errors="replace")
-    lines = (line for line in read_lines(path, at_most=LARGEST_LOG_BYTES) if wanted in line and line.strip())
-    void = _Void(attempts)
+    resumes = sorted(
+        (attempt.start_time, attempt.actual_start_step)
+        for attempt in attempts
+        if attempt.start_time is not None and attempt.actual_start_step is not None
+    )
+    begins = [time for time, _ in resumes]
+    # of all attempts from this one on, the earliest step
+    earliest = list(itertools.accumulate((step for _, step in reversed(resumes)), min))[::-1]
     curves: dict[str, Curve] = {}
-    for record in _records(lines):
-        step, time = record.pop("step", None), record.pop("time", None)
-        if not COUNT.accepts(step):
-            continue
-        time = time if TIME.accepts(time) else math.nan
-        if void.covers(step, time):
-            continue
-        for name, value in _numbers(record):
-            curve = curves.get(name)
-            if curve is None:
-                curve = curves[name] = Curve(name)
-            curve.add(step, time, value)
+    with contextlib.suppress(OSError):  # what can't be read ends the records
+        lines = (line for line in read_lines(path, at_most=LARGEST_LOG_BYTES) if wanted in line)
+        for record in metrics_of(json_lines(lines)):
+            time = math.nan if record.time is None else record.time
+            # a record without a time is before no attempt
+            place = bisect.bisect_right(begins, time)
+            if place < len(begins) and record.step > earliest[place]:
+                continue
+            for name, value in record.values.items():
+                curve = curves.get(name)
+                if curve is None:
+                    curve = curves[name] = Curve(name)
+                curve.add(record.step, time, value)
     return curves
-
-
-class _Void:
-    """Which records are void: those that were logged before an attempt that began with an earlier step."""
-
-    def __init__(self, attempts: Sequence[Attempt]) -> None:
-        resumes = sorted(
-            (attempt.start_time, attempt.actual_start_step)
-            for attempt in attempts
-            if attempt.start_time is not None and attempt.actual_start_step is not None
-        )
-        self._times = [time for time, _ in resumes]
-        # of all attempts from this one on, the earliest step
-        lowest = itertools.accumulate((step for _, step in reversed(resumes)), min)
-        self._steps = list(lowest)[::-1]
-
-    def covers(self, step: int, time: float) -> bool:
-        place = bisect.bisect_right(self._times, time)
-        return place < len(self._times) and step > self._steps[place] and not math.isnan(time)
-
-
-def _records(lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
-    while chunk := _next_chunk(lines):
-        try:
-            found = json.loads(b"[" + b",".join(chunk) + b"]")
-        except (ValueError, RecursionError):
-            found = []
-        # two torn lines may be one record when they are joined
-        for record in found if len(found) == len(chunk) else _one_by_one(chunk):
-            if isinstance(record, dict):
-                yield record
-
-
-def _next_chunk(lines: Iterator[bytes]) -> list[bytes]:
-    # what can't be read ends the records
-    with contextlib.suppress(OSError):
-        return list(itertools.islice(lines, CHUNK))
-    return []
-
-
-def _one_by_one(lines: Iterable[bytes]) -> Iterator[Any]:
-    for line in lines:
-        try:
-            yield json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-
-
-def _numbers(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    nonfinite = record.pop("nonfinite", None)
-    for name, value in record.items():
-        if type(value) is float or NUMBER.accepts(value):
-            yield name, float(value)
-    if isinstance(nonfinite, dict):
-        yield from ((name, float(text)) for name, text in nonfinite.items() if text in _SPELLED)

@@ -198,7 +198,7 @@ def export(
     texts = config.run.args_as_typed if isinstance(config, ProgramConfig) else {}
     wanted = _exported({**flat(config), **texts}, typed, skip_seed=len(row.runs) > 1)
     choices = _choices(composer, typed)
-    with _draft(file) as (draft, name), _expressing(row, typed, file.path):
+    with _draft(file, row, typed) as (draft, name):
         write_atomic(draft, _text(comment, choices, {}), durable=False)
         values = _changed(wanted, _composed(composer, name), always=_explicit_keys(composer, typed, wanted, ranking))
         write_atomic(draft, _text(comment, choices, values), durable=False)
@@ -208,7 +208,7 @@ def export(
             write_atomic(draft, _text(comment, choices, values), durable=False)
             found = composer.compose_run([f"{GROUP}={name}", *site])
         _require_same(wanted, found, typed, file.path, row)
-        _publish(draft, file.path, force=force)
+        draft.replace(file.path)
     words = [f"{GROUP}={file.name}", *site]
     if folder is not None:
         words = ["--config-dir", os.path.relpath(folder), *words]
@@ -319,32 +319,20 @@ def _require_same(wanted: Mapping[str, Any], found: RunConfig, typed: TypedComma
 
 
 @contextlib.contextmanager
-def _expressing(row: RankedRow, typed: TypedCommand, path: Path) -> Iterator[None]:
+def _draft(file: ExperimentFile, row: RankedRow, typed: TypedCommand) -> Iterator[tuple[Path, str]]:
+    """A file next to the final one, which Hydra composes under its own name; and that name.
+
+    Raises:
+        ConfigError: an experiment can't express the configuration.
+    """
+    draft = file.path.with_name(f"{file.path.stem}_{secrets.token_hex(4)}.yaml")
     try:
-        yield
+        yield draft, str(draft.relative_to(file.folder / GROUP).with_suffix(""))
     except ConfigError as error:
         if error.key == "--export":
             raise
         problem = f"can't express the configuration of {row.runs[0].status.path}: {error.key} {error.problem}"
         remedy = f"type this in the folder of the command that made it: {typed.text or 'it is not recorded'}"
-        raise ConfigError("--export", path, problem, remedy) from error
-
-
-@contextlib.contextmanager
-def _draft(file: ExperimentFile) -> Iterator[tuple[Path, str]]:
-    """A file next to the final one, which Hydra composes under its own name; and that name."""
-    draft = file.path.with_name(f"{file.path.stem}_{secrets.token_hex(4)}.yaml")
-    try:
-        yield draft, str(draft.relative_to(file.folder / GROUP).with_suffix(""))
+        raise ConfigError("--export", file.path, problem, remedy) from error
     finally:
         draft.unlink(missing_ok=True)
-
-
-def _publish(draft: Path, path: Path, *, force: bool) -> None:
-    if force:
-        draft.replace(path)
-        return
-    try:
-        os.link(draft, path)  # unlike a rename, it replaces nothing
-    except FileExistsError:
-        raise ConfigError("--export", path, "exists", "choose another name, or add --force to replace it") from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from hpctrain.config.root import decides_the_weights
 from hpctrain.errors import CheckpointDamagedError, RunDirectoryError
 from hpctrain.files import read_json_or_empty
-from hpctrain.results.ranking_metric import MetricValue, judging_metric, metric_value
+from hpctrain.results.ranking import MetricValue, judging_metric, metric_value
 from hpctrain.results.run_result import RunResult, comparable
 from hpctrain.run.checkpoint_manifest import read_manifest
 from hpctrain.run.code import CodeFile, current_code, read_files
@@ -225,15 +225,14 @@ def _best(result: RunResult) -> dict[str, MetricValue]:
     return {metric.name: metric_value(result, metric)}
 
 
-def _files(directory: RunDirectory) -> Iterable[CodeFile]:
+def _files(directory: RunDirectory) -> dict[str, CodeFile]:
     with contextlib.suppress(OSError, RunDirectoryError):
         if (copy := current_code(directory)) is not None:
-            return read_files(copy.list)
-    return ()
+            return {file.path: file for file in read_files(copy.list)}
+    return {}
 
 
-def _file_changes(one: Iterable[CodeFile], other: Iterable[CodeFile]) -> dict[str, str]:
-    before, after = ({file.path: file for file in files} for files in (one, other))
+def _file_changes(before: Mapping[str, CodeFile], after: Mapping[str, CodeFile]) -> dict[str, str]:
     if not before or not after:
         return {}
     found = dict.fromkeys(before.keys() - after.keys(), "removed")

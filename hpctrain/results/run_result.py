@@ -47,11 +47,6 @@ class RunResult:
         return self.is_live or self.status.state is RunState.COMPLETED
 
     @property
-    def training_s(self) -> float:
-        """Seconds of training, without steps that were lost and repeated."""
-        return self.status.account.spent.training_s
-
-    @property
     def is_program(self) -> bool:
         """Whether it is the run of a program."""
         return bool(self.status.command)
