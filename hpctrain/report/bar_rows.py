@@ -6,7 +6,7 @@ They are HTML: the browser sets the texts at their own size, however narrow the 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from hpctrain.phrases import duration
 from hpctrain.report.page import Markup, element, joined, remark
@@ -97,12 +97,11 @@ def time_chart(spent: WallTime, *, with_ratio: bool = True) -> Markup:
     if whole <= 0:
         return remark("No time has passed yet.")
     parts = []
-    for field, seconds in asdict(spent).items():
-        name = field.removesuffix("_s")
+    for name, share in spent.shares.items():
         kind, meaning = KINDS[name]
-        if seconds > 0:
+        if share > 0:
+            seconds = getattr(spent, f"{name}_s")
             took = duration(seconds) if seconds >= 10 else f"{seconds:.1f} s"
-            share = seconds / whole
             parts.append(Part(name=name, about=meaning, share=share, result=f"{took}, {share:.1%}", kind=kind))
     drawn = [waterfall(parts)]
     if with_ratio and spent.ratio is not None:

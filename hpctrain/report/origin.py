@@ -30,10 +30,10 @@ def configuration(directory: RunDirectory) -> Markup:
     changed = changed_values(directory)
     values = {key: changed.get(key, value) for key, value in described.config.items()}
     text = "\n".join(f"{key}={_shown(value)}" for key, value in values.items())
-    varied = [(key, value) for key, value in described.varied.items()]
     note = "The variables in cluster.env and the commands in cluster.setup aren't shown: they may hold secrets."
     keys = folded(f"All {counted(len(described.config), 'key')}", _cut(text), remark(note))
-    return joined([descriptions([("command", described.origin.get("command", ""))]), descriptions(varied), keys])
+    command = descriptions([("command", described.origin.get("command", ""))])
+    return joined([command, descriptions([*described.varied.items()]), keys])
 
 
 def code(directory: RunDirectory) -> Markup:
@@ -49,14 +49,10 @@ def code(directory: RunDirectory) -> Markup:
         size = f"{counted(record['files'], 'file')}, {byte_size(record['bytes'])}"
         copied = f"{record['digest']} ({size}), taken from {record['root']}, {local_time(record.get('time') or 0)}"
     diff = str(git.get("diff") or "")
-    changes = "none" if git and not diff and not git.get("diff_left_out") else ""
+    changes = f"{counted(len(diff.splitlines()), 'line')} of diff" if diff else "none" if git else ""
     if git.get("diff_left_out"):
         changes = "there were some, or they couldn't be read; the manifest leaves them out"
-    pairs = [
-        ("copy", copied),
-        ("git commit", str(git.get("commit") or "")),
-        ("changes", changes or (f"{counted(len(diff.splitlines()), 'line')} of diff" if diff else "")),
-    ]
+    pairs = [("copy", copied), ("git commit", str(git.get("commit") or "")), ("changes", changes)]
     shown = descriptions(pairs) or remark("No copy of the code, and no git repository.")
     return joined([shown, folded("Changes against the commit", _cut(diff), long=True) if diff else ""])
 
@@ -66,20 +62,15 @@ def environment(directory: RunDirectory) -> Markup:
     manifest = read_json_or_empty(directory.manifest)
     versions = manifest.get("versions")
     pairs = [(str(name), str(value)) for name, value in versions.items()] if isinstance(versions, dict) else []
-    names = ("host", "user", "folder", "executable")
     begun = manifest.get("time")
     when = local_time(float(begun or 0)) if TIME.accepts(begun) else ""
-    named = [(name, _text(manifest, name)) for name in names]
+    named = [(name, str(manifest.get(name) or "")) for name in ("host", "user", "folder", "executable")]
     return descriptions([("launched", when), *named, *pairs]) or remark("manifest.json can't be read.")
 
 
 def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values by key, those that may be secret replaced by stars: a page is sent to others."""
     return {key: "***" if may_be_secret(key) else value for key, value in values.items()}
-
-
-def _text(record: Mapping[str, Any], name: str) -> str:
-    return str(record.get(name) or "")
 
 
 def _shown(value: object) -> str:

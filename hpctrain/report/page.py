@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
@@ -48,26 +47,18 @@ STYLE = Path(__file__).with_name("style.css")
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A part of a page: a heading, and what follows it."""
-
-    title: str
-    content: Markup
-
-
-def html_page(title: str, head: Markup, sections: Sequence[Section]) -> str:
+def html_page(title: str, head: Markup, sections: Mapping[str, Markup]) -> str:
     """Return the text of a page.
 
     Args:
         title: of the window.
         head: what comes first, with the main heading.
-        sections: the rest; those without content are left out.
+        sections: the rest, by heading; those without content are left out.
     """
     written = f"Written {local_time(time.time())} by hpctrain {__version__}"
     body = [
         element("header", head),
-        *(element("section", element("h2", one.title), one.content) for one in sections if one.content),
+        *(element("section", element("h2", title), content) for title, content in sections.items() if content),
         element("footer", written),
     ]
     top = [

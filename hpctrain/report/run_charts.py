@@ -43,6 +43,39 @@ class AttemptSpan:
     end: float
 
 
+_UNITS = (
+    (2 * 86400.0, 86400.0, "days"),
+    (2 * 3600.0, 3600.0, "hours"),
+    (120.0, 60.0, "minutes"),
+    (0.0, 1.0, "seconds"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TimeAxis:
+    """Time since the beginning of a run.
+
+    Attributes:
+        origin: epoch seconds of the beginning.
+        size: of a unit, in seconds.
+        label: below the axis.
+        bands: when each attempt was at work.
+    """
+
+    origin: float
+    size: float
+    label: str
+    bands: list[Band]
+
+    def place(self, when: float) -> float:
+        """Where a time is on the axis; ``when`` is in epoch seconds."""
+        return max(0.0, when - self.origin) / self.size
+
+    def attempt_at(self, place: float) -> int:
+        """The position of the attempt to which a place on the axis belongs: no line leads from one to the next."""
+        return bisect.bisect([band.start for band in self.bands[1:]], place)
+
+
 @dataclass(frozen=True)
 class RunRecord:
     """A run as its page shows it.
@@ -80,11 +113,22 @@ class RunRecord:
         return found
 
     @cached_property
-    def origin(self) -> float:
-        """Epoch seconds at which time begins in its charts: the first attempt, or the first record."""
-        begins = [span.begin for span in self.spans]
-        logged = [curve.times[0] for curve in self.curves.values() if curve.times]
-        return min([*begins, *(when for when in logged if when == when)], default=time.time())  # noqa: PLR0124 - not NaN
+    def axis(self) -> TimeAxis:
+        """The time since the first attempt, or the first record, on which all attempts and records fit."""
+        logged = [when for curve in self.curves.values() for when in (*curve.times[:1], *curve.times[-1:])]
+        moments = [when for span in self.spans for when in (span.begin, span.end)]
+        moments = [*moments, *filter(math.isfinite, logged)] or [time.time()]
+        origin, whole = min(moments), max(moments) - min(moments)
+        size, unit = next((size, unit) for least, size, unit in _UNITS if whole >= least)
+        bands = [
+            Band(
+                (span.begin + span.account.spent.queued_s - origin) / size,
+                (span.end - origin) / size,
+                f"attempt {span.attempt.attempt}",
+            )
+            for span in self.spans
+        ]
+        return TimeAxis(origin, size, f"{unit} since {local_time(origin)}", bands)
 
     @cached_property
     def marks(self) -> Sequence[Mark]:
@@ -139,38 +183,28 @@ ROWS = 50
 
 def speed_charts(record: RunRecord) -> Markup:
     """Draw the speed; empty if nothing of it was measured."""
-    found = [
-        (span, bottleneck)
-        for span in record.spans
-        if (bottleneck := read_bottleneck(record.directory.attempt(span.attempt.attempt))) is not None
-    ]
+    numbers = [span.attempt.attempt for span in record.spans]
+    records = {number: read_bottleneck(record.directory.attempt(number)) for number in numbers}
+    bottlenecks = {number: found for number, found in records.items() if found is not None}
     curves = [curve for name in SHOWN if (curve := record.curves.get(name)) is not None]
-    parts: list[object] = []
-    if found:
-        parts.append(_bottleneck(found[-1][1], found[-1][0].attempt.attempt))
-    charts = _charts(curves, record)
-    if slowest := slowest_rank_chart(record, [(span, one) for span, one in found if one.slowest_ratio is not None]):
-        charts.append(slowest)
+    parts: list[object] = [_bottleneck(found, number) for number, found in list(bottlenecks.items())[-1:]]
+    charts = _charts(curves, record.axis)
+    if points := _slowest_points(record):
+        charts.append(_slowest_rank_chart(points, record.axis))
     if charts:
         explained = "Over time, since the run began. Shaded: an attempt was at work."
         parts += [remark(explained), element("div", *charts, class_="charts")]
-    named = [(span, one) for span, one in found if one.slowest_rank is not None]
-    if named:
-        rows = [
-            (
-                str(span.attempt.attempt),
-                str(one.slowest_rank),
-                one.slowest_host or "?",
-                f"{one.slowest_ratio or math.nan:.2f}",
-                str(one.step),
-            )
-            for span, one in named[-ROWS:]
-        ]
+    rows = [
+        (str(number), str(found.slowest_rank), found.slowest_host or "?", f"{found.slowest_ratio:.2f}", str(found.step))
+        for number, found in bottlenecks.items()
+        if found.slowest_rank is not None and found.slowest_ratio is not None
+    ]
+    if rows:
         head = ("attempt", "slowest rank", "host", "times the others", "up to step")
-        shown: list[object] = [table(head, rows, numbers=(0, 1, 3, 4))]
-        if (left_out := len(named) - len(rows)) > 0:
-            text = f"{counted(left_out, 'earlier attempt')} not shown, see attempts/*/verdict.json in the run directory"
-            shown.append(remark(text))
+        shown = [table(head, rows[-ROWS:], numbers=(0, 1, 3, 4))]
+        if earlier := rows[:-ROWS]:
+            where = "see attempts/*/verdict.json in the run directory"
+            shown.append(remark(f"{counted(len(earlier), 'earlier attempt')} not shown, {where}"))
         parts.append(folded("The slowest rank of each attempt", *shown))
     return joined(parts)
 
@@ -196,70 +230,20 @@ def _bottleneck(found: Bottleneck, attempt: int) -> Markup:
     return joined(parts)
 
 
-def _charts(curves: Sequence[Curve], record: RunRecord) -> list[Markup]:
+def _charts(curves: Sequence[Curve], axis: TimeAxis) -> list[Markup]:
     charts = []
     for curve in curves:
-        known = [place for place, when in enumerate(curve.times) if math.isfinite(when)]
-        if not known:
-            continue
-        axis = TimeAxis.of(record, curve.times[known[-1]])
         thin = curve.thinned(POINTS)
-        points = sorted(
-            (axis.place(when), value)
-            for when, value in zip(thin.times, thin.values, strict=True)
-            if math.isfinite(when)
-        )
-        # no line from one attempt to the next, which may come days later
-        starts = [band.start for band in axis.bands[1:]]
-        groups = itertools.groupby(points, lambda point: bisect.bisect(starts, point[0]))  # noqa: B023 - used at once
+        times = zip(thin.times, thin.values, strict=True)
+        points = sorted((axis.place(when), value) for when, value in times if math.isfinite(when))
+        if not points:
+            continue
+        # an attempt may begin days after the one before
+        groups = itertools.groupby(points, lambda point: axis.attempt_at(point[0]))
         broken = [point for _, group in groups for point in ((math.nan, 0.0), *group)][1:]
         line = Line(label=curve.name, xs=[x for x, _ in broken], ys=[y for _, y in broken])
         charts.append(line_chart(curve.name, [line], x_label=axis.label, bands=axis.bands, from_zero=True))
     return charts
-
-
-_UNITS = (
-    (2 * 86400.0, 86400.0, "days"),
-    (2 * 3600.0, 3600.0, "hours"),
-    (120.0, 60.0, "minutes"),
-    (0.0, 1.0, "seconds"),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class TimeAxis:
-    """Time since the beginning of a run.
-
-    Attributes:
-        origin: epoch seconds of the beginning.
-        size: of a unit, in seconds.
-        label: below the axis.
-        bands: when each attempt was at work.
-    """
-
-    origin: float
-    size: float
-    label: str
-    bands: list[Band]
-
-    @classmethod
-    def of(cls, record: RunRecord, last: float) -> TimeAxis:
-        """The axis on which everything fits up to a time, in epoch seconds, and up to the last attempt's end."""
-        whole = max([last, *(span.end for span in record.spans)]) - record.origin
-        size, unit = next((size, unit) for least, size, unit in _UNITS if whole >= least)
-        bands = [
-            Band(
-                (span.begin + span.account.spent.queued_s - record.origin) / size,
-                (span.end - record.origin) / size,
-                f"attempt {span.attempt.attempt}",
-            )
-            for span in record.spans
-        ]
-        return cls(record.origin, size, f"{unit} since {local_time(record.origin)}", bands)
-
-    def place(self, when: float) -> float:
-        """Where a time is on the axis; ``when`` is in epoch seconds."""
-        return max(0.0, when - self.origin) / self.size
 
 
 RANK, RATIO = "throughput/slowest_rank", "throughput/slowest_ratio"
@@ -274,34 +258,7 @@ class _Point(NamedTuple):
     ratio: float
 
 
-def slowest_rank_chart(record: RunRecord, found: Sequence[tuple[AttemptSpan, Bottleneck]]) -> Markup | None:
-    """Draw the slowest rank.
-
-    Args:
-        record: of the run.
-        found: the attempts that measured their slowest rank; drawn where metrics.jsonl doesn't have it over time.
-
-    Returns:
-        The chart; None if nothing is known of it.
-    """
-    if points := _points(record):
-        return _over_time(record, points)
-    if not found:
-        return None
-    axis = TimeAxis.of(record, found[-1][0].end)
-    lines = [
-        Line(
-            label="",
-            xs=[axis.place(span.begin), axis.place(span.end)],
-            ys=[one.slowest_ratio or 0.0] * 2,
-            title=f"rank {one.slowest_rank} on {one.slowest_host}: {one.slowest_ratio:.2f} times the others",
-        )
-        for span, one in found
-    ]
-    return line_chart(CAPTION, lines, x_label=axis.label, bands=axis.bands)
-
-
-def _points(record: RunRecord) -> list[_Point]:
+def _slowest_points(record: RunRecord) -> list[_Point]:
     """The records, in the order of time; of very many, the one with the highest ratio of each stretch."""
     ranks, ratios = record.curves.get(RANK), record.curves.get(RATIO)
     if ranks is None or ratios is None:
@@ -317,13 +274,11 @@ def _points(record: RunRecord) -> list[_Point]:
     return [max(points[first : first + size], key=lambda one: one.ratio) for first in range(0, len(points), size)]
 
 
-def _over_time(record: RunRecord, points: Sequence[_Point]) -> Markup:
-    axis = TimeAxis.of(record, points[-1].when)
+def _slowest_rank_chart(points: Sequence[_Point], axis: TimeAxis) -> Markup:
     often = [rank for rank, _ in Counter(point.rank for point in points).most_common(NAMED)]
-    starts = [band.start for band in axis.bands[1:]]
     lines = []
-    # no line from one rank to another, nor from one attempt to the next
-    together = itertools.groupby(points, lambda one: (one.rank, bisect.bisect(starts, axis.place(one.when))))
+    # no line leads from one rank to another either
+    together = itertools.groupby(points, lambda one: (one.rank, axis.attempt_at(axis.place(one.when))))
     for (rank, _), group in together:
         stretch = list(group)
         lines.append(

@@ -10,7 +10,6 @@ from hpctrain.report.line_chart import Line, line_chart
 from hpctrain.report.origin import code, configuration, environment, without_secrets
 from hpctrain.report.page import (
     Markup,
-    Section,
     charts_in_rows,
     descriptions,
     element,
@@ -38,33 +37,26 @@ def run_page(directory: RunDirectory) -> str:
     """
     record = RunRecord.read(directory)
     status = record.status
-    sections = [
-        Section("Curves", curve_charts(record)),
-        Section("Attempts", attempt_chart(record)),
-        Section("Where the time went", time_chart(status.account.spent, with_ratio=status.knows_step)),
-        Section("Speed", speed_charts(record)),
-        Section("Configuration", configuration(directory)),
-        Section("Code", code(directory)),
-        Section("Environment", environment(directory)),
-    ]
-    return html_page(f"{title_of(directory)} {status.state}", _head(status, title_of(directory)), sections)
-
-
-def title_of(directory: RunDirectory) -> str:
-    """The last two parts of the path: a name and a time, or a sweep and a number."""
-    return "/".join(directory.path.parts[-2:])
+    # a name and a time, or a sweep and a number
+    title = "/".join(directory.path.parts[-2:])
+    sections = {
+        "Curves": curve_charts(record),
+        "Attempts": attempt_chart(record),
+        "Where the time went": time_chart(status.account.spent, with_ratio=status.knows_step),
+        "Speed": speed_charts(record),
+        "Configuration": configuration(directory),
+        "Code": code(directory),
+        "Environment": environment(directory),
+    }
+    return html_page(f"{title} {status.state}", _head(status, title), sections)
 
 
 def _head(status: RunStatus, title: str) -> Markup:
     heading = element("h1", title, " ", element("small", element("span", str(status.state), class_="state")))
     note = element("p", status.note) if status.note else ""
     spent = status.account.spent
-    pairs = []
-    if status.knows_step:
-        total = "" if status.total_steps is None else f" of {number_text(status.total_steps)}"
-        pairs.append(("step", f"{status.step}{total}"))
-    else:
-        pairs.append(("step", "not reported"))
+    total = "" if status.total_steps is None else f" of {number_text(status.total_steps)}"
+    pairs = [("step", f"{status.step}{total}" if status.knows_step else "not reported")]
     if status.best is not None:
         pairs.append((f"best {status.best.name}, at step {status.best_step}", f"{status.best.value:.4g}"))
     pairs.append(("attempts", str(len(status.attempts))))
@@ -106,7 +98,9 @@ def curve_charts(record: RunRecord) -> Markup:
     """Draw the charts, or say why there are none."""
     curves = [curve for name, curve in record.curves.items() if not name.startswith(LEFT_OUT)]
     if not curves:
-        return remark(_why_none(record))
+        reported = "One that calls session.step(..., metrics={...}) has curves here; see"
+        program = f"This program reported no metrics. {reported} {page('reference/session.md')}."
+        return remark(program if record.status.command else "The run has logged no metrics yet.")
     best = record.status.best
     groups = _grouped(curves, judged="" if best is None else best.name)
     charts = [_chart(name, group, record) for name, group in groups[:MOST_CHARTS]]
@@ -118,32 +112,21 @@ def curve_charts(record: RunRecord) -> Markup:
     return joined(parts)
 
 
-def _why_none(record: RunRecord) -> str:
-    if record.status.command:
-        return (
-            "This program reported no metrics. One that calls session.step(..., metrics={...}) has curves here; see "
-            f"{page('reference/session.md')}."
-        )
-    return "The run has logged no metrics yet."
-
-
 def _explained(record: RunRecord) -> Markup:
-    texts = []
-    if any(mark.text.startswith("\u25b8") for mark in record.marks):
-        texts.append("\u25b8 and a number: where this attempt resumed.")
-    if any(mark.text == "\u25a0" for mark in record.marks):
-        texts.append("\u25a0: where the last attempt ended without completing the run.")
-    if record.repeated:
-        texts.append("Shaded: steps that were repeated after a resume.")
-    return remark(" ".join(texts)) if texts else Markup("")
+    signs = {mark.text[0] for mark in record.marks}
+    texts = [
+        "\u25b8 and a number: where this attempt resumed." if "\u25b8" in signs else "",
+        "\u25a0: where the last attempt ended without completing the run." if "\u25a0" in signs else "",
+        "Shaded: steps that were repeated after a resume." if record.repeated else "",
+    ]
+    return remark(" ".join(filter(None, texts))) if any(texts) else Markup("")
 
 
 def _grouped(curves: Sequence[Curve], judged: str) -> list[tuple[str, list[Curve]]]:
     """Curves by the name without `train/` and `eval/`: the judged metric first, then losses, then evaluations."""
     groups: dict[str, list[Curve]] = {}
     for curve in sorted(curves, key=lambda curve: curve.name.startswith("eval/")):
-        prefix = next((one for one in PREFIXES if curve.name.startswith(one)), "")
-        groups.setdefault(curve.name.removeprefix(prefix), []).append(curve)
+        groups.setdefault(curve.name.removeprefix(_prefix(curve)), []).append(curve)
 
     def order(item: tuple[str, list[Curve]]) -> tuple[bool, bool, bool]:
         name, group = item
@@ -153,14 +136,15 @@ def _grouped(curves: Sequence[Curve], judged: str) -> list[tuple[str, list[Curve
     return sorted(groups.items(), key=order)
 
 
+def _prefix(curve: Curve) -> str:
+    return next((prefix for prefix in PREFIXES if curve.name.startswith(prefix)), "")
+
+
 def _chart(name: str, group: Sequence[Curve], record: RunRecord) -> Markup:
     lines = []
     for curve in group:
-        prefix = next((one for one in PREFIXES if curve.name.startswith(one)), "")
-        label, style = PREFIXES.get(prefix, (curve.name, "s0"))
-        thin = curve.thinned(POINTS)
-        evaluated = prefix == "eval/"
-        title = curve.name
+        label, style = PREFIXES.get(_prefix(curve), (curve.name, "s0"))
+        thin, title, evaluated = curve.thinned(POINTS), curve.name, curve.name.startswith("eval/")
         lines.append(Line(label=label, xs=thin.steps, ys=thin.values, style=style, title=title, every_point=evaluated))
     caption = name if len(group) > 1 else group[0].name
     last = max((curve.steps[-1] for curve in group), default=0)
@@ -193,10 +177,8 @@ def attempt_chart(record: RunRecord) -> Markup:
     used = [part for part in PARTS if any(_seconds(span.account.spent, part[2]) > 0 for span in spans)]
     axis = f"From {local_time(begin)} to {local_time(begin + whole)}, {duration(whole)}."
     parts = [remark(axis), bar_legend([(kind, text) for kind, text, _ in used])]
-    if len(rows) > SHOWN_ATTEMPTS:
-        parts.append(
-            folded(f"{counted(len(rows) - SHOWN_ATTEMPTS, 'earlier attempt')}", bar_rows(rows[:-SHOWN_ATTEMPTS]))
-        )
+    if earlier := rows[:-SHOWN_ATTEMPTS]:
+        parts.append(folded(counted(len(earlier), "earlier attempt"), bar_rows(earlier)))
     parts.append(bar_rows(rows[-SHOWN_ATTEMPTS:]))
     if len(record.spans) > MOST_ATTEMPTS:
         parts.append(remark(f"{len(record.spans) - MOST_ATTEMPTS} attempts before these aren't shown."))

@@ -150,31 +150,33 @@ def _chart(key: str, metric: str, points: Sequence[SweepPoint]) -> Markup:
     y = scale_of([point.number.best or 0.0 for point in points], margin=0.04)
     frame = Frame(axis.scale, y, axis.ticks(5))
     # the dots of a style are one path, unless each has a title
-    paths: dict[str, list[str]] = {}
-    titled: list[Markup] = []
+    paths: dict[tuple[str, Markup], str] = {}
     ranks: list[Markup] = []
     for point in points:
         place = axis.number(point.values.get(key))
         if place is None:
             continue
+        across, down = frame.across(place), f"{frame.down(point.number.best or 0.0):.1f}"
         if point.style.startswith("s"):
             # colour alone is lost in a grey print
-            beside = {"x": f"{frame.across(place) + 5:.1f}", "y": f"{frame.down(point.number.best or 0.0):.1f}"}
+            beside = {"x": f"{across + 5:.1f}", "y": down}
             ranks.append(element("text", str(point.row.rank), dy="0.35em", class_="over", **beside))
-        at = f"M{frame.across(place):.1f} {frame.down(point.number.best or 0.0):.1f}h0"
-        if len(points) <= TITLED or point.style.startswith("s"):
-            titled.append(element("path", element("title", point.title), d=at, class_=f"dots {point.style}"))
-        else:
-            paths.setdefault(point.style, []).append(at)
-    dots = [element("path", d="".join(places), class_=f"dots {style}") for style, places in sorted(paths.items())]
+        dots = (point.style, _title(point, points))
+        paths[dots] = f"{paths.get(dots, '')}M{across:.1f} {down}h0"
+    drawn = [element("path", title, d=d, class_=f"dots {style}") for (style, title), d in paths.items()]
     shown = f"best {metric} of each run over {key}"
     drawing = element(
-        "svg", frame.axes(key), *dots, *titled, *ranks, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=shown
+        "svg", frame.axes(key), *drawn, *ranks, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=shown
     )
     notes = [
         text for text, log in ((f"{key} on a log scale", axis.scale.log), (f"{metric} on a log scale", y.log)) if log
     ]
     return element("figure", element("figcaption", key, element("small", f" {', '.join(notes)}")), drawing)
+
+
+def _title(point: SweepPoint, points: Sequence[SweepPoint]) -> Markup:
+    is_titled = len(points) <= TITLED or point.style.startswith("s")
+    return element("title", point.title) if is_titled else Markup("")
 
 
 BETWEEN = 96
@@ -211,8 +213,7 @@ def parallel_coordinates(record: SweepResults) -> Markup:
             begins = not words or not words[-1]
             down = _down(axis.scale, number, reverse=place == len(axes) - 1 and metric.mode == "min")
             words.append(f"{'M' if begins else 'L'}{SIDE + BETWEEN * place} {down:.1f}")
-        title = element("title", point.title) if len(points) <= TITLED or point.style.startswith("s") else ""
-        lines.append(element("path", title, d="".join(words), class_=f"line {point.style}"))
+        lines.append(element("path", _title(point, points), d="".join(words), class_=f"line {point.style}"))
     drawn = [
         _axis(axis, place, reverse=place == len(axes) - 1 and metric.mode == "min") for place, axis in enumerate(axes)
     ]

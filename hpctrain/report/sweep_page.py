@@ -13,7 +13,7 @@ from hpctrain.phrases import counted, duration, listed
 from hpctrain.report.bar_rows import time_chart
 from hpctrain.report.line_chart import Line, line_chart
 from hpctrain.report.origin import code, configuration, environment, without_secrets
-from hpctrain.report.page import Markup, Section, descriptions, element, facts, folded, html_page, joined, remark, table
+from hpctrain.report.page import Markup, descriptions, element, facts, folded, html_page, joined, remark, table
 from hpctrain.report.scale import number_text
 from hpctrain.report.sweep_charts import SweepResults, key_charts, parallel_coordinates, rung_chart
 from hpctrain.results.ranking import RankedRow, Ranking
@@ -37,17 +37,19 @@ def sweep_page(home: Path, directories: Sequence[RunDirectory]) -> str:
     winner = record.ranking.rows[0].directories[0]
     of_which = "the best run" if record.ranking.winner is not None else winner.path.name
     programs = all(point.result.is_program for point in record.points)
-    sections = [
-        Section("Results", joined([_no_metric(record), result_table(record)])),
-        Section("Keys together", parallel_coordinates(record)),
-        Section("The metric over each key", key_charts(record)),
-        Section("Learning curves", _learning_curves(record)),
-        Section("Budget by rung", rung_chart(home)),
-        Section("Where the time of all runs went", time_chart(record.spent, with_ratio=not programs)),
-        Section(f"Configuration of {of_which}", configuration(winner)),
-        Section(f"Code of {of_which}", code(winner)),
-        Section(f"Environment of {of_which}", environment(winner)),
-    ]
+    choose = "python -m hpctrain best takes --metric"
+    unranked = remark(f"No metric ranks these runs: {record.unranked} ({choose}).") if record.unranked else ""
+    sections = {
+        "Results": joined([unranked, result_table(record)]),
+        "Keys together": parallel_coordinates(record),
+        "The metric over each key": key_charts(record),
+        "Learning curves": _learning_curves(record),
+        "Budget by rung": rung_chart(home),
+        "Where the time of all runs went": time_chart(record.spent, with_ratio=not programs),
+        f"Configuration of {of_which}": configuration(winner),
+        f"Code of {of_which}": code(winner),
+        f"Environment of {of_which}": environment(winner),
+    }
     return html_page(f"{home.name}, a sweep", _head(record, with_ratio=not programs), sections)
 
 
@@ -71,16 +73,10 @@ def _head(record: SweepResults, *, with_ratio: bool) -> Markup:
         state = f"{states[str(RunState.COMPLETED)]} of {counted(len(statuses), 'run')} completed"
     heading = element("h1", record.home.name, " ", element("small", element("span", state, class_="state")))
     metric = record.ranking.metric
-    best = "" if metric is None else winner_text(record.ranking)
-    about = [("sweep", str(record.home)), (f"best {metric.name}" if metric else "best", best), *described]
+    about = [("sweep", str(record.home)), *described]
+    if metric is not None:
+        about.insert(1, (f"best {metric.name}", _winner_text(record.ranking)))
     return joined([heading, descriptions(about), facts(pairs)])
-
-
-def _no_metric(record: SweepResults) -> Markup:
-    if record.ranking.metric is not None:
-        return Markup("")
-    choose = "python -m hpctrain best takes --metric"
-    return remark(f"No metric ranks these runs: {record.unranked} ({choose}).")
 
 
 def _learning_curves(record: SweepResults) -> Markup:
@@ -124,23 +120,16 @@ def result_table(record: SweepResults) -> Markup:
     if more := rows[SHOWN_ROWS:]:
         parts.append(folded(f"{counted(len(more), 'more row')}", table(head, more, numbers=numbers)))
     if (left_out := len(ranking.rows) - len(rows)) > 0:
-        text = f"{counted(left_out, 'row')} after these not shown{_where_all(record)}"
+        # without a metric, `best` refuses
+        command = f"; all of them: python -m hpctrain best {shlex.quote(str(record.home))} --csv"
+        text = f"{counted(left_out, 'row')} after these not shown{command if ranking.metric is not None else ''}"
         parts.append(remark(text))
     return joined(parts)
 
 
-def _where_all(record: SweepResults) -> str:
-    if record.ranking.metric is None:
-        # without a metric, `best` refuses
-        return ""
-    return f"; all of them: python -m hpctrain best {shlex.quote(str(record.home))} --csv"
-
-
 def _cells(row: RankedRow, keys: Sequence[str], record: SweepResults, *, over_seeds: bool) -> list[str]:
-    spread = row.spread
-    seeds = ["", str(len(row.runs))]
-    if spread is not None and spread.deviation is not None:
-        seeds[0] = f"{spread.deviation:.2g}"
+    deviation = None if row.spread is None else row.spread.deviation
+    seeds = ["" if deviation is None else f"{deviation:.2g}", str(len(row.runs))]
     total = "" if row.total_steps is None else f"/{row.total_steps}"
     return [
         "" if row.rank is None else str(row.rank),
@@ -160,13 +149,11 @@ def _short(text: str) -> str:
     return text if len(text) <= MOST_CHARS else f"{text[: MOST_CHARS - 1]}\u2026"
 
 
-def winner_text(ranking: Ranking) -> str:
+def _winner_text(ranking: Ranking) -> str:
     """The best value, and the values that gave it; empty without one."""
     winner = ranking.winner
     if winner is None or winner.best is None:
         return ""
-    spread = winner.spread
-    more = ""
-    if spread is not None and spread.deviation is not None:
-        more = f" \u00b1 {spread.deviation:.2g} over {spread.count} seeds"
+    deviation = None if winner.spread is None else winner.spread.deviation
+    more = "" if deviation is None else f" \u00b1 {deviation:.2g} over {len(winner.runs)} seeds"
     return f"{winner.best:.4g}{more}, with {winner.label}"
