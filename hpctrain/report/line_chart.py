@@ -1,4 +1,4 @@
-"""A chart of lines, as SVG: axes, curves over steps or time, and marks where a run was interrupted."""
+"""A chart of lines, as SVG: scales and axes, curves over steps or time, and marks where a run was interrupted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,105 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hpctrain.report.page import Markup, element, joined
-from hpctrain.report.scale import Scale, number_text, scale_of
+
+DECADES = 2.0
+"""Powers of ten between the smallest and the largest value from which an axis is logarithmic."""
+_MOST_DIGITS = 300
+_LARGEST = 1e300
+"""Larger values are drawn at the end of the axis: their difference may overflow."""
+_SMALLEST = 1e-300
+"""Smaller positive values are drawn at the beginning of a logarithmic axis."""
+_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k"))
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """A linear or logarithmic scale.
+
+    Attributes:
+        low: the value at 0.
+        high: the value at 1; more than ``low``.
+        log: whether equal distances are equal factors; then both are positive.
+    """
+
+    low: float
+    high: float
+    log: bool = False
+
+    def place(self, value: float) -> float:
+        """The place of a value, from 0 to 1; values outside of the scale lie at its ends."""
+        value = min(max(value, self.low), self.high)
+        if self.log:
+            low = math.log(self.low)
+            return (math.log(value) - low) / (math.log(self.high) - low)
+        return (value - self.low) / (self.high - self.low)
+
+    def ticks(self, most: int) -> list[tuple[float, str]]:
+        """Round values on the scale, at most so many, each with its text."""
+        values = self._log_ticks(most) if self.log else self._linear_ticks(most)
+        return [(value, number_text(value)) for value in values]
+
+    def _linear_ticks(self, most: int) -> list[float]:
+        rough = (self.high - self.low) / most
+        power = 10.0 ** math.floor(math.log10(rough))
+        size = next(power * factor for factor in (1, 2, 5, 10, 20) if power * factor >= rough)
+        first, last = math.ceil(self.low / size - 1e-9), math.floor(self.high / size + 1e-9)
+        return [round(number * size, 15 - math.ceil(math.log10(size))) if size < 1e15 else number * size
+                for number in range(first, last + 1)]  # fmt: skip
+
+    def _log_ticks(self, most: int) -> list[float]:
+        powers = range(math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9) + 1)
+        if len(powers) < 2:
+            below = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+            every = [factor * 10.0**power for power in below for factor in (1, 2, 5)]
+            found = [value for value in every if self.low * (1 - 1e-9) <= value <= self.high * (1 + 1e-9)]
+            return found[:: math.ceil(len(found) / most) or 1]
+        return [10.0**power for power in powers[:: math.ceil(len(powers) / most)]]
+
+
+def scale_of(values: Iterable[float], *, log: bool | None = None, margin: float = 0.0) -> Scale:
+    """The scale that holds all finite values.
+
+    Args:
+        values: any; those that aren't finite don't count.
+        log: None makes it logarithmic if all values are positive and span `DECADES`.
+        margin: free space at both ends, as a fraction.
+    """
+    finite = [min(max(value, -_LARGEST), _LARGEST) for value in values if math.isfinite(value)]
+    if not finite:
+        return Scale(0.0, 1.0)
+    low, high = min(finite), max(finite)
+    if log is None:
+        log = low > 0 and math.log10(high) - math.log10(low) >= DECADES
+    # no number, or few, may lie between the ends of a smaller span
+    if high - low < max(10 * _SMALLEST, 1e-12 * max(abs(low), abs(high))):
+        if log and low > 0:
+            return Scale(max(low / 2, _SMALLEST), max(high, _SMALLEST) * 2, log=True)
+        around = abs(low) * 0.05
+        around = around if around > _SMALLEST else 1.0
+        return Scale(low - around, high + around)
+    if log and low > 0:
+        low, high = math.log10(max(low, _SMALLEST)), math.log10(high)
+        space = (high - low) * margin
+        return Scale(10 ** max(low - space, -_MOST_DIGITS), 10 ** min(high + space, _MOST_DIGITS), log=True)
+    space = (high - low) * margin
+    return Scale(low - space, high + space)
+
+
+def number_text(value: float) -> str:
+    """A number in few characters: ``0.03``, ``1e-5``, ``20k``."""
+    if not math.isfinite(value):
+        return str(value)
+    size = abs(value)
+    if size and (size < 1e-3 or size >= 1e15):
+        digits, _, power = f"{value:.3g}".partition("e")
+        return f"{digits}e{int(power)}" if power else digits
+    for unit, prefix in _PREFIXES:
+        if size >= unit:
+            # 10,000 is 10k
+            return f"{value / (1e3 if prefix == 'k' else unit):.4g}{prefix}"
+    return f"{value:.4g}"
+
 
 # A phone of 360 px shows the chart a little larger than this, so that its text is never smaller than in the style.
 WIDTH, HEIGHT = 320, 190

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hpctrain.phrases import counted, duration, listed, local_time, page
 from hpctrain.report.bar_rows import bar_legend, bar_row, bar_rows, stretch, time_chart
-from hpctrain.report.line_chart import Line, line_chart
+from hpctrain.report.line_chart import Line, line_chart, number_text
 from hpctrain.report.origin import code, configuration, environment, without_secrets
 from hpctrain.report.page import (
     Markup,
@@ -20,7 +20,6 @@ from hpctrain.report.page import (
     remark,
 )
 from hpctrain.report.run_charts import AttemptSpan, RunRecord, speed_charts
-from hpctrain.report.scale import number_text
 from hpctrain.results.curves import Curve
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Attempt

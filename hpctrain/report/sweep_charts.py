@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,14 +14,14 @@ from hpctrain.errors import RunDirectoryError
 from hpctrain.files import on_each_file
 from hpctrain.phrases import counted
 from hpctrain.report.bar_rows import Part, waterfall
-from hpctrain.report.line_chart import HEIGHT, WIDTH, Frame
+from hpctrain.report.line_chart import HEIGHT, WIDTH, Frame, Scale, number_text, scale_of
 from hpctrain.report.origin import without_secrets
 from hpctrain.report.page import Markup, charts_in_rows, element, joined, remark
-from hpctrain.report.scale import KeyAxis, Scale, number_text, scale_of
 from hpctrain.results.curves import Curve, read_curves
 from hpctrain.results.ranking import MetricValue, RankedRow, Ranking, judging_metric, rank
 from hpctrain.results.run_result import SEED, RunResult, read_results
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.manifest import value_text
 from hpctrain.search.journal import Event, read_journal
 from hpctrain.status.accounting import WallTime
 
@@ -38,7 +39,7 @@ class SweepPoint:
         result: of the run.
         number: its values of the metric.
         row: of the ranking.
-        values: by varied key, `seed` included; a key that the run lacks is left out.
+        values: by varied key, `seed` included; None for a key that the run lacks.
     """
 
     result: RunResult
@@ -89,13 +90,12 @@ class SweepResults:
     @cached_property
     def points(self) -> Sequence[SweepPoint]:
         """The runs, worst first, so that the best are drawn over the others."""
-        return [point for row in reversed(self.ranking.rows) for point in self._points(row)]
-
-    def _points(self, row: RankedRow) -> Iterator[SweepPoint]:
-        for result, number in zip(row.runs, row.numbers, strict=True):
-            values = {key: row.values.get(key, result.config.get(key)) for key in self.ranking.keys}
-            known = {key: value for key, value in values.items() if value is not None}
-            yield SweepPoint(result, number, row, known)
+        points = []
+        for row in reversed(self.ranking.rows):
+            for result, number in zip(row.runs, row.numbers, strict=True):
+                values = {key: row.values.get(key, result.config.get(key)) for key in self.ranking.keys}
+                points.append(SweepPoint(result, number, row, values))
+        return points
 
     @cached_property
     def curves(self) -> Sequence[tuple[SweepPoint, Curve]]:
@@ -122,6 +122,75 @@ class SweepResults:
         )
 
 
+LOG_FROM = 10.0
+"""The ratio of the largest to the smallest value from which the axis of a key is logarithmic."""
+MOST_DRAWN = 1e300
+"""Larger numbers, infinities and NaN are texts."""
+FEW = 4
+"""Up to so many different numbers have a tick each."""
+MOST_TICK_CHARS = 14
+"""Characters of a value at a tick."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyAxis:
+    """The axis of a key.
+
+    Attributes:
+        name: the key.
+        scale: of the numbers, or of the places of the texts.
+        texts: the place of each text; None if all values are numbers.
+        few: the numbers, if they are few.
+    """
+
+    name: str
+    scale: Scale
+    texts: Mapping[str, float] | None = None
+    few: Sequence[float] = ()
+
+    @classmethod
+    def of(cls, name: str, values: Iterable[object]) -> KeyAxis:
+        """The axis that holds all values; None stands for a run without one."""
+        known = [value for value in values if value is not None]
+        numbers = [number for value in known if (number := _number(value)) is not None]
+        if known and len(numbers) == len(known):
+            low, high = min(numbers), max(numbers)
+            few = sorted(set(numbers)) if len(set(numbers)) <= FEW else []
+            return cls(name, scale_of(numbers, log=low > 0 and high / low >= LOG_FROM, margin=0.06), few=few)
+        texts = list(dict.fromkeys(value_text(value) for value in known))
+        return cls(
+            name, Scale(-0.6, max(len(texts), 1) - 0.4), {text: float(place) for place, text in enumerate(texts)}
+        )
+
+    def number(self, value: object) -> float | None:
+        """The place of a value in units of the scale; None for a run without one."""
+        if value is None:
+            return None
+        if self.texts is not None:
+            return self.texts.get(value_text(value))
+        return _number(value)
+
+    def ticks(self, most: int) -> Sequence[tuple[float, str]]:
+        """Places with their texts, at most so many."""
+        if self.texts is None:
+            # a grid's few values are better ticks than round numbers
+            return [(value, number_text(value)) for value in self.few] if self.few else self.scale.ticks(most)
+        ticks = [(place, text if len(text) <= MOST_TICK_CHARS else f"{text[:MOST_TICK_CHARS - 1]}\u2026")
+                 for text, place in self.texts.items()]  # fmt: skip
+        return ticks[:: math.ceil(len(ticks) / most) or 1]
+
+
+def _number(value: object) -> float | None:
+    """A number, also one that is a text, as in the arguments of a program; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if abs(number) < MOST_DRAWN else None
+
+
 SHOWN_KEYS = 8
 """Charts that are open."""
 MOST_CHARTS = 24
@@ -136,9 +205,9 @@ def key_charts(record: SweepResults) -> Markup:
     if metric is None or not points:
         return Markup("")
     charts = [_chart(key, metric.name, points) for key in record.ranking.keys[:MOST_CHARTS]]
-    parts = charts_in_rows(charts, SHOWN_KEYS, "key")
-    if any(point.style.startswith("s") for point in points):
-        parts.insert(0, remark("A number is the rank of the dot beside it."))
+    has_ranks = any(point.style.startswith("s") for point in points)
+    parts = [remark("A number is the rank of the dot beside it.")] if has_ranks else []
+    parts += charts_in_rows(charts, SHOWN_KEYS, "key")
     if left_out := record.ranking.keys[MOST_CHARTS:]:
         text = f"{counted(len(left_out), 'key')} not drawn, see the results: {', '.join(left_out)}"
         parts.append(remark(text))
@@ -165,13 +234,10 @@ def _chart(key: str, metric: str, points: Sequence[SweepPoint]) -> Markup:
         paths[dots] = f"{paths.get(dots, '')}M{across:.1f} {down}h0"
     drawn = [element("path", title, d=d, class_=f"dots {style}") for (style, title), d in paths.items()]
     shown = f"best {metric} of each run over {key}"
-    drawing = element(
-        "svg", frame.axes(key), *drawn, *ranks, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=shown
-    )
-    notes = [
-        text for text, log in ((f"{key} on a log scale", axis.scale.log), (f"{metric} on a log scale", y.log)) if log
-    ]
-    return element("figure", element("figcaption", key, element("small", f" {', '.join(notes)}")), drawing)
+    parts = (frame.axes(key), *drawn, *ranks)
+    drawing = element("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=shown)
+    notes = ", ".join(f"{name} on a log scale" for name, scale in ((key, axis.scale), (metric, y)) if scale.log)
+    return element("figure", element("figcaption", key, element("small", f" {notes}")), drawing)
 
 
 def _title(point: SweepPoint, points: Sequence[SweepPoint]) -> Markup:
@@ -254,22 +320,18 @@ def rung_chart(home: Path) -> Markup:
     ends = [decision for decision in read_journal(RunDirectory.at(home)) if decision.event is Event.END]
     if not any(end.rung for end in ends):
         return Markup("")
-    steps: dict[int, int] = {}
-    runs: dict[int, set[int]] = {}
-    valued: dict[int, set[int]] = {}
-    passed: dict[int, int] = {}
+    steps: Counter[int] = Counter()
+    passed: Counter[int] = Counter()
     for end in ends:
         # a run may end several times on its way to a rung
-        steps[end.rung] = steps.get(end.rung, 0) + max(0, end.step - passed.get(end.run, 0))
-        passed[end.run] = max(end.step, passed.get(end.run, 0))
-        runs.setdefault(end.rung, set()).add(end.run)
-        if end.value is not None:
-            valued.setdefault(end.rung, set()).add(end.run)
-    whole = sum(steps.values()) or 1
+        steps[end.rung] += max(0, end.step - passed[end.run])
+        passed[end.run] = max(end.step, passed[end.run])
     parts = []
     for rung, spent in sorted(steps.items()):
-        about = f"{counted(len(runs[rung]), 'run')}, {len(valued.get(rung, ()))} with a value"
-        share = spent / whole
+        runs = {end.run for end in ends if end.rung == rung}
+        valued = {end.run for end in ends if end.rung == rung and end.value is not None}
+        share = spent / (steps.total() or 1)
+        about = f"{counted(len(runs), 'run')}, {len(valued)} with a value"
         result = f"{number_text(spent)} steps, {share:.1%}"
         parts.append(Part(name=f"rung {rung}", about=about, share=share, result=result))
     text = "Steps that were trained to pass each rung, of all runs together; a run continues from the rung before."

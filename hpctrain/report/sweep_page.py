@@ -11,10 +11,9 @@ from pathlib import Path
 from hpctrain.files import read_json_or_empty
 from hpctrain.phrases import counted, duration, listed
 from hpctrain.report.bar_rows import time_chart
-from hpctrain.report.line_chart import Line, line_chart
+from hpctrain.report.line_chart import Line, line_chart, number_text
 from hpctrain.report.origin import code, configuration, environment, without_secrets
 from hpctrain.report.page import Markup, descriptions, element, facts, folded, html_page, joined, remark, table
-from hpctrain.report.scale import number_text
 from hpctrain.report.sweep_charts import SweepResults, key_charts, parallel_coordinates, rung_chart
 from hpctrain.results.ranking import RankedRow, Ranking
 from hpctrain.results.run_result import SEED

@@ -96,16 +96,10 @@ class VariedKeys:
 
     def values(self, result: RunResult) -> dict[str, Any]:
         """A run's values by key; a key that the run lacks is left out."""
-        return {name: value for name in self.names if (value := self._value(result, name)) is not _MISSING}
-
-    def _value(self, result: RunResult, name: str) -> object:
-        varied = result.status.varied
-        if name in self.choices or not result.config:
-            return varied.get(name, _MISSING)
-        return result.config.get(name, _MISSING)
-
-
-_MISSING = object()
+        varied: Mapping[str, Any] = result.status.varied
+        sources = dict.fromkeys(self.names, result.config)
+        sources |= {name: varied for name in self.names if name in self.choices or not result.config}
+        return {name: source[name] for name, source in sources.items() if name in source}
 
 
 def varied_keys(results: Sequence[RunResult]) -> VariedKeys:
@@ -116,11 +110,8 @@ def varied_keys(results: Sequence[RunResult]) -> VariedKeys:
     readable = [result for result in results if result.config]
     typed = list(dict.fromkeys(key for result in readable for key in result.status.varied))
     choices = _choices(readable, typed)
-    relevant = {
-        key
-        for key in {key for result in readable for key in result.config}
-        if key in typed or decides_the_weights(key) or is_below(key, LENGTH)
-    }
+    keys = {key for result in readable for key in result.config}
+    relevant = {key for key in keys if key in typed or decides_the_weights(key) or is_below(key, LENGTH)}
     differing = {key for key in relevant if _differs(readable, key)}
     changed = {key for result in readable for key in result.changed_keys}
     own = {key for key in differing if key in typed or key in changed or not _follows(readable, key, choices)}
@@ -175,12 +166,9 @@ def _follows(results: Sequence[RunResult], key: str, choices: Sequence[str]) -> 
     found: dict[tuple[str, ...], set[str]] = {}
     for result in results:
         options = tuple(result.status.varied[choice] for choice in setting)
-        found.setdefault(options, set()).add(_text_of(result.config, key))
+        text = comparable(result.config[key]) if key in result.config else ""
+        found.setdefault(options, set()).add(text)
     return all(len(values) == 1 for values in found.values())
-
-
-def _text_of(config: Mapping[str, Any], key: str) -> str:
-    return comparable(config[key]) if key in config else ""
 
 
 def _is_group(results: Sequence[RunResult], name: str) -> bool:

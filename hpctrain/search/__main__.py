@@ -21,7 +21,7 @@ from hpctrain.files import describe_os_error
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.run.directory import RunDirectory
 from hpctrain.scheduler.slurm import Slurm
-from hpctrain.search.task import SearchTask
+from hpctrain.search.search import SearchTask
 from hpctrain.supervise.__main__ import execute, log_to_stdout
 from hpctrain.supervise.job import forbid_requeue
 from hpctrain.supervise.job_supervisor import JobSupervisor

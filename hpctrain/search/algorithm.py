@@ -64,9 +64,10 @@ class Space:
     fixed_keys: Sequence[str]
     distributions: Mapping[str, Distribution]
 
-    def compose(self, composer: Composer, overrides: Sequence[str], *also_fixed: str) -> SweepRun:
-        """Compose the run with these overrides, and with the key in ``also_fixed`` that doesn't vary either."""
-        return SweepRun.compose(composer, [*self.fixed, *overrides], [*self.fixed_keys, *also_fixed])
+    def compose(self, composer: Composer, values: Values, *also_fixed: str) -> SweepRun:
+        """Compose the run with these values; of their keys, those in ``also_fixed`` don't vary either."""
+        drawn = [f"{key}={value}" for key, value in values]
+        return SweepRun.compose(composer, [*self.fixed, *drawn], [*self.fixed_keys, *also_fixed])
 
 
 class Algorithm(abc.ABC):
@@ -196,8 +197,7 @@ class Random(Algorithm):
         """See `Algorithm`."""
         space = self._space(composer, overrides)
         drawn = self._drawn(composer, space)
-        runs = [space.compose(composer, as_overrides(values)) for values in with_progress(drawn, "composed")]
-        return self._composed(runs)
+        return self._composed([space.compose(composer, values) for values in with_progress(drawn, "composed")])
 
 
 class SearchAlgorithm(Algorithm):
@@ -263,15 +263,15 @@ class Asha(SearchAlgorithm):
     def compose(self, composer: Composer, overrides: Sequence[Override]) -> ComposedSweep:
         """See `Algorithm`."""
         space = self._space(composer, overrides)
-        drawn = [as_overrides(values) for values in self._drawn(composer, space)]
+        drawn = self._drawn(composer, space)
         # the steps of the first rung may be those of the first run's evaluations
         first = self._checked(space.compose(composer, drawn[0]).config)
         if first.trainer.pause_at_step is not None:
             problem = "conflicts with sweep=asha, which decides where each run pauses"
             raise ConfigError(PAUSE, first.trainer.pause_at_step, problem, "leave it out, and set sweep.min_steps")
         steps = self._first_rung(first, space)
-        pause = f"{PAUSE}={steps}"
-        runs = [space.compose(composer, [*run, pause], PAUSE) for run in with_progress(drawn, "composed")]
+        pause = (PAUSE, str(steps))
+        runs = [space.compose(composer, (*values, pause), PAUSE) for values in with_progress(drawn, "composed")]
         return self._composed(runs, min_steps=steps)
 
     def _first_rung(self, config: Config, space: Space) -> int:
@@ -384,8 +384,3 @@ def expand(overrides: Sequence[Override]) -> list[list[str]]:
             raise ConfigError(override.key_or_group, value_as_typed(override), problem, "split the sweep")
         values[key] = [f"{key}={value}" for value in values_of(override)]
     return [list(run) for run in itertools.product(*values.values())]
-
-
-def as_overrides(values: Values) -> list[str]:
-    """Return drawn values as overrides."""
-    return [f"{key}={value}" for key, value in values]

@@ -261,7 +261,7 @@ def draws(
         first: number of the first draw.
     """
     seen, found = set(taken), list[Values]()
-    candidates = _candidates(space, seed, first, size_of(space))
+    candidates = _candidates(space, seed, first)
     while len(found) < num_runs and (values := next(candidates, None)) is not None:
         if values not in seen:
             seen.add(values)
@@ -275,7 +275,8 @@ def size_of(space: Mapping[str, Distribution]) -> int | None:
     return None if None in sizes else math.prod(size for size in sizes if size is not None)
 
 
-def _candidates(space: Mapping[str, Distribution], seed: int, first: int, size: int | None) -> Iterator[Values]:
+def _candidates(space: Mapping[str, Distribution], seed: int, first: int) -> Iterator[Values]:
+    size = size_of(space)
     numbers = itertools.count(first) if size is None else range(first, first + TRIES * size)
     for number in numbers:
         yield tuple((key, each.at(fraction(seed, key.lstrip("+"), number))) for key, each in space.items())

@@ -25,14 +25,12 @@ from hpctrain.search.sweep import Sweep, require_one_cluster, sweep_home
 
 PLUGIN_MODULE = "hydra_plugins.hpctrain"
 """The only package from which Hydra instantiates launchers."""
-DIRECTIONS = {"minimize": "min", "maximize": "max"}
-"""The values of `direction` of hydra-optuna-sweeper, and what `metric_mode` calls them."""
-FLAGS = {
-    "ax_config.experiment.minimize": {"false": "max", "true": "min"},
-    "optim.maximize": {"false": "min", "true": "max"},
+DIRECTIONS = {
+    "direction": {"minimize": "min", "maximize": "max"},  # hydra-optuna-sweeper
+    "ax_config.experiment.minimize": {"true": "min", "false": "max"},  # hydra-ax-sweeper
+    "optim.maximize": {"true": "max", "false": "min"},  # hydra-nevergrad-sweeper
 }
-"""Flags of hydra-ax-sweeper and hydra-nevergrad-sweeper, and what `metric_mode` calls their values."""
-OPPOSITES = {"minimize": "maximize", "maximize": "minimize", "false": "true", "true": "false"}
+"""Keys of sweepers that say which objectives are better, and what `metric_mode` calls their values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,7 @@ class Direction:
     """Whether a sweeper minimizes or maximizes its objective.
 
     Attributes:
-        key: of its configuration, in full.
+        key: of its configuration.
         value: of this key.
         mode: `min` or `max`.
     """
@@ -144,20 +142,16 @@ def sweeper_direction(sweeper: DictConfig) -> Direction | None:
     Raises:
         ConfigError: it wants several objectives.
     """
-    direction = OmegaConf.select(sweeper, "direction")
-    if OmegaConf.is_list(direction):
-        if len(direction) != 1:
-            problem = "names several objectives, but a run has one"
-            raise ConfigError("hydra.sweeper.direction", list(direction), problem, "give one direction")
-        (direction,) = direction
-    if direction is not None:
+    for key, modes in DIRECTIONS.items():
+        direction = OmegaConf.select(sweeper, key)
+        if OmegaConf.is_list(direction):
+            if len(direction) != 1:
+                problem = "names several objectives, but a run has one"
+                raise ConfigError(f"hydra.sweeper.{key}", list(direction), problem, "give one direction")
+            (direction,) = direction
         name = str(getattr(direction, "name", direction)).lower()
-        return Direction("hydra.sweeper.direction", name, DIRECTIONS[name]) if name in DIRECTIONS else None
-    for key, modes in FLAGS.items():
-        flag = OmegaConf.select(sweeper, key)
-        if isinstance(flag, bool):
-            typed = str(flag).lower()
-            return Direction(f"hydra.sweeper.{key}", typed, modes[typed])
+        if name in modes:
+            return Direction(key, name, modes[name])
     return None
 
 
@@ -175,8 +169,9 @@ def require_direction(direction: Direction | None, mode: str | None) -> None:
         return
     wanted, better = ("higher", "lower") if mode == "min" else ("lower", "higher")
     problem = f"looks for {wanted} values, but {better} values of the runs' metric are better"
-    remedy = f"set it to {OPPOSITES[direction.value]}, or change checkpoint.metric and checkpoint.metric_mode"
-    raise ConfigError(direction.key, direction.value, problem, remedy)
+    opposite = next(value for value in DIRECTIONS[direction.key] if value != direction.value)
+    remedy = f"set it to {opposite}, or change checkpoint.metric and checkpoint.metric_mode"
+    raise ConfigError(f"hydra.sweeper.{direction.key}", direction.value, problem, remedy)
 
 
 def require_results(config: Config) -> None:

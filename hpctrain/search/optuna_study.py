@@ -7,7 +7,6 @@ import contextlib
 import importlib.util
 import json
 import secrets
-import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,8 +20,8 @@ from hpctrain.errors import ConfigError, RunDirectoryError
 from hpctrain.files import read_json, write_atomic
 from hpctrain.run.reason import Reason
 from hpctrain.run.sweep_record import SweepRecord
-from hpctrain.search.algorithm import NEW_COMMAND, ComposedSweep, SearchAlgorithm, as_overrides
-from hpctrain.search.distribution import Choice, Distribution, Floats, Integers, distributions_of
+from hpctrain.search.algorithm import NEW_COMMAND, ComposedSweep, SearchAlgorithm
+from hpctrain.search.distribution import Choice, Distribution, Floats, Integers, Values, distributions_of
 from hpctrain.search.journal import FOLDER, Decision, SearchState
 
 if TYPE_CHECKING:
@@ -32,8 +31,6 @@ PREFIX = "sampler-"
 """Of the files with the sampler's state after a draw."""
 RECORD_ERRORS = (AttributeError, KeyError, OverflowError, RuntimeError, TypeError, ValueError)
 """What Optuna, numpy and torch raise for a record that someone has edited."""
-UNUSED_S = 3600.0
-"""Age at which the file of a draw that lost the race is removed."""
 RANDOM = "random"
 KERNELS = "kernels"
 KERNEL_FIELDS = ("inverse_squared_lengthscales", "kernel_scale", "noise_var")
@@ -99,13 +96,12 @@ class OptunaStudy(SearchAlgorithm):
             mode = next((end.mode for end in state.ends.values() if end.mode), "min")
             study = optuna.create_study(sampler=sampler, direction="maximize" if mode == "max" else "minimize")
             for number in range(self.new_runs(state)[0]):
-                study.add_trial(_readable_trial(state, number))
+                study.add_trial(_trial(state, number))
             trial = study.ask({key: to_optuna(one) for key, one in distributions_of(self.record).items()})
         frozen = study.trials[-1]
         name = f"{PREFIX}{secrets.token_hex(8)}.json"
         with state.home.permissions():
             write_atomic(state.home.path / FOLDER / name, json.dumps(sampler_state(sampler)))
-        self._remove_unused(state)
         known = optuna.distributions.distribution_to_json
         return {
             "params": dict(trial.params),
@@ -115,9 +111,9 @@ class OptunaStudy(SearchAlgorithm):
         }
 
     def _made_sampler(self) -> optuna.samplers.BaseSampler:
-        import optuna
+        from optuna import samplers
 
-        samplers, seed, startup = optuna.samplers, self.record.seed or 0, self.record.startup_runs or 1
+        seed, startup = self.record.seed or 0, self.record.startup_runs or 1
         if self.record.sampler == "tpe":
             # runs that still train count as bad ones, so that parallel tasks don't draw next to each other
             return samplers.TPESampler(seed=seed, n_startup_trials=startup, constant_liar=True)
@@ -138,67 +134,45 @@ class OptunaStudy(SearchAlgorithm):
             return
         sampler.reseed_rng()
 
-    @staticmethod
-    def _remove_unused(state: SearchState) -> None:
-        used = {str(decision.drawn.get("sampler")) for _, decision in sorted(state.first.items())[-2:]}
-        for path in (state.home.path / FOLDER).glob(f"{PREFIX}*"):
-            with contextlib.suppress(OSError):
-                if path.name not in used and time.time() - path.stat().st_mtime > UNUSED_S:
-                    path.unlink()
-
 
 def to_optuna(distribution: Distribution) -> optuna.distributions.BaseDistribution:
     """Return Optuna's distribution for one of ours."""
     from optuna import distributions
 
     match distribution:
-        case Choice():
-            return distributions.CategoricalDistribution(list(distribution.values))
-        case Integers():
-            return distributions.IntDistribution(
-                distribution.low, distribution.high, log=distribution.log, step=distribution.step
-            )
-        case Floats():
-            return distributions.FloatDistribution(
-                distribution.low, distribution.high, log=distribution.log, step=distribution.step
-            )
-
-
-def _readable_trial(state: SearchState, number: int) -> optuna.trial.FrozenTrial:
-    """Return a run as Optuna's trial; if the record of its draw is damaged, a failed trial without values."""
-    import optuna
-
-    try:
-        return _trial(state, number)
-    except RECORD_ERRORS:
-        return optuna.trial.create_trial(state=optuna.trial.TrialState.FAIL)
+        case Choice(values):
+            return distributions.CategoricalDistribution(list(values))
+        case Integers(low, high, log, step):
+            return distributions.IntDistribution(low, high, log=log, step=step)
+        case Floats(low, high, log, interval):
+            return distributions.FloatDistribution(low, high, log=log, step=interval)
 
 
 def _trial(state: SearchState, number: int) -> optuna.trial.FrozenTrial:
-    """Return a run as Optuna has it, with what is known of its result."""
+    """Return a run as Optuna has it, with what is known of its result; failed if the record of its draw is damaged."""
     import optuna
 
     begin, end = state.first.get(number), state.ends.get((number, 0))
     drawn = {} if begin is None else begin.drawn
     value = None if end is None or end.reason != Reason.COMPLETED else end.value
-    states = optuna.trial.TrialState
+    states, from_json = optuna.trial.TrialState, optuna.distributions.json_to_distribution
     is_open = end is None and begin is not None
-    return optuna.trial.create_trial(
-        state=states.COMPLETE if value is not None else states.RUNNING if is_open else states.FAIL,
-        params=drawn.get("params", {}),
-        distributions={
-            key: optuna.distributions.json_to_distribution(text) for key, text in drawn.get("distributions", {}).items()
-        },
-        system_attrs=drawn.get("attributes", {}),
-        value=value,
-    )
+    with contextlib.suppress(*RECORD_ERRORS):
+        return optuna.trial.create_trial(
+            state=states.COMPLETE if value is not None else states.RUNNING if is_open else states.FAIL,
+            params=drawn.get("params", {}),
+            distributions={key: from_json(text) for key, text in drawn.get("distributions", {}).items()},
+            system_attrs=drawn.get("attributes", {}),
+            value=value,
+        )
+    return optuna.trial.create_trial(state=states.FAIL)
 
 
-def _samples(space: Mapping[str, Distribution]) -> list[list[str]]:
+def _samples(space: Mapping[str, Distribution]) -> list[Values]:
     """The ends of each interval and each of a choice's values, so that a mistake shows before anything is submitted."""
     middle = {key: each.at(0.5) for key, each in space.items()}
     return [
-        as_overrides(tuple((middle | {key: value}).items()))
+        tuple((middle | {key: value}).items())
         for key, each in space.items()
         for value in (each.values if isinstance(each, Choice) else (each.at(0.0), each.at(1 - 1e-12)))
     ]
@@ -254,12 +228,8 @@ def _random_states(sampler: object, path: str = "") -> Iterator[tuple[str, Any]]
 def _encoded(rng: Any) -> dict[str, Any]:
     state = rng.get_state(legacy=False)
     key = base64.b64encode(state["state"]["key"].astype("<u4").tobytes()).decode()
-    return {
-        "key": key,
-        "pos": int(state["state"]["pos"]),
-        "has_gauss": int(state["has_gauss"]),
-        "gauss": float(state["gauss"]),
-    }
+    pos = int(state["state"]["pos"])
+    return {"key": key, "pos": pos, "has_gauss": int(state["has_gauss"]), "gauss": float(state["gauss"])}
 
 
 def _decode_into(rng: Any, state: dict[str, Any]) -> None:

@@ -31,9 +31,8 @@ from hpctrain.search.distribution import in_order, values_of
 from hpctrain.search.journal import Decision, SearchState
 from hpctrain.search.multirun import record_of
 from hpctrain.search.runs import SweepRun, runs_in
-from hpctrain.search.search import Search, algorithm_of, is_search
+from hpctrain.search.search import Search, algorithm_of, is_search, work_here
 from hpctrain.search.sweep import Sweep, require_one_cluster, submit_tasks, template_of
-from hpctrain.search.task import work_here
 from hpctrain.status.before_launch import statuses_before_launch
 from hpctrain.status.jobs import job_ids, query_jobs
 
@@ -70,10 +69,8 @@ def needs_record(record: SweepRecord, overrides: Sequence[str]) -> bool:
     if record.deadline is not None or is_search(record):
         return True
     varied = _names(record)
-    return any(
-        is_of_sweep(override) or override.partition("=")[0].lstrip("+") in varied or _may_have_values(override)
-        for override in overrides
-    )
+    keys = {override.partition("=")[0].lstrip("+") for override in overrides}
+    return bool(keys & varied) or any(is_of_sweep(override) or _may_have_values(override) for override in overrides)
 
 
 def _names(record: SweepRecord) -> frozenset[str]:
@@ -235,10 +232,8 @@ def _may_have_values(override: str) -> bool:
     key, _, value = override.partition("=")
     if value[:1] in "[{'\"":
         return False
-    if any(word in value for word in ("choice(", "range(", "interval(", "glob(")):
-        return True
-    key = key.lstrip("+")
-    return "," in value and TAKES_COMMAS.fullmatch(key) is None
+    has_values = "," in value and TAKES_COMMAS.fullmatch(key.lstrip("+")) is None
+    return has_values or any(word in value for word in ("choice(", "range(", "interval(", "glob("))
 
 
 def resume_search(typed: SweepResume, record: SweepRecord, template: RunPlan) -> int:
@@ -264,9 +259,9 @@ def resume_search(typed: SweepResume, record: SweepRecord, template: RunPlan) ->
     cancelled = [end for end in state.ends.values() if end.reason == Reason.CANCELLED]
     lost = _lost(search, state, live, force=typed.force)
     search.release([*lost, *cancelled, *(failed if typed.retry_failed else ())])
-    failed_runs = [] if typed.retry_failed else [search.directory(run) for run in sorted({end.run for end in failed})]
+    failed_runs = [] if typed.retry_failed else sorted({end.run for end in failed})
     if failed_runs:
-        names = listed([os.path.relpath(run.path) for run in failed_runs])
+        names = listed([os.path.relpath(search.directory(run).path) for run in failed_runs])
         resume = f"python -m hpctrain resume {home.as_typed} --retry-failed"
         print(f"{counted(len(failed_runs), 'run')} failed ({names}); to train them again: {resume}")
     if live:
@@ -303,18 +298,12 @@ def _live_processes(home: RunDirectory, state: SearchState, *, force: bool) -> l
     live = []
     for begin in state.given.values():
         host, colon, pid = begin.task.rpartition(":")
-        if not colon:
-            continue
-        if host != socket.gethostname():
-            if not force:
-                raise RunDirectoryError(
-                    f"{home.path}: process {pid} on {host} may still train run {begin.run}; run this there, or insist: "
-                    f"`python -m hpctrain resume {home.as_typed} --force`"
-                )
-            continue
-        started = process_start(int(pid)) if pid.isdecimal() else None
-        if started is not None and started <= begin.time + CLOCK_SLACK_S:
-            live.append(begin.task)
+        if colon and host == socket.gethostname():
+            started = process_start(int(pid)) if pid.isdecimal() else None
+            if started is not None and started <= begin.time + CLOCK_SLACK_S:
+                live.append(begin.task)
+        elif colon and not force:
+            raise _may_run(home, f"process {pid} on {host} may still train run {begin.run}; run this there")
     return live
 
 
@@ -322,11 +311,12 @@ def _live_tasks(home: RunDirectory, *, force: bool) -> list[str]:
     """The array tasks of the search that wait or run."""
     ids = job_ids(home)
     jobs = query_jobs(ids)
-    if jobs is None:
-        if ids and not force:
-            raise RunDirectoryError(
-                f"{home.path}: its tasks may still be queued or running, and SLURM can't be asked; run this where "
-                f"squeue works, or insist: `python -m hpctrain resume {home.as_typed} --force`"
-            )
-        return []
-    return [job_id for job_id in ids if (job := jobs.get(job_id)) is not None and not job.state.is_finished]
+    if jobs is None and ids and not force:
+        where = "run this where squeue works"
+        raise _may_run(home, f"its tasks may still be queued or running, and SLURM can't be asked; {where}")
+    return [job_id for job_id in ids if (job := (jobs or {}).get(job_id)) is not None and not job.state.is_finished]
+
+
+def _may_run(home: RunDirectory, problem: str) -> RunDirectoryError:
+    insist = f"`python -m hpctrain resume {home.as_typed} --force`"
+    return RunDirectoryError(f"{home.path}: {problem}, or insist: {insist}")

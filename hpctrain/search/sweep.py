@@ -39,8 +39,7 @@ from hpctrain.run.manifest import manifest, varied_text
 from hpctrain.run.sweep_record import SweepRecord, sweep_is_over
 from hpctrain.search.algorithm import ComposedSweep
 from hpctrain.search.runs import SweepRun, place, with_progress
-from hpctrain.search.search import algorithm_of, is_search
-from hpctrain.search.task import is_stopped, work_here
+from hpctrain.search.search import algorithm_of, is_search, is_stopped, work_here
 from hpctrain.status.before_launch import statuses_before_launch
 from hpctrain.status.follow import wait_for
 from hpctrain.status.state import RunState
@@ -113,12 +112,11 @@ class Sweep:
         # the others get their folders when they are drawn
         known = place(composed.runs, self.home) if algorithm_of(composed.record).knows_runs else []
         self.print_warnings(known or [first])
-        with self.prepared(known, mode=first.config.mode) as plans:
+        with self.prepared(known, mode=first.config.mode):
             # for the runs that are made later: those that are drawn, and those that a resume adds
             self.code.assign_to(self.home, first.config)
             if is_slurm:
-                run = plans[0] if plans else template_of(first, self.home)
-                return [submit_tasks(self.home, run, composed.record.num_runs or 1)]
+                return [submit_tasks(self.home, template_of(first, self.home), composed.record.num_runs or 1)]
         return [work_here(self.home)]
 
     def print_warnings(self, runs: Sequence[SweepRun]) -> None:

@@ -20,8 +20,7 @@ from hpctrain.search.hydra_sweeper import Direction, objective, sweeper_directio
     ],
 )
 def test_the_direction_of_known_sweepers(configuration, found):
-    key, *rest = found
-    assert sweeper_direction(OmegaConf.create(configuration)) == Direction(f"hydra.sweeper.{key}", *rest)
+    assert sweeper_direction(OmegaConf.create(configuration)) == Direction(*found)
 
 
 @pytest.mark.parametrize("configuration", [{"times": 3}, {"direction": "sideways"}])
@@ -29,8 +28,8 @@ def test_other_sweepers_have_no_known_direction(configuration):
     assert sweeper_direction(OmegaConf.create(configuration)) is None
 
 
-MAXIMIZE = Direction("hydra.sweeper.optim.maximize", "true", "max")
-MINIMIZE = Direction("hydra.sweeper.optim.maximize", "false", "min")
+MAXIMIZE = Direction("optim.maximize", "true", "max")
+MINIMIZE = Direction("optim.maximize", "false", "min")
 
 
 def test_the_objective_is_the_best_value(directory):

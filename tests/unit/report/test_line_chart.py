@@ -5,7 +5,8 @@ import math
 
 import pytest
 
-from hpctrain.report.scale import KeyAxis, Scale, number_text, scale_of
+from hpctrain.report.line_chart import Scale, number_text, scale_of
+from hpctrain.report.sweep_charts import KeyAxis
 
 
 @pytest.mark.parametrize(
