@@ -18,56 +18,6 @@ from hpctrain.run.code import CodeFile, current_code, read_files
 from hpctrain.run.directory import RunDirectory
 from hpctrain.status.metrics import read_metrics
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedCode:
-    """What is known of a run's code; None for what wasn't recorded.
-
-    Attributes:
-        digest: of the copy.
-        commit: of git.
-        changes: the uncommitted changes, as git prints them; empty for none.
-    """
-
-    digest: str | None = None
-    commit: str | None = None
-    changes: str | None = None
-
-    @classmethod
-    def read(cls, directory: RunDirectory) -> RecordedCode:
-        """Read what the run recorded."""
-        copy = None
-        with contextlib.suppress(OSError, RunDirectoryError):
-            copy = current_code(directory)
-        git = read_json_or_empty(directory.manifest).get("git")
-        git = git if isinstance(git, dict) else {}
-        commit, changes = _text(git.get("commit")), _text(git.get("diff"))
-        if git.get("diff_left_out"):
-            changes = None
-        if copy is None:
-            return cls(commit=commit, changes=changes)
-        # a copy that a resume took later has a commit of its own, and its changes weren't recorded
-        same = not copy.commit or copy.commit == commit
-        return cls(digest=copy.digest, commit=copy.commit or commit, changes=changes if same else None)
-
-    def differences(self, other: RecordedCode) -> dict[str, tuple[Any, Any]]:
-        """Return what differs by name, as far as both runs recorded it."""
-        if self.digest is not None and other.digest is not None:
-            return {"digest": (self.digest, other.digest)} if self.digest != other.digest else {}
-        pairs = {"commit": (self.commit, other.commit), "uncommitted changes": (self.changes, other.changes)}
-        return {name: pair for name, pair in pairs.items() if None not in pair and pair[0] != pair[1]}
-
-    def is_unknown_beside(self, other: RecordedCode) -> bool:
-        """Whether too little was recorded of this code to tell that it is the same as the other's."""
-        if self.digest is not None and other.digest is not None:
-            return False
-        return self.commit is None or self.changes is None
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
-
-
 OF_THE_MACHINE = ("throughput/*", "memory/*", "*_per_second", "*_runtime")
 """Patterns of metrics that differ from run to run."""
 
@@ -191,8 +141,11 @@ def compare_runs(one: RunResult, other: RunResult) -> RunComparison:
     config = _differences(one.config, other.config)
     config = {key: pair for key, pair in config.items() if key not in NOT_COMPARED}
     deciding = {key: pair for key, pair in config.items() if decides_the_weights(key)}
-    codes = RecordedCode.read(one.directory), RecordedCode.read(other.directory)
-    code = codes[0].differences(codes[1])
+    codes = [_code(run.directory) for run in (one, other)]
+    # copies tell more than commits, if both runs have one
+    names = ["digest"] if all(code["digest"] for code in codes) else ["commit", "uncommitted changes"]
+    pairs = {name: (codes[0][name], codes[1][name]) for name in names}
+    code = {name: pair for name, pair in pairs.items() if None not in pair and pair[0] != pair[1]}
     equal = not deciding and not code and bool(one.config) and bool(other.config)
     mine, theirs = one.status.metrics, other.status.metrics
     bests = _best(one), _best(other)
@@ -201,7 +154,7 @@ def compare_runs(one: RunResult, other: RunResult) -> RunComparison:
         deciding=deciding,
         others={key: pair for key, pair in config.items() if key not in deciding},
         code=code,
-        code_unknown=(codes[0].is_unknown_beside(codes[1]), codes[1].is_unknown_beside(codes[0])),
+        code_unknown=(None in [pair[0] for pair in pairs.values()], None in [pair[1] for pair in pairs.values()]),
         files=_file_changes(_files(one.directory), _files(other.directory)),
         environment=_differences(_environment(one), _environment(other)),
         metrics={name: (mine[name], theirs[name]) for name in common},
@@ -223,6 +176,22 @@ def _best(result: RunResult) -> dict[str, MetricValue]:
     except RunDirectoryError:
         return {}
     return {metric.name: metric_value(result, metric)}
+
+
+def _code(directory: RunDirectory) -> dict[str, str | None]:
+    """The digest of the copy, git's commit, and the uncommitted changes; None for what wasn't recorded."""
+    copy = None
+    with contextlib.suppress(OSError, RunDirectoryError):
+        copy = current_code(directory)
+    git = read_json_or_empty(directory.manifest).get("git")
+    git = git if isinstance(git, dict) else {}
+    commit, changes = (git[name] if isinstance(git.get(name), str) else None for name in ("commit", "diff"))
+    # a copy that a resume took later has a commit of its own, and its changes weren't recorded
+    if git.get("diff_left_out") or (copy is not None and copy.commit and copy.commit != commit):
+        changes = None
+    if copy is None:
+        return {"digest": None, "commit": commit, "uncommitted changes": changes}
+    return {"digest": copy.digest, "commit": copy.commit or commit, "uncommitted changes": changes}
 
 
 def _files(directory: RunDirectory) -> dict[str, CodeFile]:

@@ -105,7 +105,8 @@ class Algorithm(abc.ABC):
 
     def earlier(self, wanted: SweepRecord) -> list[Mapping[str, Any]]:
         """Return the spaces from which the runs that exist were drawn, if a resume gives the sweep another one."""
-        changed = self.knows_runs and self.record.space != wanted.space
+        was_drawn = self.knows_runs and self.record.num_runs is not None
+        changed = was_drawn and self.record.space != wanted.space
         drawn = [{"space": dict(self.record.space), "num_runs": self.record.num_runs}] if changed else []
         return [*map(dict, self.record.earlier), *drawn]
 
@@ -181,10 +182,6 @@ class Grid(Algorithm):
         if self.record.space == sweep.record.space:  # it is only continued, and all of its runs are there
             return []
         return [run for run in place(sweep.runs, home) if not run.directory.config.is_file()]
-
-    def earlier(self, wanted: SweepRecord) -> list[Mapping[str, Any]]:  # noqa: ARG002 - see `Algorithm`
-        """See `Algorithm`."""
-        return []
 
     def require_extension(self, wanted: SweepRecord) -> None:
         """A grid takes any further value."""

@@ -77,63 +77,54 @@ def run_sweeper(composer: Composer, overrides: Sequence[str], command: Sequence[
     return ExitCode.FINISHED
 
 
-class ArrayLauncher(Launcher):
-    """Hydra's launcher: launches each batch of runs that a sweeper chose, on SLURM as an array.
+def register_launcher(
+    composer: Composer, sweep: Sweep, fixed: Collection[str] = (), direction: Direction | None = None
+) -> type[Launcher]:
+    """Make a launcher for a sweep, and register it with Hydra, which creates it by its name.
 
-    Attributes:
+    Args:
         composer: of the command line's folders.
         sweep: the sweep to which the runs belong.
         fixed: keys that the command line gives one value.
         direction: which objectives the sweeper takes for better; None if that isn't known.
     """
 
-    composer: Composer
-    sweep: Sweep
-    fixed: Collection[str] = ()
-    direction: Direction | None = None
+    class ArrayLauncher(Launcher):
+        """Hydra's launcher: launches each batch of runs that a sweeper chose, on SLURM as an array."""
 
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Ignore Hydra's own configuration: each run is composed like a single run."""
+        def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+            """Ignore Hydra's own configuration: each run is composed like a single run."""
 
-    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:  # noqa: ARG002
-        """Launch one batch; the sweep numbers the runs, since its folder may hold some of an earlier command.
+        def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:  # noqa: ARG002
+            """Launch one batch; the sweep numbers the runs, since its folder may hold some of an earlier command.
 
-        Returns:
-            Per run: its objective; or an error, which Hydra raises when the sweeper asks for the objective.
+            Returns:
+                Per run: its objective; or an error, which Hydra raises when the sweeper asks for the objective.
 
-        Raises:
-            ConfigError: a run is invalid, or the sweeper takes worse ones for better.
-        """
-        runs = [SweepRun.compose(self.composer, overrides, self.fixed) for overrides in job_overrides]
-        require_one_cluster([run.config for run in runs])
-        placed = place(runs, self.sweep.home)
-        codes = self.sweep.launch(placed)
-        return [
-            self._returned(run.directory, code, overrides)
-            for run, code, overrides in zip(placed, codes, job_overrides, strict=True)
-        ]
+            Raises:
+                ConfigError: a run is invalid, or the sweeper takes worse ones for better.
+            """
+            runs = [SweepRun.compose(composer, overrides, fixed) for overrides in job_overrides]
+            require_one_cluster([run.config for run in runs])
+            placed = place(runs, sweep.home)
+            returns = []
+            for run, code, overrides in zip(placed, sweep.launch(placed), job_overrides, strict=True):
+                try:
+                    best = objective(run.directory, code, direction)
+                    returns.append(JobReturn(overrides=overrides, status=JobStatus.COMPLETED, _return_value=best))
+                except RunFailedError as error:
+                    returns.append(JobReturn(overrides=overrides, status=JobStatus.FAILED, _return_value=error))
+            return returns
 
-    def _returned(self, directory: RunDirectory, code: int, overrides: Sequence[str]) -> JobReturn:
-        try:
-            best = objective(directory, code, self.direction)
-            return JobReturn(overrides=overrides, status=JobStatus.COMPLETED, _return_value=best)
-        except RunFailedError as error:
-            return JobReturn(overrides=overrides, status=JobStatus.FAILED, _return_value=error)
-
-
-def register_launcher(
-    composer: Composer, sweep: Sweep, fixed: Collection[str] = (), direction: Direction | None = None
-) -> type[ArrayLauncher]:
-    """Make a launcher for this sweep, and register it with Hydra, which creates it by its name."""
-    fields = {"composer": composer, "sweep": sweep, "fixed": fixed, "direction": direction}
-    made = type("ArrayLauncher", (ArrayLauncher,), {"__module__": PLUGIN_MODULE, **fields})
+    ArrayLauncher.__module__ = PLUGIN_MODULE
+    ArrayLauncher.__qualname__ = ArrayLauncher.__name__
     module = types.ModuleType(PLUGIN_MODULE)
-    setattr(module, made.__name__, made)
+    setattr(module, ArrayLauncher.__name__, ArrayLauncher)
     # a sweeper from another package may have imported `hydra_plugins` already
     sys.modules.setdefault("hydra_plugins", types.ModuleType("hydra_plugins"))
     sys.modules[PLUGIN_MODULE] = module
-    Plugins.instance().register(made)
-    return made
+    Plugins.instance().register(ArrayLauncher)
+    return ArrayLauncher
 
 
 def sweeper_direction(sweeper: DictConfig) -> Direction | None:
