@@ -201,12 +201,11 @@ def export(
     with _draft(file, row, typed) as (draft, name):
         write_atomic(draft, _text(comment, choices, {}), durable=False)
         values = _changed(wanted, _composed(composer, name), always=_explicit_keys(composer, typed, wanted, ranking))
-        write_atomic(draft, _text(comment, choices, values), durable=False)
-        found = composer.compose_run([f"{GROUP}={name}", *site])
-        if found.name != config.name:
-            values = {"name": config.name, **values}
-            write_atomic(draft, _text(comment, choices, values), durable=False)
+        for named in ({}, {"name": config.name}):
+            write_atomic(draft, _text(comment, choices, named | values), durable=False)
             found = composer.compose_run([f"{GROUP}={name}", *site])
+            if found.name == config.name:
+                break
         _require_same(wanted, found, typed, file.path, row)
         draft.replace(file.path)
     words = [f"{GROUP}={file.name}", *site]

@@ -21,7 +21,7 @@ from hpctrain.files import describe_os_error
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.run.directory import RunDirectory
 from hpctrain.scheduler.slurm import Slurm
-from hpctrain.search.search import SearchTask
+from hpctrain.search.search import train_assigned
 from hpctrain.supervise.__main__ import execute, log_to_stdout
 from hpctrain.supervise.job import forbid_requeue
 from hpctrain.supervise.job_supervisor import JobSupervisor
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
             end = supervisor.run(plan)
             return end.exit_code, end.job_ends
 
-        code = SearchTask(home, job_id, train, max_new_runs=1).work()
+        code = train_assigned(home, job_id, train, max_new_runs=1)
         if code not in (ExitCode.FINISHED, ExitCode.INTERRUPTED):
             forbid_requeue(Slurm(environ), job_id)
         return code

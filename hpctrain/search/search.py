@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import socket
@@ -11,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from hpctrain.config.checkpoint import EVAL_PREFIX
 from hpctrain.config.compose import Composer
@@ -37,6 +38,7 @@ from hpctrain.search.journal import FOLDER, Decision, Event, Journal, SearchStat
 from hpctrain.search.optuna_study import OptunaStudy
 from hpctrain.search.runs import SweepRun
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 STORAGE_S = 60.0
@@ -250,71 +252,63 @@ class Search:
         )
 
 
-class SearchTask:
-    """One task of a search.
+def train_assigned(
+    home: RunDirectory, task: str, train: Callable[[RunPlan], tuple[int, bool]], *, max_new_runs: int | None
+) -> int:
+    """Train what a search gives to one of its tasks, until nothing is left.
 
     Args:
         home: the folder of the sweep.
         task: its id, the same after a requeue.
         train: trains a run; returns an `ExitCode`, and whether the task has to end at once.
         max_new_runs: new runs that the task may begin; None for no limit.
+
+    Returns:
+        An `ExitCode`: 0 if all runs paused or completed, else that of the first one that didn't.
+
+    Raises:
+        HpctrainError: a run can't be prepared.
+        OSError: the sweep's folder stayed unavailable.
     """
-
-    def __init__(
-        self, home: RunDirectory, task: str, train: Callable[[RunPlan], tuple[int, bool]], *, max_new_runs: int | None
-    ) -> None:
-        self.record = _record(home)
-        self.search = Search(home, self.record)
-        self.search.create()
-        self._home = home
-        self._task = task
-        self._train = train
-        self._max_new_runs = max_new_runs
-
-    def work(self) -> int:
-        """Train what the search gives to this task, until nothing is left.
-
-        Returns:
-            An `ExitCode`: 0 if all runs paused or completed, else that of the first one that didn't.
-
-        Raises:
-            HpctrainError: a run can't be prepared.
-            OSError: the sweep's folder stayed unavailable.
-        """
-        codes: list[int] = []
-        while (assignment := self._retry(self._ask)) is not None:
-            code, ends_at_once = self._train_one(assignment)
-            if code not in (ExitCode.FINISHED, ExitCode.INTERRUPTED):
-                codes.append(code)
-            if ends_at_once:
-                return code
-            state = self._retry(self.search.state)
-            if assignment.run in state.given:
-                # neither paused nor ended: it is left to `resume`
-                return code or ExitCode.INTERRUPTED
-            if (passed := state.ends.get((assignment.run, assignment.rung))) is not None:
-                print(_result(passed), flush=True)
-        return next(iter(codes), ExitCode.FINISHED)
-
-    def _ask(self) -> Assignment | None:
-        if (record := _record(self._home)) != self.record:  # a resume has extended the search meanwhile
-            self.record = record
-            self.search = Search(self._home, record)
-        return self.search.ask(self._task, max_new_runs=self._max_new_runs)
-
-    def _train_one(self, assignment: Assignment) -> tuple[int, bool]:
+    search = Search(home, _record(home))
+    search.create()
+    codes: list[int] = []
+    while True:
+        search = _retry(_up_to_date, search)
+        assignment = _retry(search.ask, task, max_new_runs=max_new_runs)
+        if assignment is None:
+            return next(iter(codes), ExitCode.FINISHED)
+        code: int = ExitCode.FAILED
+        ends_at_once = False
         try:
-            plan = self._retry(lambda: plan_assigned(self._home, self.record, assignment))
+            plan = _retry(plan_assigned, search, assignment)
         except ConfigError as error:
             print(f"{ERROR_PREFIX}run {assignment.run}: {error}", file=sys.stderr, flush=True)
-            self._retry(lambda: self.search.fail(assignment.run, assignment.rung))
-            return ExitCode.FAILED, False
-        print(_heading(assignment, plan), flush=True)
-        return self._train(plan)
+            _retry(search.fail, assignment.run, assignment.rung)
+        else:
+            print(_heading(assignment, plan), flush=True)
+            code, ends_at_once = train(plan)
+        if code not in (ExitCode.FINISHED, ExitCode.INTERRUPTED):
+            codes.append(code)
+        if ends_at_once:
+            return code
+        state = _retry(search.state)
+        if assignment.run in state.given:
+            # neither paused nor ended: it is left to `resume`
+            return code or ExitCode.INTERRUPTED
+        if (passed := state.ends.get((assignment.run, assignment.rung))) is not None:
+            print(_result(passed), flush=True)
 
-    @staticmethod
-    def _retry(act: Callable[[], T]) -> T:
-        return retry(act, on=OSError, for_s=STORAGE_S, problem="the sweep's folder can't be used yet")
+
+def _retry(act: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+    call = functools.partial(act, *arguments, **options)
+    return retry(call, on=OSError, for_s=STORAGE_S, problem="the sweep's folder can't be used yet")
+
+
+def _up_to_date(search: Search) -> Search:
+    record = _record(search.home)
+    # a resume may have extended the search meanwhile
+    return search if record == search.algorithm.record else Search(search.home, record)
 
 
 def _record(home: RunDirectory) -> SweepRecord:
@@ -344,7 +338,7 @@ def work_here(home: RunDirectory) -> int:
         return code, is_stopped(plan.directory, code)
 
     task = f"{socket.gethostname()}:{os.getpid()}"
-    code = SearchTask(home, task, train, max_new_runs=None).work()
+    code = train_assigned(home, task, train, max_new_runs=None)
     if code in (ExitCode.INTERRUPTED, ExitCode.CANCELLED):
         print(f"stopped; to resume: python -m hpctrain resume {home.as_typed}", file=sys.stderr)
     return code
@@ -356,32 +350,27 @@ def is_stopped(run: RunDirectory, code: int) -> bool:
     return code == ExitCode.INTERRUPTED and not (attempts and attempts[-1].reason is Reason.PAUSED)
 
 
-def plan_assigned(home: RunDirectory, record: SweepRecord, assignment: Assignment) -> RunPlan:
-    """Make the run's directory, if it has none, and store until which step it is to be trained.
-
-    Args:
-        home: the folder of the sweep.
-        record: of the sweep.
-        assignment: the run.
+def plan_assigned(search: Search, assignment: Assignment) -> RunPlan:
+    """Make the directory of a run, if it has none, and store until which step it is to be trained.
 
     Raises:
         ConfigError: the values that were drawn don't fit together.
         RunDirectoryError: the directory can't be written.
     """
-    directory = RunDirectory.at(home.path / str(assignment.run))
+    directory, record = search.directory(assignment.run), search.algorithm.record
     if not directory.config.is_file():
-        if algorithm_of(record).knows_runs:
+        if search.algorithm.knows_runs:
             raise RunDirectoryError(f"{directory.path}: its config.yaml is gone; restore it, or remove the folder")
         # the task that began to make it was killed: the journal gave the number to this task alone
         shutil.rmtree(directory.path, ignore_errors=True)
-        run = drawn_run(home, record, assignment)
+        run = drawn_run(search.home, record, assignment)
         return prepare(
             run.at(directory.path).config,
             record.command,
             run.varied,
             manifest(record.command, Path(record.folder)),
             report=lambda _line: None,
-            code=LaunchCode(home),
+            code=LaunchCode(search.home),
         )
     # no line on the changed key: all that changes is the step of the pause, which the search decides
     pause = assignment.pause_at_step
