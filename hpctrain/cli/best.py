@@ -244,7 +244,7 @@ def _export_winner(ranking: Ranking, path: Path, *, force: bool, config_dir: str
     where = listed((os.path.relpath(directory.path) for directory in winner.directories), shown=3)
     at = f"mean of {len(winner.runs)} runs" if len(winner.runs) > 1 else f"step {winner.best_step}"
     achieved = f"{ranking.metric.name} {winner.best:.6g} ({at}), {where}"
-    command = export(winner, ranking, file, f"The best of a sweep: {achieved}.", force=force, config_dir=config_dir)
+    command = export(ranking, file, f"The best of a sweep: {achieved}.", force=force, config_dir=config_dir)
     print(f"wrote {os.path.relpath(file.path)}: {winner.label}")
     print(f"  {achieved}")
     print("to train it:")

@@ -24,8 +24,8 @@ from hpctrain.config.root import LIST_GROUPS, ProgramConfig, RunConfig, decides_
 from hpctrain.config.stored import load_run
 from hpctrain.errors import ConfigError, RunDirectoryError
 from hpctrain.files import read_json_or_empty, write_atomic
-from hpctrain.results.ranking import RankedRow, Ranking
-from hpctrain.results.run_result import SEED, comparable, is_below
+from hpctrain.results.ranking import Ranking
+from hpctrain.results.run_result import SEED, RunResult, comparable, is_below
 from hpctrain.run.config_change import trained_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.manifest import read_varied, value_text
@@ -155,22 +155,13 @@ class ExperimentFile:
         return cls(absolute, folder, name, is_here)
 
 
-def export(
-    row: RankedRow,
-    ranking: Ranking,
-    file: ExperimentFile,
-    comment: str,
-    *,
-    force: bool,
-    config_dir: str | None,
-) -> str:
-    """Write an experiment with the configuration of a row's first run; a row over seeds leaves out `seed`.
+def export(ranking: Ranking, file: ExperimentFile, comment: str, *, force: bool, config_dir: str | None) -> str:
+    """Write an experiment with the configuration of the best row's first run; a row over seeds leaves out `seed`.
 
     It has every key that the runs' commands set, or in which the runs differ, even if the value is today's default.
 
     Args:
-        row: of the ranking.
-        ranking: of all runs.
+        ranking: of all runs, at least one.
         file: to write; its folder is made if it doesn't exist.
         comment: what the run achieved, in one line.
         force: replace an existing file.
@@ -184,7 +175,7 @@ def export(
     """
     if file.path.exists() and not force:
         raise ConfigError("--export", file.path, "exists", "choose another name, or add --force to replace it")
-    run = row.runs[0]
+    run = ranking.rows[0].runs[0]
     for key in filter(decides_the_weights, run.changed_keys):
         problem = f"can't have {key}={run.config[key]} of {run.status.path}"
         raise ConfigError("--export", file.path, problem, "resume or warm-start from the run instead")
@@ -196,9 +187,9 @@ def export(
     site = [word for word in typed.words_of(SITE) if word.partition("=")[0] not in OF_A_SWEEP]
     # YAML has no texts of numbers, so they become strings
     texts = config.run.args_as_typed if isinstance(config, ProgramConfig) else {}
-    wanted = _exported({**flat(config), **texts}, typed, skip_seed=len(row.runs) > 1)
+    wanted = _exported({**flat(config), **texts}, typed, skip_seed=len(ranking.rows[0].runs) > 1)
     choices = _choices(composer, typed)
-    with _draft(file, row, typed) as (draft, name):
+    with _draft(file, run, typed) as (draft, name):
         write_atomic(draft, _text(comment, choices, {}), durable=False)
         values = _changed(wanted, _composed(composer, name), always=_explicit_keys(composer, typed, wanted, ranking))
         for named in ({}, {"name": config.name}):
@@ -206,7 +197,7 @@ def export(
             found = composer.compose_run([f"{GROUP}={name}", *site])
             if found.name == config.name:
                 break
-        _require_same(wanted, found, typed, file.path, row)
+        _require_same(wanted, found, typed, file.path, run)
         draft.replace(file.path)
     words = [f"{GROUP}={file.name}", *site]
     if folder is not None:
@@ -307,18 +298,18 @@ def _text(comment: str, choices: Mapping[str, str], values: Mapping[str, Any]) -
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _require_same(wanted: Mapping[str, Any], found: RunConfig, typed: TypedCommand, path: Path, row: RankedRow) -> None:
+def _require_same(wanted: Mapping[str, Any], found: RunConfig, typed: TypedCommand, path: Path, run: RunResult) -> None:
     composed = _exported(flat(found), typed, skip_seed=SEED not in wanted)
     for key in sorted(wanted.keys() | composed.keys()):
         value, other = (values.get(key) or None for values in (wanted, composed))
         if comparable(value) != comparable(other):
-            problem = f"can't have {key}={value_text(value)} of {row.runs[0].status.path}"
+            problem = f"can't have {key}={value_text(value)} of {run.status.path}"
             remedy = f"the file would make it {value_text(other)}; resume or warm-start from the run instead"
             raise ConfigError("--export", path, problem, remedy)
 
 
 @contextlib.contextmanager
-def _draft(file: ExperimentFile, row: RankedRow, typed: TypedCommand) -> Iterator[tuple[Path, str]]:
+def _draft(file: ExperimentFile, run: RunResult, typed: TypedCommand) -> Iterator[tuple[Path, str]]:
     """A file next to the final one, which Hydra composes under its own name; and that name.
 
     Raises:
@@ -330,7 +321,7 @@ def _draft(file: ExperimentFile, row: RankedRow, typed: TypedCommand) -> Iterato
     except ConfigError as error:
         if error.key == "--export":
             raise
-        problem = f"can't express the configuration of {row.runs[0].status.path}: {error.key} {error.problem}"
+        problem = f"can't express the configuration of {run.status.path}: {error.key} {error.problem}"
         remedy = f"type this in the folder of the command that made it: {typed.text or 'it is not recorded'}"
         raise ConfigError("--export", file.path, problem, remedy) from error
     finally:
