@@ -154,7 +154,7 @@ def compare_runs(one: RunResult, other: RunResult) -> RunComparison:
         deciding=deciding,
         others={key: pair for key, pair in config.items() if key not in deciding},
         code=code,
-        code_unknown=(None in [pair[0] for pair in pairs.values()], None in [pair[1] for pair in pairs.values()]),
+        code_unknown=(None in [codes[0][name] for name in names], None in [codes[1][name] for name in names]),
         files=_file_changes(_files(one.directory), _files(other.directory)),
         environment=_differences(_environment(one), _environment(other)),
         metrics={name: (mine[name], theirs[name]) for name in common},
