@@ -241,7 +241,7 @@ def _export_winner(ranking: Ranking, path: Path, *, force: bool, config_dir: str
     if winner is None or ranking.metric is None:
         problem = "there is no winner to export: no run that has completed, or is running, has a value"
         raise RunDirectoryError(f"{problem}; `python -m hpctrain best` without --export lists the others")
-    where = listed((os.path.relpath(directory.path) for directory in winner.directories), shown=3)
+    where = listed((os.path.relpath(run.status.path) for run in winner.runs), shown=3)
     at = f"mean of {len(winner.runs)} runs" if len(winner.runs) > 1 else f"step {winner.best_step}"
     achieved = f"{ranking.metric.name} {winner.best:.6g} ({at}), {where}"
     command = export(ranking, file, f"The best of a sweep: {achieved}.", force=force, config_dir=config_dir)

@@ -173,6 +173,7 @@ def _end(attempt: Attempt) -> float | None:
 
 
 POINTS = 220
+"""Points of a curve: more can't be told apart in a chart of this size."""
 SHOWN = ("throughput/samples_per_s", "throughput/waiting_for_data", "throughput/mfu", "memory/peak_gb")
 """The curves that are drawn over time; the throughput per device has the shape of the first one."""
 KINDS = {"evaluation": "evaluating", "saving": "saving", "gradient_sync": "lost", "data": "lost"}

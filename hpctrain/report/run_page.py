@@ -19,7 +19,7 @@ from hpctrain.report.page import (
     joined,
     remark,
 )
-from hpctrain.report.run_charts import AttemptSpan, RunRecord, speed_charts
+from hpctrain.report.run_charts import POINTS, AttemptSpan, RunRecord, speed_charts
 from hpctrain.results.curves import Curve
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Attempt
@@ -82,8 +82,6 @@ def _head(status: RunStatus, title: str) -> Markup:
     return joined([heading, note, about, facts(pairs)])
 
 
-POINTS = 220
-"""Points of a curve: more can't be told apart in a chart of this size."""
 SHOWN_CHARTS = 12
 """Charts that are open."""
 MOST_CHARTS = 40

@@ -263,33 +263,31 @@ def parallel_coordinates(record: SweepResults) -> Markup:
     keys = every[:MOST_KEYS]
     if metric is None or len(points) < 2 or not keys:
         return Markup("")
-    axes = [KeyAxis.of(key, [point.values.get(key) for point in points]) for key in keys]
-    axes.append(KeyAxis(metric.name, scale_of([point.number.best or 0.0 for point in points], margin=0.03)))
+    # each with whether its smallest value is at the top
+    axes = [(KeyAxis.of(key, [point.values.get(key) for point in points]), False) for key in keys]
+    of_metric = KeyAxis(metric.name, scale_of([point.number.best or 0.0 for point in points], margin=0.03))
+    axes.append((of_metric, metric.mode == "min"))
     width = BETWEEN * (len(axes) - 1) + 2 * SIDE + 30
     lines = []
     for point in points:
         words: list[str] = []
-        for place, axis in enumerate(axes):
-            value = point.number.best if place == len(axes) - 1 else point.values.get(axis.name)
+        values = [*(point.values.get(key) for key in keys), point.number.best]
+        for place, ((axis, reverse), value) in enumerate(zip(axes, values, strict=True)):
             number = axis.number(value)
             if number is None:
                 # the line has a gap where the run has no value
                 words.append("")
                 continue
             begins = not words or not words[-1]
-            down = _down(axis.scale, number, reverse=place == len(axes) - 1 and metric.mode == "min")
+            down = _down(axis.scale, number, reverse=reverse)
             words.append(f"{'M' if begins else 'L'}{SIDE + BETWEEN * place} {down:.1f}")
         lines.append(element("path", _title(point, points), d="".join(words), class_=f"line {point.style}"))
-    drawn = [
-        _axis(axis, place, reverse=place == len(axes) - 1 and metric.mode == "min") for place, axis in enumerate(axes)
-    ]
+    drawn = [_axis(axis, place, reverse=reverse) for place, (axis, reverse) in enumerate(axes)]
     style = f"min-width:{width}px;max-width:{math.floor(1.2 * width)}px"
     shown = f"the values of each run, and its best {metric.name}"
-    drawing = element(
-        "svg", *lines, *drawn, viewBox=f"0 0 {width} {LINES_HEIGHT}", style=style, role="img", aria_label=shown
-    )
-    left_out = len(every) - len(keys)
-    note = f" Without {left_out} more keys." if left_out > 0 else ""
+    box = f"0 0 {width} {LINES_HEIGHT}"
+    drawing = element("svg", *lines, *drawn, viewBox=box, style=style, role="img", aria_label=shown)
+    note = f" Without {len(every) - len(keys)} more keys." if len(every) > len(keys) else ""
     caption = element("figcaption", "Each line is a run; the best metric is at the top of the last axis.", note)
     return element("figure", caption, drawing, class_="wide")
 
@@ -305,9 +303,8 @@ def _axis(axis: KeyAxis, place: int, *, reverse: bool) -> Markup:
     # neighbours' names have different heights, since most are longer than the space between the axes
     name = axis.name if len(axis.name) <= MOST_CHARS else f"\u2026{axis.name[1 - MOST_CHARS :]}"
     x = max(across, 3.4 * len(name))
-    parts.append(
-        element("text", element("title", axis.name), name, x=x, y=14 + 14 * (place % 2), class_="middle strong")
-    )
+    title = element("title", axis.name)
+    parts.append(element("text", title, name, x=x, y=14 + 14 * (place % 2), class_="middle strong"))
     for value, text in axis.ticks(6):
         down = f"{_down(axis.scale, value, reverse=reverse):.1f}"
         parts.append(element("path", d=f"M{across - 3} {down}h6", class_="axis"))

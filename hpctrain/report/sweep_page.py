@@ -33,7 +33,7 @@ def sweep_page(home: Path, directories: Sequence[RunDirectory]) -> str:
         directories: of the runs, at least one.
     """
     record = SweepResults.read(home, directories)
-    winner = record.ranking.rows[0].directories[0]
+    winner = record.ranking.rows[0].runs[0].directory
     of_which = "the best run" if record.ranking.winner is not None else winner.path.name
     programs = all(point.result.is_program for point in record.points)
     choose = "python -m hpctrain best takes --metric"
@@ -140,7 +140,7 @@ def _cells(row: RankedRow, keys: Sequence[str], record: SweepResults, *, over_se
         f"{row.step}{total}",
         duration(row.seconds),
         row.state,
-        listed((os.path.relpath(run.path, record.home) for run in row.directories), shown=6, separator=" "),
+        listed((os.path.relpath(run.status.path, record.home) for run in row.runs), shown=6, separator=" "),
     ]
 
 

@@ -16,7 +16,6 @@ from hpctrain.errors import ConfigError, RunDirectoryError
 from hpctrain.phrases import counted, listed
 from hpctrain.results.run_result import SEED, RunResult, VariedKeys, comparable, varied_keys
 from hpctrain.run.config_change import trained_config
-from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import MODES
 from hpctrain.run.manifest import value_text
 from hpctrain.status.metrics import read_metrics
@@ -278,11 +277,6 @@ class RankedRow:
         if len(states) == 1:
             return next(iter(states))
         return ", ".join(f"{count} {state}" for state, count in states.items())
-
-    @property
-    def directories(self) -> tuple[RunDirectory, ...]:
-        """The runs' directories."""
-        return tuple(run.directory for run in self.runs)
 
     @property
     def seeds(self) -> tuple[Any, ...]:

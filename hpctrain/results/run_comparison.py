@@ -54,11 +54,12 @@ def find_divergence(one: RunDirectory, other: RunDirectory) -> Divergence:
     """Compare the metrics that both runs logged at the same steps, and the digests of their checkpoints' weights."""
     mine, theirs = _by_step(one), _by_step(other)
     step, metrics = None, {}
-    compared: dict[int, set[str]] = {}
+    compared: set[str] = set()
+    num_steps = 0
     for common in sorted(mine.keys() & theirs.keys()):
         names = sorted(mine[common].keys() & theirs[common].keys())
-        if names:
-            compared[common] = set(names)
+        compared.update(names)
+        num_steps += bool(names)
         pairs = {name: (mine[common][name], theirs[common][name]) for name in names}
         # as text, which is exact, because NaN isn't equal to itself
         metrics = {name: pair for name, pair in pairs.items() if repr(pair[0]) != repr(pair[1])}
@@ -76,8 +77,7 @@ def find_divergence(one: RunDirectory, other: RunDirectory) -> Divergence:
             differing = saved
             break
         equal = saved
-    num_metrics = len(set().union(*compared.values()))
-    return Divergence(step, metrics, differing, equal, num_metrics, len(compared), num_checkpoints)
+    return Divergence(step, metrics, differing, equal, len(compared), num_steps, num_checkpoints)
 
 
 def _by_step(directory: RunDirectory) -> dict[int, dict[str, float]]:

@@ -38,7 +38,7 @@ def test_the_best_run_comes_first_with_what_it_varies(tmp_path, make_run):
     assert found.winner is one
     assert (one.rank, one.label, one.values) == (1, "optimizer.lr=0.01", {"optimizer.lr": 0.01})
     assert (one.best, one.best_step, one.last, one.step, one.seconds) == (0.75, 10, 0.75, 10, 4.0)
-    assert (one.state, [directory.path.name for directory in one.directories]) == ("completed", ["1"])
+    assert (one.state, [run.directory.path.name for run in one.runs]) == ("completed", ["1"])
     assert (other.rank, other.best, other.best_step, other.last) == (2, 0.5, 5, 0.25)
 
 
