@@ -202,14 +202,12 @@ class Spread:
         deviation: the sample standard deviation, with n - 1 in the denominator; None for one run.
         lowest: the smallest value.
         highest: the largest value.
-        count: the number of runs.
     """
 
     mean: float
     deviation: float | None
     lowest: float
     highest: float
-    count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,7 +346,7 @@ def _row(keys: VariedKeys, members: Sequence[tuple[RunResult, MetricValue]]) -> 
     spread = None
     if bests:
         deviation = statistics.stdev(bests) if len(bests) > 1 else None
-        spread = Spread(statistics.mean(bests), deviation, min(bests), max(bests), len(bests))
+        spread = Spread(statistics.mean(bests), deviation, min(bests), max(bests))
     return RankedRow(
         rank=None,
         values=values,

@@ -21,8 +21,6 @@ from hpctrain.search.search import algorithm_of, is_search
 from hpctrain.search.sweep import Sweep, require_one_cluster, sweep_home
 
 BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
-NOT_RECORDED = ("run_dir",)
-"""Keys that the place of the record answers."""
 
 
 def multirun(composer: Composer, overrides: Sequence[str], command: Sequence[str]) -> int:
@@ -81,10 +79,11 @@ def record_of(
     # the last one wins, as in `expand`
     last = {_key(override): override for override in parsed if not override.is_hydra_override()}
     space = {key: _text(override) for key, override in last.items() if override.is_sweep_override()}
+    # the place of the record is the answer to run_dir
     fixed = [
         key if override.is_delete() and "=" not in str(override.input_line) else f"{key}={value_as_typed(override)}"
         for key, override in last.items()
-        if not override.is_sweep_override() and key not in NOT_RECORDED
+        if not override.is_sweep_override() and key != "run_dir"
     ]
     own = {name: getattr(options, name) for name in OPTIONS if hasattr(options, name)}
     return SweepRecord(

@@ -51,11 +51,11 @@ def test_runs_that_differ_in_nothing_but_the_seed_are_one_row(tmp_path, make_run
     found = ranked(tmp_path)
     assert found.keys == ("optimizer.lr", "seed")
     single, row, failed = found.rows
-    assert (single.label, single.spread.count, single.spread.deviation) == ("optimizer.lr=0.01 seed=0", 1, None)
+    assert (single.label, single.seeds, single.spread.deviation) == ("optimizer.lr=0.01 seed=0", (0,), None)
     assert (row.label, row.seeds, row.values) == ("optimizer.lr=0.1", (0, 1, 2), {"optimizer.lr": 0.1})
     assert row.best == pytest.approx(0.6)
     assert row.spread.deviation == pytest.approx(0.1)
-    assert (row.spread.lowest, row.spread.highest, row.spread.count, row.best_step) == (0.5, 0.7, 3, None)
+    assert (row.spread.lowest, row.spread.highest, row.best_step) == (0.5, 0.7, None)
     assert (failed.rank, failed.state, failed.best) == (None, "failed", 0.9)
 
 
