@@ -86,7 +86,7 @@ class Decision:
     drawn: Annotated[Mapping[str, Any], _OBJECT] = field(default_factory=dict)
 
     def as_record(self) -> dict[str, Any]:
-        """The decision as JSON has it, without what it doesn't have."""
+        """The decision as JSON has it, without its empty fields."""
         return {name: value for name, value in asdict(self).items() if value not in ("", None, {})}
 
 
