@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -77,6 +78,12 @@ def chosen_runs(options: argparse.Namespace) -> list[RunDirectory]:
         RunDirectoryError: one of the names matches no run.
     """
     return list(dict.fromkeys(run for typed in options.run for run in runs_of(typed, Path(options.runs_dir))))
+
+
+def typed_name(directory: Path, runs_dir: Path) -> str:
+    """The name of a run as the commands take it: below the folder of the runs, or the path of one that isn't there."""
+    name = os.path.relpath(directory, runs_dir)
+    return os.path.relpath(directory) if name.startswith("..") else name
 
 
 def add_overrides(parser: argparse.ArgumentParser, meaning: str) -> None:

@@ -5,22 +5,21 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import math
 import os
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpctrain.cli.arguments import add_runs_dir, chosen_runs, command_parser, number
+from hpctrain.cli.arguments import add_runs_dir, chosen_runs, command_parser, number, typed_name
+from hpctrain.cli.screen import cut_to_width
+from hpctrain.cli.status import plain
 from hpctrain.errors import ExitCode, RunDirectoryError
 from hpctrain.phrases import aligned, counted, duration, listed, spreadsheet_text
 from hpctrain.results.ranking import RankedRow, Ranking, judging_metric, named_metric, rank
 from hpctrain.results.run_result import SEED, RunResult, read_results
 from hpctrain.run.evaluation import MODES
 from hpctrain.run.manifest import value_text
-from hpctrain.terminal import is_terminal
 
 _EPILOG = """\
 examples:
@@ -38,21 +37,6 @@ and never started runs come last, without a rank.
 --export writes the winner's configuration. `python -m hpctrain export RUN` writes a run's weights.
 
 Exit code 0; 2 if SWEEP has no runs, or they have no metric in common."""
-_CSV_COLUMNS = (
-    "best",
-    "best_step",
-    "last",
-    "standard_deviation",
-    "lowest",
-    "highest",
-    "num_runs",
-    "step",
-    "total_steps",
-    "training_s",
-    "state",
-    "runs",
-)
-"""Columns after the rank and the varied keys."""
 
 
 def main(arguments: list[str]) -> int:
@@ -106,17 +90,14 @@ def _table(ranking: Ranking, rows: Sequence[RankedRow], runs_dir: Path) -> list[
     head = ("RANK", *ranking.keys, "BEST", *spread, "AT STEP", "LAST", "STEPS", "TIME", "STATE", "RUN")
     cells = [head, *(_cells(ranking, row, runs_dir, over_seeds=over_seeds) for row in rows)]
     better = "lower" if ranking.metric.mode == "min" else "higher"
-    lines = [f"by {ranking.metric.name}, {better} is better", *aligned(cells)]
-    if is_terminal(sys.stdout):
-        columns = shutil.get_terminal_size().columns
-        lines = [line if len(line) <= columns else line[: columns - 3] + "..." for line in lines]
+    lines = cut_to_width([f"by {ranking.metric.name}, {better} is better", *aligned(cells)])
     if len(rows) < len(ranking.rows):
         lines.append(f"{counted(len(ranking.rows) - len(rows), 'more row')}: leave out --top to see all")
     if live := sum(run.is_live for row in rows for run in row.runs):
         lines.append(f"{counted(live, 'run')} still queued or training, with the values so far")
     if ranking.winner is not None and ranking.winner in rows:
         lines += [
-            f"warning: {_name(run, runs_dir)}: {run.status.best_warning}"
+            f"warning: {typed_name(run.status.path, runs_dir)}: {run.status.best_warning}"
             for run in ranking.winner.runs
             if run.status.best_warning
         ]
@@ -124,22 +105,19 @@ def _table(ranking: Ranking, rows: Sequence[RankedRow], runs_dir: Path) -> list[
 
 
 def _cells(ranking: Ranking, row: RankedRow, runs_dir: Path, *, over_seeds: bool) -> tuple[str, ...]:
-    spread: tuple[str, ...] = ()
-    if over_seeds:
-        known = row.spread
-        numbers = (None, None, None) if known is None else (known.deviation, known.lowest, known.highest)
-        spread = (*map(_shown, numbers), str(len(row.runs)))
+    numbers = _numbers(row)
+    spread = (*(_shown(numbers[name]) for name in ("standard_deviation", "lowest", "highest")), str(len(row.runs)))
     return (
         "-" if row.rank is None else str(row.rank),
         *(_value(row, key) for key in ranking.keys),
         _shown(row.best),
-        *spread,
+        *(spread if over_seeds else ()),
         "-" if row.best_step is None else str(row.best_step),
         _shown(row.last),
         str(row.step) if row.total_steps is None else f"{row.step}/{row.total_steps}",
         duration(row.seconds),
         row.state,
-        listed((_name(run, runs_dir) for run in row.runs), shown=3),
+        listed((typed_name(run.status.path, runs_dir) for run in row.runs), shown=3),
     )
 
 
@@ -151,12 +129,6 @@ def _value(row: RankedRow, key: str) -> str:
 
 def _shown(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
-
-
-def _name(run: RunResult, runs_dir: Path) -> str:
-    # the name as the other commands take it
-    name = os.path.relpath(run.status.path, runs_dir)
-    return os.path.relpath(run.status.path) if name.startswith("..") else name
 
 
 def _as_json(ranking: Ranking, rows: Sequence[RankedRow]) -> dict[str, Any]:
@@ -179,7 +151,7 @@ def _numbers(row: RankedRow) -> dict[str, Any]:
     return {
         "best": row.best,
         "best_step": row.best_step,
-        "last": _finite(row.last),
+        "last": plain(row.last),
         "standard_deviation": None if spread is None else spread.deviation,
         "lowest": None if spread is None else spread.lowest,
         "highest": None if spread is None else spread.highest,
@@ -198,7 +170,7 @@ def _runs(row: RankedRow) -> list[dict[str, Any]]:
             "seed": seed,
             "best": number.best,
             "best_step": number.step,
-            "last": _finite(number.last),
+            "last": plain(number.last),
             "best_warning": run.status.best_warning,
             "state": run.status.state,
         }
@@ -206,19 +178,13 @@ def _runs(row: RankedRow) -> list[dict[str, Any]]:
     ]
 
 
-def _finite(value: float | None) -> float | None:
-    """The value; None for NaN and infinity, which JSON doesn't have."""
-    return value if value is not None and math.isfinite(value) else None
-
-
 def _write_csv(ranking: Ranking, rows: Sequence[RankedRow]) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(["rank", *map(spreadsheet_text, ranking.keys), *_CSV_COLUMNS])
-    for row in rows:
+    for place, row in enumerate(rows):
         cells = {**_numbers(row), "last": row.last, "runs": ";".join(str(run.status.path) for run in row.runs)}
-        writer.writerow(
-            [row.rank, *(_csv_value(row, key) for key in ranking.keys), *(cells[name] for name in _CSV_COLUMNS)]
-        )
+        if place == 0:
+            writer.writerow(["rank", *map(spreadsheet_text, ranking.keys), *cells])
+        writer.writerow([row.rank, *(_csv_value(row, key) for key in ranking.keys), *cells.values()])
 
 
 def _csv_value(row: RankedRow, key: str) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from hpctrain.cli.arguments import add_runs_dir, command_parser
+from hpctrain.cli.status import fields_as_json
 from hpctrain.errors import ExitCode
 from hpctrain.phrases import aligned, counted
 from hpctrain.results.ranking import MetricValue
@@ -160,14 +159,5 @@ def _cell(value: object) -> str:
 
 
 def _as_json(found: RunComparison, paths: list[str]) -> dict[str, Any]:
-    record: dict[str, Any] = _finite(asdict(found))
-    return {"runs": paths, "should_be_equal": found.should_be_equal, "diverges": found.diverges, **record}
-
-
-def _finite(value: Any) -> Any:
-    """The value with null for each NaN and infinity, which JSON doesn't have."""
-    if isinstance(value, dict):
-        return {str(name): _finite(inside) for name, inside in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inside) for inside in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    conclusion = {"should_be_equal": found.should_be_equal, "diverges": found.diverges}
+    return {"runs": paths, **conclusion, **fields_as_json(found)}

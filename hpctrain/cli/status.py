@@ -5,17 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import shutil
-import sys
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpctrain.cli.arguments import add_runs, chosen_runs, command_parser, number
-from hpctrain.cli.repeated import WATCH_S, show_repeatedly
+from hpctrain.cli.arguments import add_runs, chosen_runs, command_parser, number, typed_name
+from hpctrain.cli.screen import WATCH_S, cut_to_width, show_repeatedly
 from hpctrain.errors import ExitCode
 from hpctrain.phrases import aligned, counted, duration
 from hpctrain.run.ledger import Attempt
@@ -23,7 +21,6 @@ from hpctrain.run.manifest import varied_text
 from hpctrain.status.jobs import Ask, JobQuery, query_jobs
 from hpctrain.status.run_status import RunStatus, read_statuses
 from hpctrain.status.runs import find_runs
-from hpctrain.terminal import is_terminal
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -75,17 +72,9 @@ def _with_seconds(arguments: Sequence[str]) -> list[str]:
     """Complete a `--watch` before the name of a run, which argparse would take for the seconds."""
     following = [*arguments, ""][1:]
     return [
-        f"--watch={WATCH_S:g}" if word == "--watch" and not _is_number(after) else word
+        f"--watch={WATCH_S:g}" if word == "--watch" and not re.match(r"[\d.]", after) else word
         for word, after in zip(arguments, following, strict=True)
     ]
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _show(options: argparse.Namespace, ask: Ask) -> None:
@@ -96,7 +85,9 @@ def _show(options: argparse.Namespace, ask: Ask) -> None:
     statuses = read_statuses(shown, brief=not (single or options.json), ask=ask)
     if options.json:
         records = [_as_json(status) for status in statuses]
-        print(_one(records[0]) if single else _list(records))
+        # one run per line: an indented list of a thousand takes longer than all else
+        lines = ",\n".join(json.dumps(record, allow_nan=False) for record in records)
+        print(json.dumps(records[0], indent=2, allow_nan=False) if single else f"[{lines}]")
     elif single:
         from hpctrain.cli.run_details import run_details  # with what it imports, half of the time of `status`
 
@@ -114,20 +105,14 @@ def _table(statuses: Sequence[RunStatus], runs_dir: Path, now: float) -> str:
     rows = [_HEAD, *(_row(status, runs_dir, now) for status in statuses)]
     if not any(status.varied for status in statuses):
         rows = [(row[0], *row[2:]) for row in rows]
-    lines = aligned(rows)
-    if is_terminal(sys.stdout):
-        columns = shutil.get_terminal_size().columns
-        lines = [line if len(line) <= columns else line[: columns - 3] + "..." for line in lines]
-    return "\n".join(lines)
+    return "\n".join(cut_to_width(aligned(rows)))
 
 
 def _row(status: RunStatus, runs_dir: Path, now: float) -> tuple[str, ...]:
-    # the name as the other commands take it
-    name = os.path.relpath(status.path, runs_dir)
     losses = (status.metrics.get(name) for name in ("train/loss", "eval/loss"))
     last = status.last_sign
     return (
-        os.path.relpath(status.path) if name.startswith("..") else name,
+        typed_name(status.path, runs_dir),
         varied_text(status.varied) or "-",
         status.state,
         _step(status),
@@ -146,29 +131,19 @@ def _step(status: RunStatus) -> str:
     return str(status.step) if status.total_steps is None else f"{status.step}/{status.total_steps}"
 
 
-def _one(record: dict[str, Any]) -> str:
-    return json.dumps(record, indent=2, allow_nan=False)
-
-
-def _list(records: Sequence[dict[str, Any]]) -> str:
-    """A list with one run per line: an indented one of a thousand runs takes longer than all else."""
-    lines = ",\n".join(json.dumps(record, allow_nan=False) for record in records)
-    return f"[{lines}]"
-
-
 def _as_json(status: RunStatus) -> dict[str, Any]:
     spent = status.account.spent
-    record = _fields(status)
+    record = fields_as_json(status)
     record["metrics"] = dict(sorted(record["metrics"].items()))
     record["attempts"] = [_attempt(attempt) for attempt in status.attempts]
     record["verdict"] = record.pop("bottleneck")  # the field's name is older than that of the attribute
-    record["account"] |= {"ratio": spent.ratio, "wall_s": spent.total_s, "shares": _plain(spent.shares)}
+    record["account"] |= {"ratio": spent.ratio, "wall_s": spent.total_s, "shares": plain(spent.shares)}
     return record
 
 
 def _attempt(attempt: Attempt) -> dict[str, Any]:
     """Return an attempt for JSON: fields that only some attempts record are in ``extra``."""
-    record = _fields(attempt)
+    record = fields_as_json(attempt)
     # __annotations__ are the fields of Attempt itself: those of its bases are optional
     optional = {name: record.pop(name) for name in [*record] if name not in Attempt.__annotations__}
     recorded = {
@@ -177,19 +152,20 @@ def _attempt(attempt: Attempt) -> dict[str, Any]:
     return {**record, "extra": recorded}
 
 
-def _fields(value: DataclassInstance) -> dict[str, Any]:
+def fields_as_json(value: DataclassInstance) -> dict[str, Any]:
+    """The fields of a record as JSON has them."""
     # not `asdict`, which copies each value, and takes ten times as long
-    return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
 
 
-def _plain(value: object) -> object:
-    """The value as JSON has it: null for each NaN and infinity."""
+def plain(value: object) -> object:
+    """A value as JSON has it: null for each NaN and infinity, an object for each record, texts for all else."""
     if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {name: _plain(inside) for name, inside in value.items()}
+        return {str(name): plain(inside) for name, inside in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(inside) for inside in value]
-    return _fields(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
+        return [plain(inside) for inside in value]
+    return fields_as_json(value) if is_dataclass(value) and not isinstance(value, type) else str(value)

@@ -1,4 +1,4 @@
-"""Show what a command prints again and again, until Ctrl-C."""
+"""The terminal as a screen: lines cut to its width, and output that is drawn again and again until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -7,16 +7,24 @@ import io
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from hpctrain.cli import end_echoed_line
 from hpctrain.errors import ExitCode
 from hpctrain.phrases import counted, local_time
-from hpctrain.terminal import can_redraw, unguarded, visible
+from hpctrain.terminal import can_redraw, is_terminal, unguarded, visible
 
 WATCH_S = 5.0
 """Seconds between two tables."""
 _CLEAR = "\x1b[H\x1b[J"
+
+
+def cut_to_width(lines: Sequence[str]) -> list[str]:
+    """Lines cut to the width of the terminal; as they are if standard output isn't one."""
+    if not is_terminal(sys.stdout):
+        return list(lines)
+    columns = shutil.get_terminal_size().columns
+    return [line if len(line) <= columns else f"{line[: columns - 3]}..." for line in lines]
 
 
 def show_repeatedly(show: Callable[[], None], every_s: float) -> int:
@@ -48,15 +56,11 @@ def _redraw(show: Callable[[], None]) -> None:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         show()
-    size = shutil.get_terminal_size()
-    lines = [f"{local_time(time.time())}  (Ctrl-C ends)", *printed.getvalue().splitlines()]
-    if len(lines) > size.lines - 1:
-        hidden = len(lines) - size.lines + 2
-        lines = [*lines[: size.lines - 2], f"... {counted(hidden, 'more line')}"]
+    height = shutil.get_terminal_size().lines
+    lines = [f"{local_time(time.time())}  (Ctrl-C ends)", *map(visible, printed.getvalue().splitlines())]
+    if len(lines) > height - 1:
+        hidden = len(lines) - height + 2
+        lines = [*lines[: height - 2], f"... {counted(hidden, 'more line')}"]
     stream = unguarded(sys.stdout)
-    stream.write(_CLEAR + "\n".join(_cut(visible(line), size.columns) for line in lines) + "\n")
+    stream.write(_CLEAR + "\n".join(cut_to_width(lines)) + "\n")
     stream.flush()
-
-
-def _cut(line: str, columns: int) -> str:
-    return line if len(line) <= columns else line[: columns - 3] + "..."
