@@ -7,10 +7,8 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import hpctrain
 from hpctrain.cli.arguments import add_runs, chosen_run, command_parser, number
@@ -21,7 +19,7 @@ from hpctrain.run.checkpoints import BestCheckpoint, find_damage, newest_intact
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.gone_checkpoints import gone_step
 from hpctrain.streams import print_warning
-from hpctrain.terminal import can_redraw, unguarded
+from hpctrain.terminal import is_terminal
 
 _EPILOG = """\
 examples:
@@ -46,10 +44,6 @@ OTHER_FILES = (".bin", ".ckpt", ".gguf", ".h5", ".npz", ".onnx", ".pt2", ".pth",
 """Endings of names that are hardly meant as those of folders."""
 MAX_SHARD_GB = 5
 GB = 1e9
-SHOWN_AFTER_S = 1.0
-"""Seconds that something takes before it is shown."""
-REDRAW_S = 0.2
-CLEAR_LINE = "\r\x1b[K"
 EXPORT = """
 import sys
 sys.path.append(sys.argv.pop(1))
@@ -161,25 +155,23 @@ def _verified(directory: RunDirectory, wanted: int | str | None) -> Path:
     Raises:
         CheckpointError: there is none, or it isn't intact.
     """
-    with ByteProgress("verifying the checkpoint") as progress:
-        if wanted is None or wanted == EMA:
-            newest, damaged = newest_intact(directory, progress.show)
-            for info in damaged:
-                print_warning(f"{os.path.relpath(info.path)} is not intact, and passed over: {info.problem}")
-            gone = gone_step(directory)
-            if newest is None:
-                saved = "no checkpoint yet" if gone is None else f"the checkpoint of step {gone}, but it is gone"
-                none = "no checkpoint of the run is intact" if damaged else f"the run has saved {saved}"
-                raise CheckpointError(f"{os.path.relpath(directory.path)}: {none}")
-            if gone is not None:
-                print_warning(f"the checkpoint of step {gone}, which the run saved, is gone: exporting an older one")
-            return newest.path
-        path = _named(directory, wanted)
-        if problem := find_damage(path):
-            raise CheckpointDamagedError(
-                f"{os.path.relpath(path)} is not intact: {problem}; `inspect` lists the others"
-            )
-        return path
+    _announce("verifying the checkpoint")
+    if wanted is None or wanted == EMA:
+        newest, damaged = newest_intact(directory)
+        for info in damaged:
+            print_warning(f"{os.path.relpath(info.path)} is not intact, and passed over: {info.problem}")
+        gone = gone_step(directory)
+        if newest is None:
+            saved = "no checkpoint yet" if gone is None else f"the checkpoint of step {gone}, but it is gone"
+            none = "no checkpoint of the run is intact" if damaged else f"the run has saved {saved}"
+            raise CheckpointError(f"{os.path.relpath(directory.path)}: {none}")
+        if gone is not None:
+            print_warning(f"the checkpoint of step {gone}, which the run saved, is gone: exporting an older one")
+        return newest.path
+    path = _named(directory, wanted)
+    if problem := find_damage(path):
+        raise CheckpointDamagedError(f"{os.path.relpath(path)} is not intact: {problem}; `inspect` lists the others")
+    return path
 
 
 def _named(directory: RunDirectory, wanted: int | str) -> Path:
@@ -196,6 +188,11 @@ def _named(directory: RunDirectory, wanted: int | str) -> Path:
     return directory.checkpoint(wanted)
 
 
+def _announce(work: str) -> None:
+    if is_terminal(sys.stderr):
+        print(f"{work} ...", file=sys.stderr)
+
+
 def _exported(request: dict[str, Any]) -> dict[str, Any]:
     """Run the process that imports torch; return the last object that `hpctrain.checkpoint.export` prints."""
     # -P: nothing from the working directory, such as another user's json.py
@@ -203,12 +200,10 @@ def _exported(request: dict[str, Any]) -> dict[str, Any]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     found: dict[str, Any] = {}
+    _announce(f"writing {Path(request['output']).name}")
     try:
-        with ByteProgress(f"writing {Path(request['output']).name}") as progress:
-            for line in process.stdout:
-                found = json.loads(line)
-                if "written" in found:
-                    progress.show(found["written"], found["total"])
+        for line in process.stdout:
+            found = json.loads(line)
     finally:
         # after Ctrl-C: the process notices that nobody reads its output, and removes what it wrote
         process.stdout.close()
@@ -234,38 +229,3 @@ def _summary(found: dict[str, Any], checkpoint: Path, output: str, form: str, *,
         read = f'safetensors.torch.load_file("{file}")'
     content = f"{weights} of step {step}, {counted(found['tensors'], 'tensor')}, {size}{files}"
     return f"wrote {output}: {content}; to read it: {read}"
-
-
-class ByteProgress:
-    """Draws a line again and again, on a terminal alone.
-
-    Args:
-        work: what is done, such as `writing`.
-        stream: None for standard error.
-        clock: monotonic seconds.
-    """
-
-    def __init__(self, work: str, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._work = work
-        self._stream = unguarded(sys.stderr if stream is None else stream)
-        self._clock = clock
-        self._is_shown = can_redraw(self._stream)
-        self._next_at = clock() + SHOWN_AFTER_S
-        self._is_drawn = False
-
-    def show(self, done: int, total: int) -> None:
-        """Show how many bytes are done, not more often than necessary."""
-        if self._is_shown and self._clock() >= self._next_at:
-            self._next_at = self._clock() + REDRAW_S
-            self._is_drawn = True
-            self._stream.write(f"{CLEAR_LINE}{self._work}: {byte_size(done)} of {byte_size(total)}")
-            self._stream.flush()
-
-    def __enter__(self) -> ByteProgress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Remove the line."""
-        if self._is_drawn:
-            self._stream.write(CLEAR_LINE)
-            self._stream.flush()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -67,21 +66,24 @@ def main(arguments: list[str]) -> int:
         raise ConfigError("run.command", typed, "a run keeps its command", remedy)
     options = _parse(arguments)
     command = ["python", "-m", "hpctrain", "resume", *arguments]
-    _refuse_unfinished(options)
-    if (of_sweep := _sweep_of(options, command)) is not None:
+    runs_dir = Path(options.runs_dir)
+    names, overrides = _split_words(options.words)
+    _refuse_unfinished(names, runs_dir)
+    if (of_sweep := _sweep_of(names, overrides, options, command)) is not None:
         from hpctrain.search.resume import resume_sweep  # submitit takes a tenth of a second to import
 
         return resume_sweep(*of_sweep)
-    directories, overrides = _split_words(options.words, Path(options.runs_dir))
+    directories = list(dict.fromkeys(run for name in names for run in runs_of(name, runs_dir)))
+    are_runs = _are_runs(names, runs_dir)
     now = options.code == "now"
     if now:
         require_original_folder(directories)
     revert_failed_changes(directories)
     if len(directories) > 1:
-        return _resume_all(directories, overrides, options, command)
+        return _resume_all(directories, overrides, options, command, are_runs=are_runs)
     (directory,) = directories
     config = changed_config(directory, overrides, options.config_dir, code_now=now)
-    if overrides and not _are_runs(options.words, Path(options.runs_dir)):
+    if overrides and not are_runs:
         _refuse_common_change(directory, config)
     return launch(config, command, force=options.force, code_now=now)
 
@@ -102,70 +104,79 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_intermixed_args(arguments)
 
 
-def _split_words(words: Sequence[str], runs_dir: Path) -> tuple[list[RunDirectory], list[str]]:
-    """Return the runs, each once, and the overrides: the words with an equals sign that aren't paths of runs."""
-    named = [word for word in words if "=" not in word and not word.startswith("~")]
-    named += [word for word in words if "=" in word and _is_folder(word)]
-    if not named:
+def _split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the names of runs, each once, and the overrides: words with an equals sign that aren't folders.
+
+    Raises:
+        RunDirectoryError: there is no name.
+    """
+    are_names = {word: ("=" not in word and not word.startswith("~")) or _is_folder(Path(word)) for word in words}
+    names = [word for word, is_name in are_names.items() if is_name]
+    if not names:
         raise RunDirectoryError("resume: expected a run, got none; `python -m hpctrain status` lists the runs")
-    runs = dict.fromkeys(run for word in named for run in runs_of(word, runs_dir))
-    return list(runs), [word for word in words if word not in named]
+    return names, [word for word in words if not are_names[word]]
 
 
-def _refuse_unfinished(options: argparse.Namespace) -> None:
+def _places(name: str, runs_dir: Path) -> list[RunDirectory]:
+    """The folders that a name may mean: of the two, those that exist."""
+    return [RunDirectory.at(path) for path in (Path(name), runs_dir / name) if _is_folder(path)]
+
+
+def _refuse_unfinished(names: Sequence[str], runs_dir: Path) -> None:
     """Refuse a sweep whose launch was killed: it has only some of its runs."""
-    for word in options.words:
-        for folder in (word, str(Path(options.runs_dir) / word)):
-            if _is_folder(folder) and (unfinished := LaunchMark(RunDirectory.at(folder)).describe_unfinished()):
-                raise RunDirectoryError(f"{word}: {unfinished}")
+    for name in names:
+        for place in _places(name, runs_dir):
+            if unfinished := LaunchMark(place).describe_unfinished():
+                raise RunDirectoryError(f"{name}: {unfinished}")
 
 
-def _sweep_of(options: argparse.Namespace, command: Sequence[str]) -> tuple[SweepResume, SweepRecord] | None:
+def _sweep_of(
+    names: Sequence[str], overrides: Sequence[str], options: argparse.Namespace, command: Sequence[str]
+) -> tuple[SweepResume, SweepRecord] | None:
     """The sweep that was named, if its record decides what is to be done; None for runs."""
     from hpctrain.run.sweep_record import SweepRecord
 
-    runs_dir = Path(options.runs_dir)
-    named = list(dict.fromkeys(word for word in options.words if not re.match("~|[^=]*=", word) or _is_folder(word)))
-    places = [RunDirectory.at(place) for word in named for place in (Path(word), runs_dir / word)]
-    homes = [home for home in places if home.sweep.is_file()]
-    overrides = [word for word in options.words if word not in named]
+    places = [place for name in names for place in _places(name, Path(options.runs_dir))]
+    homes = [place for place in places if place.sweep.is_file()]
     if not homes or (record := SweepRecord.read(homes[0])) is None:
         return None
     from hpctrain.search.resume import SweepResume, needs_record
 
     if not needs_record(record, overrides):
         return None
-    if len(named) > 1:
-        raise RunDirectoryError(
-            f"resume {' '.join(named)}: expected one sweep, got {len(named)} names; resume each alone"
-        )
+    if len(names) > 1:
+        problem = f"expected one sweep, got {len(names)} names; resume each alone"
+        raise RunDirectoryError(f"resume {' '.join(names)}: {problem}")
     if options.code is not None:
         raise ConfigError("--code", options.code, "can't be used with a whole sweep", "name the runs to resume")
     resume = SweepResume(homes[0], overrides, command, options.config_dir, options.force, options.retry_failed)
     return resume, record
 
 
-def _are_runs(words: Sequence[str], runs_dir: Path) -> bool:
-    """Whether each word that names runs names one, and not a folder of several."""
-    folders = [folder for word in words if _is_folder(folder := word) or _is_folder(folder := str(runs_dir / word))]
-    return all(RunDirectory.at(folder).config.is_file() for folder in folders)
+def _are_runs(names: Sequence[str], runs_dir: Path) -> bool:
+    """Whether each name is that of a run, and not of a folder of several."""
+    return all(_places(name, runs_dir)[0].config.is_file() for name in names)
 
 
-def _is_folder(word: str) -> bool:
+def _is_folder(path: Path) -> bool:
     try:
-        return Path(word).is_dir()
+        return path.is_dir()
     except OSError:  # an override may be longer than a file's name
         return False
 
 
 def _resume_all(
-    directories: Sequence[RunDirectory], overrides: Sequence[str], options: argparse.Namespace, command: Sequence[str]
+    directories: Sequence[RunDirectory],
+    overrides: Sequence[str],
+    options: argparse.Namespace,
+    command: Sequence[str],
+    *,
+    are_runs: bool,
 ) -> int:
     from hpctrain.search.runs import SweepRun
     from hpctrain.search.sweep import Sweep  # submitit takes a tenth of a second to import
 
     now = options.code == "now"
-    are_runs = _are_runs(options.words, Path(options.runs_dir))
     groups: dict[tuple[Path, str], list[SweepRun]] = {}
     codes: list[int] = []
     for directory in sorted(directories, key=_place):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -19,7 +18,6 @@ from torch import nn
 from hpctrain.checkpoint.state import Head, LiveState
 from hpctrain.checkpoint.write import CheckpointWriter
 from hpctrain.cli import main
-from hpctrain.cli.export import ByteProgress
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import Score
 from hpctrain.run.ledger import Claim, Ledger
@@ -218,36 +216,3 @@ def test_an_interrupted_export_leaves_nothing(save, tmp_path, number, send, code
         assert process.stderr.read() == ""
         assert process.wait(30) == code
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
-
-
-def all_that_arrives(main_end: int) -> str:
-    """What was written to a terminal whose other end is closed.
-
-    The kernel hands it over in pieces, and says EIO after the last one.
-    """
-    arrived = b""
-    with contextlib.suppress(OSError):
-        while piece := os.read(main_end, 1000):
-            arrived += piece
-    os.close(main_end)
-    return arrived.decode()
-
-
-def test_progress_is_drawn_on_a_terminal_alone(clock):
-    main_end, end = os.openpty()
-    with os.fdopen(end, "w") as terminal, ByteProgress("writing", terminal, clock) as progress:
-        progress.show(0, 4096)
-        clock.now += 2
-        progress.show(1024, 4096)
-        progress.show(2048, 4096)
-        clock.now += 2
-        progress.show(3072, 4096)
-    drawn = all_that_arrives(main_end)
-    assert drawn == "\r\x1b[Kwriting: 1.0 KiB of 4.0 KiB\r\x1b[Kwriting: 3.0 KiB of 4.0 KiB\r\x1b[K"
-
-
-def test_nothing_is_drawn_elsewhere(clock, capsys):
-    with ByteProgress("writing", clock=clock) as progress:
-        clock.now += 2
-        progress.show(1024, 4096)
-    assert capsys.readouterr() == ("", "")
