@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hpctrain.errors import ERROR_PREFIX, RunDirectoryError, SchedulerError, SchedulerMissingError
@@ -195,28 +197,23 @@ def batch_script_error(directory: RunDirectory, *, ran: bool) -> str:
         ran: whether the job is known to have left the queue, so that its log should exist.
     """
     path = JobRecords(directory).batch_log
-    if path is None:
-        return ""
-    try:
-        lines = read_bytes(path, last_bytes=CHUNK_BYTES).decode(errors="replace").splitlines()
-    except FileNotFoundError:
-        if not ran:
-            return ""
+    if ran and path is not None and not os.path.exists(path):  # noqa: PTH110 - never raises
         return f"it wrote no log: if its node can't see {path.parent}, put that on a file system that all nodes share"
-    except OSError:
-        return ""
-    return next((line.removeprefix(ERROR_PREFIX) for line in reversed(lines) if line.startswith(ERROR_PREFIX)), "")
+    errors = (line for line in _newest_lines(path) if line.startswith(ERROR_PREFIX))
+    return next(errors, "").removeprefix(ERROR_PREFIX)
 
 
 def ended_in_setup(directory: RunDirectory) -> bool:
     """Whether the newest job's last start ended at a line of cluster.setup, by its batch script's log."""
-    path = JobRecords(directory).batch_log
-    if path is None:
-        return False
-    try:
-        lines = read_bytes(path, last_bytes=CHUNK_BYTES).decode(errors="replace").splitlines()
-    except OSError:
-        return False
+    lines = _newest_lines(JobRecords(directory).batch_log)
     # the log of a requeued job holds what its earlier starts printed
-    last = next((line for line in reversed(lines) if line.startswith(SETUP_ERROR) or SUPERVISED.match(line)), "")
+    last = next((line for line in lines if line.startswith(SETUP_ERROR) or SUPERVISED.match(line)), "")
     return last.startswith(SETUP_ERROR)
+
+
+def _newest_lines(path: Path | None) -> list[str]:
+    """The last lines of a batch script's log, newest first; none without a log that can be read."""
+    with contextlib.suppress(OSError):
+        if path is not None:
+            return read_bytes(path, last_bytes=CHUNK_BYTES).decode(errors="replace").splitlines()[::-1]
+    return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -28,6 +29,10 @@ class LoggedMetrics:
     step: int
     time: float | None
     values: Mapping[str, float]
+
+
+NO_METRICS = LoggedMetrics(0, None, {})
+"""The last metrics of a run that has logged none."""
 
 
 def read_metrics(
@@ -57,7 +62,7 @@ def metrics_of(records: Iterable[dict[str, Any]]) -> Iterator[LoggedMetrics]:
             yield LoggedMetrics(step, time if TIME.accepts(time) else None, finite_numbers(record) | spelled)
 
 
-def last_metrics(path: Path, *, last_bytes: int, names: Collection[str] | None = None) -> LoggedMetrics | None:
+def last_metrics(path: Path, *, last_bytes: int, names: Collection[str] | None = None) -> LoggedMetrics:
     """Read the last value of each metric in the file's tail, with the step and the time of the last record.
 
     Args:
@@ -66,32 +71,22 @@ def last_metrics(path: Path, *, last_bytes: int, names: Collection[str] | None =
         names: of the metrics that are needed, in ASCII without quotes; the others may be absent. None reads all.
 
     Returns:
-        None if the tail has no record, or the file doesn't exist.
-
-    Raises:
-        OSError: the file exists and can't be read.
+        `NO_METRICS` if the tail has no record, or the file doesn't exist or can't be read.
     """
-    try:
+    data = b""
+    with contextlib.suppress(OSError):  # an unreadable file hides only the metrics
         data = read_bytes(path, last_bytes=last_bytes)
-    except FileNotFoundError:
-        return None
     # only the lines with the last value of a name: parsing all of the tail takes ten times as long
     found = set(_NAMES.findall(data)) - _NO_METRICS if names is None else {name.encode() for name in names}
     missing = {b'"%b":' % name for name in found}
-    each_line = names is None and b"\\" in data
+    has_escaped_names = names is None and b"\\" in data
     last: LoggedMetrics | None = None
     values: dict[str, float] = {}
-    unread = len(data)
-    while unread > 0:
-        place = unread - 1
-        if last is not None and not each_line:
-            place = max((data.rfind(name, 0, unread) for name in missing), default=-1)
-            if place < 0:
-                break
-        end = data.find(b"\n", place)
-        unread = data.rfind(b"\n", 0, place) + 1
-        for record in metrics_of(json_lines([data[unread : end if end >= 0 else len(data)]])):
+    for line in reversed(data.split(b"\n")):
+        if last is not None and not has_escaped_names and not any(name in line for name in missing):
+            continue
+        for record in metrics_of(json_lines([line])):
             last = last or record
             values = {**record.values, **values}
             missing.difference_update(b'"%b":' % name.encode(errors="replace") for name in record.values)
-    return None if last is None else LoggedMetrics(last.step, last.time, values)
+    return NO_METRICS if last is None else LoggedMetrics(last.step, last.time, values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,6 @@ BRIEF_METRICS = ("train/loss", "eval/loss")
 """The metrics of a brief status."""
 
 _SHOWN_KEYS = ("name", "run", "trainer.max_steps", "after")
-_NO_METRICS = LoggedMetrics(0, None, {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +211,9 @@ def read_status(
     unstarted = facts.ended_in_setup or unstarted_job(facts) is not None
     if (unstarted or facts.attempt.attempt == 0) and state in (RunState.FAILED, RunState.INTERRUPTED):
         note = "; ".join(filter(None, [note, batch_script_error(directory, ran=state is RunState.FAILED)]))
-    logged = _last_metrics(directory.metrics, BRIEF_METRICS if brief else None) if logged is None else logged
+    if logged is None:
+        names = BRIEF_METRICS if brief else None
+        logged = last_metrics(directory.metrics, last_bytes=TAIL_BYTES, names=names)
     evaluation = last_evaluation(directory, claims)
     config = read_plain_values(directory.config, _SHOWN_KEYS)
     last = attempts[-1] if attempts else Attempt(attempt=0)
@@ -332,33 +333,15 @@ def _command(config: Mapping[str, Any]) -> str:
     return shlex.join(map(str, words)) if isinstance(words, list) else ""
 
 
-def _last_metrics(path: Path, names: Collection[str] | None) -> LoggedMetrics:
-    """Read the step and time of the last record, and the last values of metrics in the file's tail."""
-    with contextlib.suppress(OSError):  # an unreadable file hides only the metrics
-        return last_metrics(path, last_bytes=TAIL_BYTES, names=names) or _NO_METRICS
-    return _NO_METRICS
-
-
 def waiting_note(paths: Sequence[str]) -> str:
     """Name the runs that haven't completed, by their ledgers alone; empty if all have, or can't be read."""
     named = []
-    for path in paths:
-        newest = _newest_attempt(path)
-        if newest is None or newest.reason is Reason.COMPLETED:
-            continue
-        has_stopped = newest.reason is not None and not newest.reason.meaning.requeued
-        named.append(f"{_name(path)} ({newest.reason})" if has_stopped else _name(path))
+    for directory in map(RunDirectory.at, paths):
+        with contextlib.suppress(OSError, RunDirectoryError):
+            attempts = Ledger(directory).attempts()
+            reason = attempts[-1].reason if attempts else None
+            if reason is not Reason.COMPLETED:
+                has_stopped = reason is not None and not reason.meaning.requeued
+                named.append(f"{directory.as_typed} ({reason})" if has_stopped else directory.as_typed)
     shown = named if len(named) <= 4 else [*named[:3], f"{len(named) - 3} more"]
     return f"it waits for {all_of(shown)} to complete" if named else ""
-
-
-def _newest_attempt(path: str) -> Attempt | None:
-    """The newest attempt, number 0 before the first; None if it can't be read."""
-    with contextlib.suppress(OSError, RunDirectoryError):
-        attempts = Ledger(RunDirectory.at(path)).attempts()
-        return attempts[-1] if attempts else Attempt(attempt=0)
-    return None
-
-
-def _name(path: str) -> str:
-    return RunDirectory.at(path).as_typed

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
 import socket
@@ -25,7 +24,6 @@ TOUCH_EVERY_S = 10.0
 STALE_S = 90.0
 """Seconds without a touch after which a claim of another machine is void: nine touches, and an NFS client's cache."""
 RELEASED = "released"
-JUST_BEGUN = "another process has just begun to send it"
 BATCH_ROWS = 200
 """Rows between two writes of the cursor."""
 UNKNOWN = 2**62
@@ -65,13 +63,7 @@ class SenderClaim:
         # earlier claims are removed: a link in the place of a folder must not lead to other folders of this user
         with open_folder_below(self._directory.path, self._name, create=True) as (folder, _):
             self._descriptor = os.dup(folder)
-        try:
-            path = self._make_claim()
-        except OSError as error:
-            # a process that has just claimed the run removes the unfinished claims of others, here this one
-            if error.errno not in (errno.ENOENT, errno.ESTALE) or not self._folder.exists():
-                raise
-            raise BusyError(JUST_BEGUN) from None
+        path = self._make_claim()
         threading.Thread(target=self._touch, args=(path / FILE_NAME,), name="claim", daemon=True).start()
 
     def require(self) -> None:
@@ -110,15 +102,18 @@ class SenderClaim:
         path = self._path(newest + 1)
         made = temporary_name(path)
         made.mkdir()
-        Owner.write(made)
         try:
+            Owner.write(made)
             made.rename(path)
         except OSError:
+            # the process that made this claim meanwhile removes the unfinished ones of others
             shutil.rmtree(made, ignore_errors=True)
+            if not path.exists():
+                raise
             # NFS repeats a request whose answer was lost, and then reports that there is nothing to rename
             owner = Owner.read(path)
             if owner is None or (owner.host, owner.pid) != (socket.gethostname(), os.getpid()):
-                raise BusyError(JUST_BEGUN) from None
+                raise BusyError("another process has just begun to send it") from None
         self._number = newest + 1
         self.require()  # others may have come and gone since the folder was listed
         for earlier in self._folder.iterdir():

@@ -17,7 +17,6 @@ from hpctrain.cluster.variables import scrubbed
 from hpctrain.config.logger import Logger
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.launcher import PREFIX
-from hpctrain.sync.sender import Cursor
 
 POLL_S = 0.05
 
@@ -83,7 +82,9 @@ class SenderProcesses:
                 process.stdin.flush()
         began = time.monotonic()
         deadline = began + self.logger.sync_timeout_s
-        while self._any_runs() and time.monotonic() < deadline and not is_stopping():
+        while time.monotonic() < deadline and not is_stopping():
+            if all(process.poll() is not None for process in self.processes.values()):
+                break
             time.sleep(POLL_S)
         for name, process in self.processes.items():
             late = ""
@@ -102,10 +103,9 @@ class SenderProcesses:
             threading.Thread(target=process.wait, name="sender", daemon=True).start()
         self.processes.clear()
 
-    def _any_runs(self) -> bool:
-        return any(process.poll() is None for process in self.processes.values())
-
     def _warn(self, name: str, late: str) -> None:
+        from hpctrain.sync.sender import Cursor  # not needed by a run that is sent nowhere
+
         with contextlib.suppress(OSError):
             group = self.logger.enabled_services[name]
             cursor = Cursor.read(self.directory, f"{name}_offline" if group.is_offline else name)

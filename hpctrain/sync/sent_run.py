@@ -334,9 +334,6 @@ class Rows:
             del self._rows[number]
         self._after = step
 
-    def __iter__(self) -> Iterator[Row]:
-        return iter(self.before(None))
-
     def _add(self, logged: LoggedMetrics) -> None:
         if logged.step > self._after:
             row = self._rows.setdefault(logged.step, Row(logged.step))

@@ -178,10 +178,12 @@ class TopApp(App[None]):
         if run is None:
             return
         title = f"resume {run.name}"
-        if trains_here(run.directory):
-            self.push_screen(Text(title, resume_run(run.directory)))
+        command = f"python -m hpctrain resume {run.directory.as_typed}"
+        if read_plain_values(run.directory.config, ["cluster.kind"]).get("cluster.kind") != "slurm":
+            text = f"It would train in this terminal. In another one, type:\n\n  {command}"
+            self.push_screen(Text(title, text))
             return
-        text = f"Resume {run.name}, which is {run.status.state}?\n\n  {resume_command(run.directory)}"
+        text = f"Resume {run.name}, which is {run.status.state}?\n\n  {command}"
         self._ask_and(text, run.directory, title, resume_run)
 
     def _chosen(self) -> WatchedRun | None:
@@ -194,7 +196,7 @@ class TopApp(App[None]):
                 threading.Thread(target=work, name="hpctrain-top-acts", daemon=True).start()
 
         def work() -> None:
-            result = act(directory)
+            result = _explained(lambda: act(directory))
             self._watch.find_soon()
             self._look_now.set()
             with contextlib.suppress(RuntimeError):  # the user has quit meanwhile
@@ -207,35 +209,23 @@ class TopApp(App[None]):
         self.push_screen(Text(message.title, message.text))
 
 
-def resume_command(directory: RunDirectory) -> str:
-    """The command that continues a run, as it is typed."""
-    return f"python -m hpctrain resume {directory.as_typed}"
-
-
-def trains_here(directory: RunDirectory) -> bool:
-    """Whether `resume` would train the run in its own process, and not submit a job."""
-    return read_plain_values(directory.config, ["cluster.kind"]).get("cluster.kind") != "slurm"
-
-
 def cancel_run(directory: RunDirectory) -> str:
-    """Cancel a run; describe what was done, or why it isn't possible."""
-    return _explained(lambda: _cancelled(directory))
+    """Cancel a run; describe what was done.
 
-
-def resume_run(directory: RunDirectory) -> str:
-    """Submit a run to continue it, as the user would; return what the command printed."""
-    if trains_here(directory):
-        return f"It would train in this terminal. In another one, type:\n\n  {resume_command(directory)}"
-    return _explained(lambda: _resumed(directory))
-
-
-def _cancelled(directory: RunDirectory) -> str:
+    Raises:
+        HpctrainError: it isn't possible.
+    """
     warnings: list[str] = []
     done = cancel(directory, warnings.append)
     return "\n".join([*warnings, done])
 
 
-def _resumed(directory: RunDirectory) -> str:
+def resume_run(directory: RunDirectory) -> str:
+    """Submit a run to continue it, as the user would; return what the command printed.
+
+    Raises:
+        TimeoutExpired: it took too long.
+    """
     done = subprocess.run(
         [sys.executable, "-m", "hpctrain", "resume", os.fspath(directory.path)],
         stdin=subprocess.DEVNULL,

@@ -121,38 +121,17 @@ class RunTable(Widget, can_focus=True):
 
     def action_move(self, rows: int) -> None:
         """Choose another run."""
-        self._choose(self._cursor + rows)
+        self._cursor = max(0, min(self._cursor + rows, len(self.rows) - 1))
+        self._keep_in_sight()
 
     def action_page(self, pages: int) -> None:
         """Choose the run a screen further."""
-        self._choose(self._cursor + pages * max(1, self.size.height - 2))
+        self.action_move(pages * max(1, self.size.height - 2))
 
     def action_open(self) -> None:
         """Open the chosen run."""
         if self.chosen is not None:
             self.post_message(self.Opened())
-
-    def on_click(self, event: events.Click) -> None:
-        """Choose the run of a line; choose it again to open it."""
-        place = self._top + event.y - 1
-        if event.y < 1 or place >= len(self.rows):
-            return
-        again = place == self._cursor
-        self._choose(place)
-        if again:
-            self.action_open()
-
-    def on_mouse_scroll_down(self, _: events.MouseScrollDown) -> None:
-        """Choose a later run."""
-        self._choose(self._cursor + 3)
-
-    def on_mouse_scroll_up(self, _: events.MouseScrollUp) -> None:
-        """Choose an earlier run."""
-        self._choose(self._cursor - 3)
-
-    def _choose(self, place: int) -> None:
-        self._cursor = max(0, min(place, len(self.rows) - 1))
-        self._keep_in_sight()
 
     def _keep_in_sight(self) -> None:
         lines = max(1, self.size.height - 1)

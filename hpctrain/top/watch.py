@@ -14,7 +14,7 @@ from hpctrain.run.evaluation import FILE_NAME as EVALUATION
 from hpctrain.run.growing_file import GrowingFile
 from hpctrain.scheduler.job import SlurmJob
 from hpctrain.status.jobs import Ask, JobQuery, Jobs, query_jobs
-from hpctrain.status.metrics import LoggedMetrics, metrics_of
+from hpctrain.status.metrics import NO_METRICS, LoggedMetrics, metrics_of
 from hpctrain.status.run_status import RunStatus, status_of
 from hpctrain.status.runs import find_runs
 from hpctrain.status.state import RunState
@@ -59,7 +59,7 @@ class WatchedRun:
         self.gone = False
         self._clock = clock
         self._metrics = GrowingFile(directory.metrics, -FIRST_BYTES, trusted_s=TRUSTED_S, clock=clock)
-        self._logged = LoggedMetrics(0, None, {})
+        self._logged = NO_METRICS
         path = str(directory.path)
         self._config = f"{path}/{directory.config.name}"
         self._watched = [f"{path}/{file.name}" for file in (directory.attempts, directory.jobs, directory.claims)]
@@ -119,7 +119,7 @@ class WatchedRun:
         if appended.anew:
             # a resume has dropped the records after the step from which it starts
             self.curves = {}
-            self._logged = LoggedMetrics(0, None, {})
+            self._logged = NO_METRICS
         for record in metrics_of(json_lines(appended.lines)):
             self._logged = LoggedMetrics(record.step, record.time, {**self._logged.values, **record.values})
             for name, value in record.values.items():

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.metrics.sink import JsonLinesSink
-from hpctrain.status.metrics import LoggedMetrics, last_metrics, read_metrics
+from hpctrain.status.metrics import NO_METRICS, LoggedMetrics, last_metrics, read_metrics
 
 
 def test_what_the_sink_wrote_is_read(tmp_path):
@@ -68,7 +68,7 @@ def test_the_last_values_are_those_of_reading_every_record(lines, last_bytes):
         found = last_metrics(path, last_bytes=last_bytes)
         some = last_metrics(path, last_bytes=last_bytes, names=SOME)
     if not records:
-        assert found is some is None
+        assert found is some is NO_METRICS
         return
     values = {}
     for record in records:
@@ -83,4 +83,4 @@ def test_the_last_values_are_those_of_reading_every_record(lines, last_bytes):
 
 
 def test_without_a_file_there_is_no_last_record(tmp_path):
-    assert last_metrics(tmp_path / "absent", last_bytes=10) is None
+    assert last_metrics(tmp_path / "absent", last_bytes=10) is NO_METRICS

@@ -34,7 +34,7 @@ def secret(tmp_path):
 def sent(run):
     rows = Rows(run.directory, -1)
     rows.read()
-    (medium,) = [medium for row in rows for medium in row.media.values()]
+    (medium,) = [medium for row in rows.before(None) for medium in row.media.values()]
     with medium.copied() as path:
         assert path.name == FILE
         return path.read_text()
