@@ -146,8 +146,9 @@ def _drill_program(arguments: list[str]) -> int:
 
 def add_drill_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of every drill."""
+    at_least_one = number(1, 1e9, int)
     parser.add_argument(
-        "--interruptions", type=_count, default=3, metavar="N", help="how often to interrupt (default: 3)"
+        "--interruptions", type=at_least_one, default=3, metavar="N", help="how often to interrupt (default: 3)"
     )
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="seed of the random moments and signals (default: 0)"
@@ -193,13 +194,10 @@ def _run(make: Callable[..., Drill], config: RunConfig, options: argparse.Namesp
     except RunFailedError as error:
         raise RunFailedError(f"{error}\n{_repeat_advice(home, options)}") from error
     except KeyboardInterrupt as interrupt:
-        name = signal.Signals(interrupt.number).name if isinstance(interrupt, StopSignal) else "Ctrl-C"
+        name = str(interrupt) or "Ctrl-C"
+        text = f"{name} stopped the drill and its runs, which proves nothing. They are in {os.path.relpath(home)}"
         with contextlib.suppress(OSError):  # the terminal was closed
-            print(
-                f"{name} stopped the drill and its runs, which proves nothing. They are in {os.path.relpath(home)}",
-                file=sys.stderr,
-                flush=True,
-            )
+            print(text, file=sys.stderr, flush=True)
         return ExitCode.INTERRUPTED
     text = json.dumps(as_json(report), indent=2) if options.json else "\n".join([table(report), *closing(report)])
     print(text)
@@ -279,27 +277,9 @@ def _result(row: Row, report: Report) -> str:
     return ", ".join(filter(None, (summary, row.difference, relative)))
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a positive number, got {text}")
-    return int(text)
-
-
-class StopSignal(KeyboardInterrupt):
-    """A signal that stops the drill like Ctrl-C.
-
-    Args:
-        number: of the signal.
-    """
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        super().__init__(signal.Signals(number).name)
-
-
 @contextmanager
 def stop_signals_raised() -> Iterator[None]:
-    """Inside the context, the first SIGTERM or SIGHUP raises StopSignal; in the main thread alone."""
+    """Inside the context, the first SIGTERM or SIGHUP raises a KeyboardInterrupt with its name; in the main thread."""
     is_stopping = False
 
     def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - Python's signature
@@ -307,7 +287,7 @@ def stop_signals_raised() -> Iterator[None]:
         # `timeout` sends its signal twice, to the process and to its group
         if not is_stopping:
             is_stopping = True
-            raise StopSignal(number)
+            raise KeyboardInterrupt(signal.Signals(number).name)
 
     with handlers_restored(STOP_SIGNALS):
         for number in STOP_SIGNALS:

@@ -89,7 +89,7 @@ def _show(options: argparse.Namespace, ask: Ask) -> None:
         lines = ",\n".join(json.dumps(record, allow_nan=False) for record in records)
         print(json.dumps(records[0], indent=2, allow_nan=False) if single else f"[{lines}]")
     elif single:
-        from hpctrain.cli.run_details import run_details  # with what it imports, half of the time of `status`
+        from hpctrain.status.run_details import run_details  # with what it imports, half of the time of `status`
 
         print(run_details(statuses[0], time.time()))
     elif statuses:

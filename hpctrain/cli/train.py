@@ -24,8 +24,13 @@ from hpctrain.errors import ERROR_PREFIX, ConfigError, ExitCode, HpctrainError
 from hpctrain.startup import with_working_directory
 from hpctrain.streams import ignore_write_errors
 
-UNSUPPORTED = ("config_name", "config_path", "experimental_rerun")
-"""Flags of Hydra's parser that hpctrain would ignore: they are removed from it."""
+EXPERIMENT = "write what it changes into conf/experiment/NAME.yaml, and add experiment=NAME"
+REFUSED = {
+    "config_name": ("another main configuration isn't supported", EXPERIMENT),
+    "config_path": ("another folder in place of hpctrain's isn't supported", EXPERIMENT),
+    "experimental_rerun": ("Hydra's pickles aren't supported", "python -m hpctrain resume RUN continues a run"),
+}
+"""Flags of Hydra's parser that hpctrain would ignore: why they are refused, and what to do instead."""
 RANK_ZERO_S = 5.0
 """Seconds that the other ranks wait for rank zero to report what is wrong with the configuration."""
 
@@ -37,8 +42,12 @@ def main(arguments: Sequence[str]) -> int:
         remedy = f"write python -m hpctrain run {shlex.join(arguments)}"
         raise ConfigError("run.command", command, "only the command run launches a program", remedy)
     parser = _parser()
+    _refuse_dashes(arguments, parser)
     # flags may stand anywhere: `cluster=slurm -m seed=1,2`
     options = parser.parse_intermixed_args(list(arguments))
+    for flag, (problem, remedy) in REFUSED.items():
+        if (given := getattr(options, flag)) is not None:
+            raise ConfigError(f"--{flag.replace('_', '-')}", given, problem, remedy)
     if options.help or options.hydra_help or options.cfg or options.info or options.shell_completion:
         return _show(Composer(options.config_dir), options, parser)
     composer = Composer(options.config_dir)
@@ -58,12 +67,23 @@ def _parser() -> argparse.ArgumentParser:
     parser = get_args_parser()
     parser.prog = "python -m hpctrain"
     parser.__class__ = OneLineParser  # Hydra makes it, and offers no other way
-    # argparse has no public way to remove an argument from an existing parser
-    for action in [action for action in parser._actions if action.dest in UNSUPPORTED]:
-        parser._actions.remove(action)
-        for flag in action.option_strings:
-            del parser._option_string_actions[flag]
+    # argparse has no public way to change an argument of an existing parser
+    for action in parser._actions:
+        if action.dest in REFUSED:
+            action.help = argparse.SUPPRESS
     return parser
+
+
+def _refuse_dashes(arguments: Sequence[str], parser: argparse.ArgumentParser) -> None:
+    """Refuse `--KEY=VALUE`, also where argparse would take it for the beginning of a flag that isn't supported."""
+    flags = [flag for action in parser._actions if action.dest not in REFUSED for flag in action.option_strings]
+    exact = {flag for action in parser._actions for flag in action.option_strings}
+    for word in arguments:
+        name, is_given, value = word.partition("=")
+        if not (name.startswith("--") and is_given) or name in exact or any(flag.startswith(name) for flag in flags):
+            continue
+        key = name.removeprefix("--")
+        raise ConfigError(name, value, "is not a flag, and keys have no dashes", f"write {key}={value}")
 
 
 def _command(arguments: Sequence[str]) -> list[str]:
@@ -79,6 +99,8 @@ def _show(composer: Composer, options: argparse.Namespace, parser: argparse.Argu
 
             print(help_text(composer, options.overrides, options.config_dir), end="")
         elif options.hydra_help:
+            # Hydra lists flags whose help is suppressed, too
+            parser._actions = [action for action in parser._actions if action.dest not in REFUSED]
             hydra.hydra_help(config_name=PRIMARY, args_parser=parser, args=options)
         elif options.cfg:
             if options.cfg == "job":

@@ -139,7 +139,12 @@ def account(
         kept = None if is_running or attempt.reason is Reason.COMPLETED else saved_step
         lost = _steps_lost(attempt, attempts[place + 1 :], kept)
         spent = _divided(attempt, ended - began, is_running=is_running)
-        spent = _with_queue(spent, before, began - _queued_since(attempt, before, began, until, submitted))
+        gap_s = began - _queued_since(attempt, before, began, until, submitted)
+        # new ranks in the same allocation weren't queued
+        if before is not None and before.restarts_ranks:
+            spent = replace(spent, starting_s=spent.starting_s + gap_s)
+        else:
+            spent = replace(spent, queued_s=gap_s)
         spent = _with_lost_share(spent, lost / steps if steps else 0.0)
         found.append(AttemptAccount(attempt=attempt.attempt, spent=spent, steps=steps, steps_lost=lost))
         before, until = attempt, ended
@@ -200,14 +205,6 @@ def _divided(attempt: Attempt, wall_s: float, *, is_running: bool) -> WallTime:
     if attempt.reason is not None and attempt.reason.meaning.orderly:
         return replace(spent, stopping_s=rest)
     return replace(spent, lost_s=rest)
-
-
-def _with_queue(spent: WallTime, before: Attempt | None, gap_s: float) -> WallTime:
-    """Add the time before the attempt."""
-    if before is not None and before.restarts_ranks:
-        # new ranks in the same allocation: they weren't queued
-        return replace(spent, starting_s=spent.starting_s + gap_s)
-    return replace(spent, queued_s=gap_s)
 
 
 def _with_lost_share(spent: WallTime, share: float) -> WallTime:

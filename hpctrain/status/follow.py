@@ -162,10 +162,8 @@ class RunWatch:
 
     def _expects_record(self, status: RunStatus) -> bool:
         """Whether the job is over and its end isn't recorded yet: the record may be on its way from another node."""
-        if not self._job_ids or not status.attempts or status.state is RunState.CANCELLED:
-            return False
-        last = status.attempts[-1]
-        return last.may_continue
+        has_job = bool(self._job_ids and status.attempts) and status.state is not RunState.CANCELLED
+        return has_job and status.attempts[-1].may_continue
 
 
 class Follower:
@@ -186,12 +184,6 @@ class Follower:
 
     def follow(self) -> RunStatus:
         """Follow the run; return its status at the end."""
-        try:
-            return self._follow()
-        finally:
-            self._log.end()
-
-    def _follow(self) -> RunStatus:
         while True:
             has_log = self._log.copy()
             status = self._watch.look()
@@ -234,7 +226,10 @@ def wait_for(directory: RunDirectory, *, skip_bytes: int = 0) -> ExitCode:
     sys.stdout.flush()
     log = RunLog(directory, 0, log_output(sys.stdout), skip_bytes=skip_bytes)
     follower = Follower(log, sys.stdout, until_job_ends=True)
-    status = follower.follow()
+    try:
+        status = follower.follow()
+    finally:
+        log.end()
     last = status.attempts[-1] if status.attempts and not status.unstarted else None
     if last is not None and last.reason is not None:
         at_step = f" at step {last.end_step}" if status.knows_step else ""

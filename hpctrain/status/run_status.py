@@ -265,7 +265,8 @@ def _with_details(status: RunStatus, records: RunRecords, claims: Sequence[int],
     save = last_save(directory)
     # a program that reports no saves may have resumed from any step: none of its steps is known to be lost
     is_unsaved = is_program and saved is None
-    kept = status.step if is_unsaved else saved or 0
+    attempts = [replace(attempt, start_step=None) for attempt in status.attempts] if is_unsaved else status.attempts
+    saved_or_counted = status.step if is_unsaved else saved or 0
     return replace(
         status,
         best_warning=_best_warning(status, directory, saved or 0),
@@ -273,7 +274,9 @@ def _with_details(status: RunStatus, records: RunRecords, claims: Sequence[int],
         gone_step=gone_step(directory),
         saved_path=None if save is None else str(save.path),
         set_aside=tuple(path.name for path in directory.set_aside()),
-        account=_account(records, status.attempts, status.state, kept, all_count=is_unsaved),
+        account=account(
+            attempts, records.submissions, state=status.state, saved_step=saved_or_counted, now=time.time()
+        ),
         bottleneck=last_bottleneck(directory, claims),
     )
 
@@ -284,14 +287,6 @@ def _best_warning(status: RunStatus, directory: RunDirectory, saved_step: int) -
     if step is None or is_complete(directory, step) or (status.state.may_change and step > saved_step):
         return ""
     return BestCheckpoint.of(directory).warning
-
-
-def _account(
-    records: RunRecords, attempts: Sequence[Attempt], state: RunState, saved_step: int, *, all_count: bool
-) -> Account:
-    """Account for the wall time; with ``all_count``, no attempt is taken to have repeated steps of an earlier one."""
-    counted = [replace(attempt, start_step=None) for attempt in attempts] if all_count else attempts
-    return account(counted, records.submissions, state=state, saved_step=saved_step, now=time.time())
 
 
 def _facts(records: RunRecords, attempts: Sequence[Attempt], jobs: Jobs | None, claims: Sequence[int]) -> RunFacts:

@@ -17,12 +17,12 @@ from textual.screen import Screen
 from textual.widgets import Footer, RichLog, Static
 
 from hpctrain.files import describe_os_error, json_lines
-from hpctrain.phrases import counted, duration, listed, local_time
+from hpctrain.phrases import duration, listed
 from hpctrain.run.growing_file import NOTHING, GrowingFile, start_of_last_lines
 from hpctrain.run.job_records import JobRecords
-from hpctrain.run.ledger import Attempt
 from hpctrain.run.manifest import varied_text
 from hpctrain.status.metrics import metrics_of
+from hpctrain.status.run_details import attempts_table
 from hpctrain.terminal import visible
 from hpctrain.top.columns import PROGRESS, Shown, best_text, number_text
 from hpctrain.top.curve import LiveCurve, plot
@@ -119,28 +119,6 @@ class OpenRun:
         return next((path for path in paths if path.is_file() and path.stat().st_size), None)
 
 
-def attempt_lines(attempts: tuple[Attempt, ...]) -> list[str]:
-    """One or two lines per attempt, the newest first."""
-    lines = []
-    for attempt in reversed(attempts):
-        began = "?" if attempt.start_time is None else local_time(attempt.start_time)
-        steps = f"steps {attempt.start_step or 0} to {'?' if attempt.end_step is None else attempt.end_step}"
-        ranks = counted(attempt.world_size, "rank") if attempt.world_size else "? ranks"
-        where = f"{ranks} on {listed(attempt.nodes, shown=4) or '?'}"
-        job = f", job {attempt.job_id}" if attempt.job_id else ""
-        lines.append(f"{attempt.attempt:>3}  {began}  {steps}  {where}{job}")
-        lines.append(f"     {_end(attempt)}")
-    return lines or ["no attempt has begun"]
-
-
-def _end(attempt: Attempt) -> str:
-    if attempt.reason is None:
-        return "no end is recorded"
-    times = (attempt.start_time, attempt.end_time)
-    after = f" after {duration(times[1] - times[0])}" if times[0] is not None and times[1] is not None else ""
-    return f"{attempt.reason}{after}{f': {attempt.detail}' if attempt.detail else ''}"
-
-
 def _plain(line: bytes) -> str:
     """A line of a log without its colours, and with only the last state of a progress bar."""
     text = _COLOURS.sub("", line[-LONGEST_LINE_BYTES:].decode(errors="replace").rstrip("\r"))
@@ -202,7 +180,8 @@ class RunScreen(Screen[None]):
         """Show the run as it was at the last look."""
         status = self.opened.run.status
         self.query_one("#about", Static).update(plain("\n".join(self._about())))
-        self.query_one("#attempt_lines", Static).update(plain("\n".join(attempt_lines(status.attempts))))
+        attempts = attempts_table(status, time.time())
+        self.query_one("#attempt_lines", Static).update(plain("\n".join(attempts)))
         self._draw_curve()
         self._show_log()
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from hpctrain.cli.inspect import main
-from hpctrain.cli.run_details import run_details
 from hpctrain.errors import RunDirectoryError
 from hpctrain.run.checkpoint_manifest import ALGORITHM, FORMAT_VERSION, MANIFEST, encode_manifest
 from hpctrain.run.checkpoints import file_checksum
@@ -20,6 +19,7 @@ from hpctrain.run.gone_checkpoints import record_saved
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.run.saves import record_save
+from hpctrain.status.run_details import run_details
 from hpctrain.status.run_status import read_status
 
 

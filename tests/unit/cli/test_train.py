@@ -3,11 +3,11 @@ import re
 
 import pytest
 
-from hpctrain.cli.train import UNSUPPORTED, main
+from hpctrain.cli.train import REFUSED, main
 
 
 def named(text):
-    return [flag for flag in UNSUPPORTED if f"--{flag.replace('_', '-')}" in text]
+    return [flag for flag in REFUSED if f"--{flag.replace('_', '-')}" in text]
 
 
 @pytest.fixture

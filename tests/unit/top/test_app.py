@@ -204,9 +204,9 @@ def test_many_attempts_scroll_and_a_log_that_turns_unreadable_says_so(make_run, 
             await pilot.press("enter")
             await until(pilot, lambda: isinstance(app.screen, RunScreen) and "the log of a" in "\n".join(lines(app)))
             await pilot.press("a")
-            await until(pilot, lambda: "2 ranks on n1" in "\n".join(lines(app)))
+            await until(pilot, lambda: "2 on n1" in "\n".join(lines(app)))
             await pilot.press("end")
-            await until(pilot, lambda: "1 rank on n1" in "\n".join(lines(app)))
+            await until(pilot, lambda: "1 on n1" in "\n".join(lines(app)))
             await pilot.press("a")
             opened_run = app.screen.opened
             opened_run._log_file.read = lambda: (_ for _ in ()).throw(OSError(5, "Input/output error"))

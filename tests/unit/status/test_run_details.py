@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from hpctrain.cli.run_details import bottleneck_lines
 from hpctrain.run.bottleneck import Bottleneck
+from hpctrain.status.run_details import bottleneck_lines
 
 
 def test_bottleneck_lines_show_all_figures():

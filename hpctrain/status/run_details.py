@@ -14,7 +14,7 @@ from hpctrain.run.exit_record import first_cause, read_exit_records
 from hpctrain.run.ledger import Attempt
 from hpctrain.run.manifest import varied_text
 from hpctrain.run.saves import unreported_files
-from hpctrain.status.accounting import Account, AttemptAccount
+from hpctrain.status.accounting import Account, AttemptAccount, WallTime
 from hpctrain.status.run_status import RunStatus
 from hpctrain.status.state import RunState
 
@@ -62,7 +62,7 @@ def run_details(status: RunStatus, now: float) -> str:
         lines.append(f"jobs        {' '.join(status.job_ids)}")
     if status.attempts:
         lines.append("attempts")
-        lines += [f"  {line}" for line in _attempts_table(status, now)]
+        lines += [f"  {line}" for line in attempts_table(status, now)]
         lines += _changes_of_size(status)
     if spent := _shares_of_time(status.account, with_ratio=status.knows_step):
         lines.append(f"time        {spent}")
@@ -153,10 +153,10 @@ def _may_have_saved(attempt: Attempt) -> bool:
     return attempt.saved_step is None or attempt.saved_step > (attempt.start_step or 0)
 
 
-def _attempts_table(status: RunStatus, now: float) -> list[str]:
-    """Format a header and one line per attempt; empty columns are left out."""
-    accounts = {one.attempt: one for one in status.account.attempts}
-    rows = [_row(attempt, accounts[attempt.attempt], status, now) for attempt in status.attempts]
+def attempts_table(status: RunStatus, now: float) -> list[str]:
+    """Format a header and one line per attempt; empty columns are left out, such as the times of a brief status."""
+    accounts = {account.attempt: account for account in status.account.attempts}
+    rows = [_row(attempt, accounts.get(attempt.attempt), status, now) for attempt in status.attempts]
     shown = [column for column in range(len(_HEAD)) if any(row[column] != "-" for row in rows)]
     right = [place for place, column in enumerate(shown) if column in _RIGHT_ALIGNED]
     return aligned([[row[column] for column in shown] for row in (_HEAD, *rows)], right=right)
@@ -176,15 +176,15 @@ def _shares_of_time(account: Account, *, with_ratio: bool) -> str:
     return f"{text}  of {duration(spent.total_s)}{ratio}"
 
 
-def _row(attempt: Attempt, account: AttemptAccount, status: RunStatus, now: float) -> tuple[str, ...]:
+def _row(attempt: Attempt, account: AttemptAccount | None, status: RunStatus, now: float) -> tuple[str, ...]:
     nodes = listed(attempt.nodes, shown=4, separator=" ")
-    spent = account.spent
+    spent = WallTime() if account is None else account.spent
     steps, ended = _steps_and_end(attempt, status, now)
     return (
         str(attempt.attempt),
         "never" if attempt.start_time is None else local_time(attempt.start_time),
         steps,
-        str(account.steps_lost or "-"),
+        str((account is not None and account.steps_lost) or "-"),
         duration(spent.queued_s) if spent.queued_s else "-",
         duration(spent.starting_s) if spent.starting_s else "-",
         f"{attempt.world_size} on {nodes or '?'}",
