@@ -14,27 +14,27 @@ from hpctrain.startup import __version__
 from hpctrain.streams import discard_output, open_streams
 from hpctrain.terminal import guard_output, is_terminal
 
-COMMANDS = (
-    "best",
-    "cancel",
-    "compare",
-    "completion",
-    "doctor",
-    "drill",
-    "env",
-    "export",
-    "fit-batch",
-    "inspect",
-    "logs",
-    "report",
-    "resume",
-    "run",
-    "stacks",
-    "status",
-    "sync",
-    "top",
-)
-"""The commands; each is a module of this package."""
+COMMANDS = {
+    "best": "runs",
+    "cancel": "runs",
+    "compare": "runs",
+    "completion": "",
+    "doctor": "keys",
+    "drill": "keys",
+    "env": "",
+    "export": "runs",
+    "fit-batch": "keys",
+    "inspect": "runs",
+    "logs": "runs",
+    "report": "runs",
+    "resume": "runs keys",
+    "run": "",
+    "stacks": "runs",
+    "status": "runs",
+    "sync": "runs",
+    "top": "runs",
+}
+"""The commands, each a module of this package, and which of their words Tab completes."""
 WRITING_THREAD = "checkpoint"
 """The name of the thread that writes a checkpoint (`hpctrain.checkpoint.saver`)."""
 PROGRAMS = ("python", "python3", "bash", "sh", "torchrun", "accelerate", "deepspeed")

@@ -35,11 +35,6 @@ _hpctrain() {
 compdef _hpctrain hpctrain
 """
 SHELLS = {"bash": BASH, "zsh": ZSH}
-TAKE_RUNS = (
-    *("best", "cancel", "compare", "export", "inspect", "logs"),
-    *("report", "resume", "stacks", "status", "sync", "top"),
-)
-TAKE_KEYS = ("doctor", "drill", "fit-batch", "resume")
 TAKE_FOLDER = ("--config-dir", "-cd", "--runs-dir")
 UNQUOTED = re.compile(r"[\w./=,+@%:~-]+ ?")
 """Candidates that a shell takes as they are: others, which it might execute after Enter, are left out."""
@@ -83,9 +78,10 @@ def candidates(words: Sequence[str]) -> list[str]:
         found += _whole(SHELLS, word)
     if word.startswith("-"):
         return _whole(FLAGS, word) if command is None else []
-    if command in TAKE_RUNS:
+    completed = "keys" if command is None else COMMANDS[command]
+    if "runs" in completed:
         found += _runs(before, word)
-    if command is None or command in TAKE_KEYS:
+    if "keys" in completed:
         found += _overrides(before, word)
     # a run in a shared folder, or a file in ./conf, may be named by another user
     # a list of options begins with a bracket that its user has typed

@@ -45,7 +45,7 @@ def run_details(status: RunStatus, now: float) -> str:
     if status.may_start is not None:
         wait = duration(status.may_start - now)
         lines.append(f"may start   {local_time(status.may_start)}, in {wait}, by SLURM's estimate")
-    lines.append(f"step        {_step(status)}")
+    lines.append(f"step        {progress_text(status)}")
     lines.append(f"checkpoint  {_checkpoint(status, now)}")
     if status.set_aside:
         lines.append(f"set aside   {' '.join(status.set_aside)}: damaged, skipped by a resume")
@@ -89,7 +89,8 @@ def bottleneck_lines(found: Bottleneck) -> list[str]:
     return lines + [f"also        {text}" for text in found.also]
 
 
-def _step(status: RunStatus) -> str:
+def progress_text(status: RunStatus) -> str:
+    """The last step, how many there are, and the time that is left, as far as they are known."""
     if not status.knows_step:
         return f"-  ({NO_PROGRESS_REPORTED})" if status.attempts and status.state is not RunState.COMPLETED else "-"
     total = "" if status.total_steps is None else f" of {status.total_steps}"

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from textual.app import App
-from textual.binding import BindingType
+from textual.binding import Binding, BindingType
 from textual.message import Message
 
 from hpctrain.config.plain_yaml import read_plain_values
@@ -79,7 +79,12 @@ class TopApp(App[None]):
     CSS = _CSS
     TITLE = "hpctrain top"
     ENABLE_COMMAND_PALETTE = False
-    BINDINGS: ClassVar[list[BindingType]] = []
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("c", "cancel_run", "Cancel"),
+        Binding("r", "resume_run", "Resume"),
+        Binding("question_mark", "help", "Help", key_display="?"),
+        Binding("q", "quit", "Quit"),
+    ]
 
     class Looked(Message):
         """The files have been read."""

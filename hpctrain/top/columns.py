@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -62,9 +62,9 @@ def progress(run: WatchedRun) -> float | None:
     return min(1.0, status.step / status.total_steps) if status.total_steps and status.knows_step else None
 
 
-def metric_value(run: WatchedRun, metric: str) -> float | None:
-    """The last value of a metric; None without one."""
-    return run.status.metrics.get(metric)
+def metric_value(run: WatchedRun, shown: Shown) -> float | None:
+    """The last value of the metric that is shown; None without one."""
+    return run.status.metrics.get(shown.metric)
 
 
 def sort_by(column: Column, runs: Sequence[WatchedRun], shown: Shown, *, descending: bool) -> list[WatchedRun]:
@@ -87,15 +87,7 @@ def matches(run: WatchedRun, words: Sequence[str]) -> bool:
 @functools.lru_cache(maxsize=10_000)
 def _natural(text: str) -> str:
     """A key by which `sweep/10` comes after `sweep/9`."""
-    padded, digits = [], ""
-    for character in text + os.sep:
-        if character.isdecimal():
-            digits += character
-            continue
-        padded.append(digits.rjust(20, "0") if digits else "")
-        padded.append(character)
-        digits = ""
-    return "".join(padded)
+    return re.sub(r"\d+", lambda digits: digits[0].rjust(20, "0"), text)
 
 
 def _bar(run: WatchedRun) -> str:
@@ -165,15 +157,8 @@ VARIED = Column(
 STATE = Column("STATE", lambda run, _: str(run.status.state), lambda run, _: str(run.status.state), 11, 1)
 PROGRESS = Column("PROGRESS", lambda run, _: _bar(run), lambda run, _: progress(run), BAR + 5, 3)
 LEFT = Column("LEFT", lambda run, _: _left(run), lambda run, _: run.status.left_s, 6, 5, right=True)
-METRIC = Column(
-    "METRIC",
-    lambda run, shown: number_text(metric_value(run, shown.metric)),
-    lambda run, shown: metric_value(run, shown.metric),
-    10,
-    2,
-    right=True,
-)
-TREND_COLUMN = Column("TREND", _trend, lambda run, shown: metric_value(run, shown.metric), TREND, 6)
+METRIC = Column("METRIC", lambda run, shown: number_text(metric_value(run, shown)), metric_value, 10, 2, right=True)
+TREND_COLUMN = Column("TREND", _trend, metric_value, TREND, 6)
 BEST = Column(
     "BEST",
     lambda run, _: best_text(run.status.best),

@@ -11,39 +11,28 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class LiveCurve:
-    """The values of a metric.
-
-    Attributes:
-        steps: of the kept points, ascending.
-        values: of the kept points; NaN and infinities included.
-    """
-
-    __slots__ = ("_every", "_skipped", "steps", "values")
+    """The values of a metric by step, NaN and infinities included."""
 
     def __init__(self) -> None:
-        self.steps: list[int] = []
-        self.values: list[float] = []
+        self._points: list[tuple[int, float]] = []
         self._every = 1
         self._skipped = 0
 
     def add(self, step: int, value: float) -> None:
         """Add a value; the newest one is always kept."""
-        if self.steps and self._skipped:
+        if self._points and self._skipped:
             # the last point stands for those that were skipped before it
-            self.steps[-1] = step
-            self.values[-1] = value
+            self._points[-1] = (step, value)
         else:
-            self.steps.append(step)
-            self.values.append(value)
+            self._points.append((step, value))
         self._skipped = (self._skipped + 1) % self._every
-        if len(self.steps) >= POINTS:
-            del self.steps[:-1:2]
-            del self.values[:-1:2]
+        if len(self._points) >= POINTS:
+            del self._points[:-1:2]
             self._every *= 2
 
     def points(self) -> list[tuple[int, float]]:
-        """The steps and values, copied: another thread may add some at the same time."""
-        return list(zip(list(self.steps), list(self.values), strict=False))
+        """The steps, ascending, and values, copied: another thread may add some at the same time."""
+        return list(self._points)
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

@@ -17,12 +17,12 @@ from textual.screen import Screen
 from textual.widgets import Footer, RichLog, Static
 
 from hpctrain.files import describe_os_error, json_lines
-from hpctrain.phrases import duration, listed
+from hpctrain.phrases import listed
 from hpctrain.run.growing_file import NOTHING, GrowingFile, start_of_last_lines
 from hpctrain.run.job_records import JobRecords
 from hpctrain.run.manifest import varied_text
 from hpctrain.status.metrics import metrics_of
-from hpctrain.status.run_details import attempts_table
+from hpctrain.status.run_details import attempts_table, progress_text
 from hpctrain.terminal import visible
 from hpctrain.top.columns import PROGRESS, Shown, best_text, number_text
 from hpctrain.top.curve import LiveCurve, plot
@@ -138,10 +138,6 @@ class RunScreen(Screen[None]):
         Binding("m", "metric(1)", "Metric"),
         Binding("M", "metric(-1)", "Metric before", show=False),
         Binding("a", "attempts", "Attempts/log"),
-        Binding("c", "app.cancel_run", "Cancel"),
-        Binding("r", "app.resume_run", "Resume"),
-        Binding("question_mark", "app.help", "Help", key_display="?"),
-        Binding("q", "app.quit", "Quit"),
     ]
 
     def __init__(self, opened: OpenRun, metric: str) -> None:
@@ -180,8 +176,8 @@ class RunScreen(Screen[None]):
         """Show the run as it was at the last look."""
         status = self.opened.run.status
         self.query_one("#about", Static).update(plain("\n".join(self._about())))
-        attempts = attempts_table(status, time.time())
-        self.query_one("#attempt_lines", Static).update(plain("\n".join(attempts)))
+        head, *attempts = attempts_table(status, time.time())
+        self.query_one("#attempt_lines", Static).update(plain("\n".join([head, *reversed(attempts)])))
         self._draw_curve()
         self._show_log()
 
@@ -189,9 +185,7 @@ class RunScreen(Screen[None]):
         run = self.opened.run
         status = run.status
         varied = f"   {varied_text(status.varied)}" if status.varied else ""
-        left = f", about {duration(status.left_s)} left" if status.left_s is not None else ""
-        total = f" of {status.total_steps}" if status.total_steps else ""
-        step = f"step {status.step}{total}{left}" if status.knows_step else "it reports no steps"
+        step = f"step {progress_text(status)}"
         best = f"   best {best_text(status.best)} at step {status.best_step}" if status.best else ""
         best += " (its checkpoint isn't on disk)" if self.opened.lacks_best else ""
         nodes = status.attempts[-1].nodes if status.attempts else ()

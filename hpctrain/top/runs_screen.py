@@ -184,10 +184,6 @@ class RunsScreen(Screen[None]):
         Binding("M", "metric(-1)", "Metric before", show=False),
         Binding("slash", "filter", "Filter", key_display="/"),
         Binding("escape", "all", "All", show=False),
-        Binding("c", "app.cancel_run", "Cancel"),
-        Binding("r", "app.resume_run", "Resume"),
-        Binding("question_mark", "app.help", "Help", key_display="?"),
-        Binding("q", "app.quit", "Quit"),
     ]
 
     def __init__(self, watch: Watch) -> None:
