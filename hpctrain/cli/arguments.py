@@ -48,7 +48,7 @@ def command_parser(command: str, description: str, epilog: str) -> argparse.Argu
     )
 
 
-def add_runs(parser: argparse.ArgumentParser, *, nargs: str | None = None) -> None:
+def add_runs(parser: argparse.ArgumentParser, *, nargs: str | int | None = None) -> None:
     """Add RUN, or several with ``nargs``, and `--runs-dir`, the folder in which their names are looked up."""
     help_text = "a run directory, or its path below --runs-dir"
     parser.add_argument("run", nargs=nargs, metavar="RUN", help=help_text)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpctrain.cli.arguments import add_runs_dir, command_parser
+from hpctrain.cli.arguments import add_runs, command_parser
 from hpctrain.cli.status import fields_as_json
 from hpctrain.errors import ExitCode
 from hpctrain.phrases import aligned, counted
@@ -34,8 +34,7 @@ MOST_CHARS = 60
 def main(arguments: list[str]) -> int:
     """Compare two runs; ``arguments`` are those after `compare`."""
     parser = command_parser("compare", "Show how two runs differ.", _EPILOG)
-    parser.add_argument("run", nargs=2, metavar="RUN", help="a run directory, or its path below --runs-dir")
-    add_runs_dir(parser)
+    add_runs(parser, nargs=2)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     options = parser.parse_args(arguments)
     directories = [run_of(typed, Path(options.runs_dir)) for typed in options.run]

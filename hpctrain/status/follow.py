@@ -60,7 +60,7 @@ class RunLog:
 
     def copy(self) -> bool:
         """Copy the lines that are new; return whether a log exists."""
-        path = self._path()
+        path = log_in_sight(self.directory, self.rank)
         if path is not None and (self._file is None or self._file.path != path):
             if self._file is not None:
                 # the batch script may have printed more before the first rank did
@@ -94,18 +94,20 @@ class RunLog:
     def _rank_log(self) -> Path:
         return self.directory.rank_log(self.rank or 0)
 
-    def _path(self) -> Path | None:
-        paths = [self._rank_log]
-        if self.rank is None:
-            jobs = reversed(JobRecords(self.directory).read())
-            paths += [Path(str(record["log"])) for record in jobs if record.get("log")]
-        # srun creates the ranks' logs long before anything is in them
-        return next((path for path in paths if path.exists() and path.stat().st_size), None)
-
     def _copy_rest(self, file: GrowingFile) -> None:
         while data := file.read().data:
             self._output.write(data)
         self._output.flush()
+
+
+def log_in_sight(directory: RunDirectory, rank: int | None) -> Path | None:
+    """The log of a rank; with None that of rank zero, or before it has printed anything that of the batch script."""
+    paths = [directory.rank_log(rank or 0)]
+    if rank is None:
+        jobs = reversed(JobRecords(directory).read())
+        paths += [Path(str(record["log"])) for record in jobs if record.get("log")]
+    # srun creates the ranks' logs long before anything is in them
+    return next((path for path in paths if path.exists() and path.stat().st_size), None)
 
 
 class RunWatch:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hpctrain.cluster.variables import scrubbed
-from hpctrain.config.logger import Logger
+from hpctrain.config.logger import Logger, MLflow, Wandb
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.launcher import PREFIX
 
@@ -42,14 +42,13 @@ class SenderProcesses:
         self._started = time.time()
         for name, group in self.logger.enabled_services.items():
             try:
-                self.processes[name] = self._start(name)
+                self.processes[name] = self._start(name, group)
             except OSError as error:
                 log.warning("nothing is sent to %s: its process can't be started (%s)", group.title, error)
 
-    def _start(self, name: str) -> subprocess.Popen[bytes]:
+    def _start(self, name: str, group: Wandb | MLflow) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "hpctrain", "sync", str(self.directory.path), "--service", name]
         command.append("--sender-process")
-        group = self.logger.enabled_services[name]
         if group.is_offline:
             command.append("--offline")
         if group.server is not None:

@@ -89,19 +89,6 @@ class TopApp(App[None]):
     class Looked(Message):
         """The files have been read."""
 
-    class Done(Message):
-        """A run was cancelled or resumed.
-
-        Args:
-            title: what was done.
-            text: its result.
-        """
-
-        def __init__(self, title: str, text: str) -> None:
-            super().__init__()
-            self.title = title
-            self.text = text
-
     def __init__(self, watch: Watch) -> None:
         super().__init__()
         self._watch = watch
@@ -205,13 +192,9 @@ class TopApp(App[None]):
             self._watch.find_soon()
             self._look_now.set()
             with contextlib.suppress(RuntimeError):  # the user has quit meanwhile
-                self.post_message(self.Done(title, result))
+                self.call_from_thread(self.push_screen, Text(title, result))
 
         self.push_screen(Question(text), begin)
-
-    def on_top_app_done(self, message: Done) -> None:
-        """Show the result."""
-        self.push_screen(Text(message.title, message.text))
 
 
 def cancel_run(directory: RunDirectory) -> str:

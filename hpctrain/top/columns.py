@@ -204,7 +204,7 @@ def widths(total: int, needed: Mapping[str, int]) -> dict[str, int]:
         Widths by the column's title, from left to right.
     """
     chosen = [column for column in COLUMNS if column.width or needed.get(column.title, 0)]
-    while len(chosen) > 1 and _least(chosen, needed) + gap(total) * (len(chosen) - 1) > total:
+    while len(chosen) > 1 and sum(_smallest(column, needed) + gap(total) for column in chosen) - gap(total) > total:
         chosen.remove(max(chosen, key=lambda column: column.rank))
     found = {column.title: _smallest(column, needed) for column in chosen}
     left = total - sum(found.values()) - gap(total) * (len(chosen) - 1)
@@ -216,10 +216,6 @@ def widths(total: int, needed: Mapping[str, int]) -> dict[str, int]:
         found[column.title] += more
         left -= more
     return found
-
-
-def _least(columns: Sequence[Column], needed: Mapping[str, int]) -> int:
-    return sum(_smallest(column, needed) for column in columns)
 
 
 def _smallest(column: Column, needed: Mapping[str, int]) -> int:

@@ -19,8 +19,8 @@ from textual.widgets import Footer, RichLog, Static
 from hpctrain.files import describe_os_error, json_lines
 from hpctrain.phrases import listed
 from hpctrain.run.growing_file import NOTHING, GrowingFile, start_of_last_lines
-from hpctrain.run.job_records import JobRecords
 from hpctrain.run.manifest import varied_text
+from hpctrain.status.follow import log_in_sight
 from hpctrain.status.metrics import metrics_of
 from hpctrain.status.run_details import attempts_table, progress_text
 from hpctrain.terminal import visible
@@ -95,7 +95,7 @@ class OpenRun:
         self.curves = curves
 
     def _read_log(self) -> None:
-        path = self._path()
+        path = log_in_sight(self.run.directory, None)
         if path is None:
             return
         if self._log_file is None or path != self.log_path:
@@ -110,13 +110,6 @@ class OpenRun:
             self._torn = torn[-LONGEST_LINE_BYTES:]
             self.log.extend(map(_plain, lines[-LOG_LINES:]))
             self.log_version += 1
-
-    def _path(self) -> Path | None:
-        directory = self.run.directory
-        paths = [directory.rank_log(0)]
-        if (batch_log := JobRecords(directory).batch_log) is not None:
-            paths.append(batch_log)
-        return next((path for path in paths if path.is_file() and path.stat().st_size), None)
 
 
 def _plain(line: bytes) -> str:

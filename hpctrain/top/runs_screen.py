@@ -67,14 +67,10 @@ class RunTable(Widget, can_focus=True):
         Binding("pagedown,space", "page(1)", show=False),
         Binding("home,g", "move(-1000000000)", show=False),
         Binding("end,G", "move(1000000000)", show=False),
-        Binding("enter", "open", "Open"),
     ]
 
     class Chosen(Message):
         """Another run is chosen, or its status has changed."""
-
-    class Opened(Message):
-        """The user opens the chosen run."""
 
     def __init__(self) -> None:
         super().__init__(id="runs")
@@ -128,11 +124,6 @@ class RunTable(Widget, can_focus=True):
         """Choose the run a screen further."""
         self.action_move(pages * max(1, self.size.height - 2))
 
-    def action_open(self) -> None:
-        """Open the chosen run."""
-        if self.chosen is not None:
-            self.post_message(self.Opened())
-
     def _keep_in_sight(self) -> None:
         lines = max(1, self.size.height - 1)
         self._top = max(0, min(self._top, self._cursor, len(self.rows) - lines), self._cursor - lines + 1)
@@ -178,6 +169,7 @@ class RunsScreen(Screen[None]):
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "open", "Open"),
         Binding("s", "sort", "Sort"),
         Binding("S", "reverse", "Reverse", show=False),
         Binding("m", "metric(1)", "Metric"),
@@ -273,7 +265,7 @@ class RunsScreen(Screen[None]):
         # the reason may take two lines
         self.query_one("#chosen", Static).update(plain("\n".join([fitted(lines[0], width).rstrip(), lines[1]])))
 
-    def on_run_table_opened(self) -> None:
+    def action_open(self) -> None:
         """Open the chosen run."""
         if self.chosen is not None:
             self.app.open_run(self.chosen, self._metric)  # type: ignore[attr-defined]

@@ -172,7 +172,7 @@ def test_the_text_of_a_run_is_neither_markup_nor_control_sequences(make_run, tmp
             for keys in (["m"], ["m"], ["slash", "[", "enter"], ["c"], ["escape", "r"]):
                 await look(*keys)
             app.pop_screen()
-            app.post_message(TopApp.Done(HOSTILE, HOSTILE))
+            app.push_screen(Text(HOSTILE, HOSTILE))
             app.notify(plain(HOSTILE).plain, markup=False)
             await until(pilot, lambda: isinstance(app.screen, Text))
             await look()
