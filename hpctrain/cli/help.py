@@ -70,7 +70,7 @@ def help_text(composer: Composer, words: Sequence[str], config_dir: str | None =
         composer = ProgramComposer(["COMMAND"], config_dir)
     if not named:
         groups = textwrap.wrap(" ".join([*GROUPS, "experiment"]), WIDTH - 10)
-        keys = textwrap.wrap(" ".join([*_top_level(), *_of_programs()]), WIDTH - 10)
+        keys = textwrap.wrap(" ".join([*_top_level(), *sorted(PROGRAM_KEYS - set(GROUPS))]), WIDTH - 10)
         return SCREEN.format(groups="\n          ".join(groups), keys="\n          ".join(keys))
     with composer.explaining(overrides):
         node = composer.hydras(list(map(quoted, open_overrides(overrides))), RunMode.RUN)
@@ -87,10 +87,6 @@ def _sweep_with(named: Sequence[str], overrides: list[str]) -> list[str]:
 
 def _top_level() -> list[str]:
     return [field.name for field in dataclasses.fields(Config) if field.name not in GROUPS]
-
-
-def _of_programs() -> list[str]:
-    return sorted(PROGRAM_KEYS - set(GROUPS))
 
 
 def _described(composer: Composer, node: DictConfig, name: str) -> Iterator[str]:

@@ -53,14 +53,16 @@ def statuses_before_launch(directories: Sequence[RunDirectory], *, force: bool =
         jobs = Slurm().find(present_jobs(known))
     except SchedulerError as error:
         problem = " ".join(str(error).split())
-    statuses = [status_of(directory, jobs, records) for directory, records in zip(directories, known, strict=True)]
-    for directory, status in zip(directories, statuses, strict=True):
+    statuses = []
+    for directory, records in zip(directories, known, strict=True):
+        status = status_of(directory, jobs, records)
         if jobs is None and not force and not status.state.may_change and status.job_that_may_run is not None:
             raise RunDirectoryError(
                 f"{directory.path}: job {status.job_that_may_run} may still be queued or running, and SLURM can't be "
                 f"asked ({problem}); run this where squeue works, or insist: `python -m hpctrain resume "
                 f"{directory.as_typed} --force`"
             )
+        statuses.append(status)
     return statuses
 
 

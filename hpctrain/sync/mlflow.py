@@ -143,16 +143,15 @@ class MLflowServer:
 
     def _experiment(self, name: str) -> str:
         found = self._client.get_experiment_by_name(name)
-        if found is not None:
-            return str(found.experiment_id)
-        try:
-            return str(self._client.create_experiment(name))
-        except Exception:
-            # another run of the sweep may have made it meanwhile
-            found = self._client.get_experiment_by_name(name)
-            if found is None:
-                raise
-            return str(found.experiment_id)
+        if found is None:
+            try:
+                return str(self._client.create_experiment(name))
+            except Exception:
+                # another run of the sweep may have made it meanwhile
+                found = self._client.get_experiment_by_name(name)
+                if found is None:
+                    raise
+        return str(found.experiment_id)
 
     def _search(self, experiment: str, digest: str) -> str:
         found = self._client.search_runs([experiment], f"tags.`{DIGEST_TAG}` = '{digest}'", max_results=1)

@@ -7,7 +7,6 @@ import html
 import json
 import os
 import shutil
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -33,17 +32,13 @@ def connect(directory: RunDirectory, *, offline: bool, server: str | None) -> Se
     return WandbOffline(directory) if offline else WandbOnline()
 
 
-class _WandbRun(ABC):
+class _WandbRun:
     """A run of wandb's client; its id is the run's digest."""
 
     confirms_at_close = True
 
     def __init__(self) -> None:
         self._run: Any = None
-
-    @abstractmethod
-    def abandon(self) -> None:
-        """Leave without waiting; see `Service`."""
 
     def close(self, reported: ReportedState) -> None:
         """Report the run's end, and wait until W&B has everything; see `Service`."""

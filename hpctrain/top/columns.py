@@ -111,7 +111,7 @@ def number_text(value: float | None) -> str:
 
 
 def _trend(run: WatchedRun, shown: Shown) -> str:
-    curve = run.curves.get(shown.metric)
+    curve = run.curves.by_name.get(shown.metric)
     return "" if curve is None else sparkline([value for _, value in curve.points()], TREND)
 
 

@@ -1,10 +1,18 @@
-"""The values of one metric by step, thinned out as they become many, and drawn with characters."""
+"""The curves of metrics: read as they are logged, thinned out as they become many, and drawn with characters."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
+from hpctrain.files import json_lines
+from hpctrain.run.growing_file import GrowingFile
+from hpctrain.status.metrics import NO_METRICS, LoggedMetrics, metrics_of
+
+TRUSTED_S = 15.0
+"""Seconds for which metrics.jsonl isn't opened if its size and time are as before."""
 POINTS = 512
 """Points that a curve keeps at most; beyond, every second one is dropped."""
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -33,6 +41,42 @@ class LiveCurve:
     def points(self) -> list[tuple[int, float]]:
         """The steps, ascending, and values, copied: another thread may add some at the same time."""
         return list(self._points)
+
+
+class MetricCurves:
+    """The curves of a run's metrics, and the last values, read as metrics.jsonl grows.
+
+    Args:
+        path: of the file.
+        last_bytes: at its end that are read first: it may be huge.
+        clock: monotonic seconds.
+
+    Attributes:
+        by_name: the curves; a new mapping whenever they change, since another thread may draw them.
+        last: the last value of each metric, with the step and the time of the last record.
+    """
+
+    def __init__(self, path: Path, last_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.by_name: dict[str, LiveCurve] = {}
+        self.last = NO_METRICS
+        self._file = GrowingFile(path, -last_bytes, trusted_s=TRUSTED_S, clock=clock)
+
+    def read(self) -> bool:
+        """Read what was logged since the last call; return whether anything has changed."""
+        try:
+            appended = self._file.read_lines()
+        except OSError:  # an unreadable file hides only the metrics
+            return False
+        # a resume has dropped the records after the step from which it starts
+        curves = {} if appended.anew else dict(self.by_name)
+        last = NO_METRICS if appended.anew else self.last
+        for record in metrics_of(json_lines(appended.lines)):
+            last = LoggedMetrics(record.step, record.time, {**last.values, **record.values})
+            for name, value in record.values.items():
+                curves.setdefault(name, LiveCurve()).add(record.step, value)
+        self.by_name = curves
+        self.last = last
+        return appended.anew or bool(appended.lines)
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

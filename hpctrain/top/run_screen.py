@@ -16,18 +16,17 @@ from textual.containers import Horizontal, VerticalScroll
 from textual.screen import Screen
 from textual.widgets import Footer, RichLog, Static
 
-from hpctrain.files import describe_os_error, json_lines
+from hpctrain.files import describe_os_error
 from hpctrain.phrases import listed
 from hpctrain.run.growing_file import NOTHING, GrowingFile, start_of_last_lines
 from hpctrain.run.manifest import varied_text
 from hpctrain.status.follow import log_in_sight
-from hpctrain.status.metrics import metrics_of
 from hpctrain.status.run_details import attempts_table, progress_text
 from hpctrain.terminal import visible
 from hpctrain.top.columns import PROGRESS, Shown, best_text, number_text
-from hpctrain.top.curve import LiveCurve, plot
+from hpctrain.top.curve import LiveCurve, MetricCurves, plot
 from hpctrain.top.messages import fitted, plain
-from hpctrain.top.watch import TRUSTED_S, WatchedRun
+from hpctrain.top.watch import WatchedRun
 
 CURVE_BYTES = 16 * 2**20
 """Bytes at the end of metrics.jsonl from which the curves are drawn."""
@@ -49,7 +48,7 @@ class OpenRun:
         run: as it is watched.
 
     Attributes:
-        curves: by the metric's name.
+        curves: of its metrics, from more of the file than those of `run`.
         lacks_best: whether the run has ended, and the checkpoint of its best evaluation isn't on disk.
         log_path: of the log; None before there is one.
         log: its last lines.
@@ -58,12 +57,11 @@ class OpenRun:
 
     def __init__(self, run: WatchedRun) -> None:
         self.run = run
-        self.curves: dict[str, LiveCurve] = {}
+        self.curves = MetricCurves(run.directory.metrics, CURVE_BYTES)
         self.lacks_best = False
         self.log_path: Path | None = None
         self.log: deque[str] = deque(maxlen=LOG_LINES)
         self.log_version = 0
-        self._metrics = GrowingFile(run.directory.metrics, -CURVE_BYTES, trusted_s=TRUSTED_S)
         self._log_file: GrowingFile | None = None
         self._torn = b""
 
@@ -72,10 +70,7 @@ class OpenRun:
         status = self.run.status
         step = None if status.state.may_change else status.best_step
         self.lacks_best = step is not None and not self.run.directory.checkpoint(step).exists()
-        try:
-            self._read_curves()
-        except OSError:
-            self.curves = {}
+        self.curves.read()
         try:
             self._read_log()
         except OSError as error:
@@ -84,15 +79,6 @@ class OpenRun:
             if not self.log or self.log[-1] != note:
                 self.log.append(note)
                 self.log_version += 1
-
-    def _read_curves(self) -> None:
-        appended = self._metrics.read_lines()
-        # the screen draws from another thread: a new mapping, and not this one emptied
-        curves = {} if appended.anew else dict(self.curves)
-        for record in metrics_of(json_lines(appended.lines)):
-            for name, value in record.values.items():
-                curves.setdefault(name, LiveCurve()).add(record.step, value)
-        self.curves = curves
 
     def _read_log(self) -> None:
         path = log_in_sight(self.run.directory, None)
@@ -191,7 +177,7 @@ class RunScreen(Screen[None]):
         ]
 
     def _curves(self) -> dict[str, LiveCurve]:
-        return self.opened.curves or self.opened.run.curves
+        return self.opened.curves.by_name or self.opened.run.curves.by_name
 
     def _draw_curve(self) -> None:
         names = sorted(self._curves())

@@ -225,16 +225,12 @@ class RunsScreen(Screen[None]):
     def _summarise(self, shown: int) -> None:
         runs = self._watch.runs
         problem = f"the folder can't be read: {self._watch.problem}" if self._watch.problem else ""
+        root = str(self._watch.root)
         if not runs:
-            text = (
-                f"{self._watch.root}: {problem}"
-                if problem
-                else f"no runs under {self._watch.root}/ yet; they appear here"
-            )
+            text = f"{root}: {problem}" if problem else f"no runs under {root}/ yet; they appear here"
             self.query_one("#summary", Static).update(plain(text))
             return
         states = Counter(str(run.status.state) for run in runs)
-        root = str(self._watch.root)
         # a long path must not hide the states
         root = fitted(root, min(len(root), max(12, self.size.width // 5)), keep_end=True)
         parts = [f"{root}: {counted(len(runs), 'run')}", *filter(None, [problem])]

@@ -8,23 +8,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from hpctrain.files import describe_os_error, json_lines
+from hpctrain.files import describe_os_error
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import FILE_NAME as EVALUATION
-from hpctrain.run.growing_file import GrowingFile
 from hpctrain.scheduler.job import SlurmJob
 from hpctrain.status.jobs import Ask, JobQuery, Jobs, query_jobs
-from hpctrain.status.metrics import NO_METRICS, LoggedMetrics, metrics_of
 from hpctrain.status.run_status import RunStatus, status_of
 from hpctrain.status.runs import find_runs
 from hpctrain.status.state import RunState
 from hpctrain.streams import Printer
-from hpctrain.top.curve import LiveCurve
+from hpctrain.top.curve import MetricCurves
 
 FIRST_BYTES = 32 * 2**10
-"""Bytes at the end of metrics.jsonl that are read first: the file may be huge."""
-TRUSTED_S = 15.0
-"""Seconds for which metrics.jsonl isn't opened if its size and time are as before."""
+"""Bytes at the end of metrics.jsonl that are read first."""
 READ_EVERY_S = 10.0
 """Seconds between two reads of the records of a run that may change; they are read at once if their files change."""
 READ_LOCAL_EVERY_S = 3.0
@@ -47,7 +43,7 @@ class WatchedRun:
 
     Attributes:
         status: at the last look; without the details that `read_status` can leave out.
-        curves: by the metric's name.
+        curves: of its metrics.
         gone: whether the run directory has vanished.
     """
 
@@ -55,11 +51,9 @@ class WatchedRun:
         self.directory = directory
         self.name = name
         self.status = RunStatus(name=name, path=directory.path, state=RunState.UNKNOWN, note="not read yet")
-        self.curves: dict[str, LiveCurve] = {}
+        self.curves = MetricCurves(directory.metrics, FIRST_BYTES, clock)
         self.gone = False
         self._clock = clock
-        self._metrics = GrowingFile(directory.metrics, -FIRST_BYTES, trusted_s=TRUSTED_S, clock=clock)
-        self._logged = NO_METRICS
         path = str(directory.path)
         self._config = f"{path}/{directory.config.name}"
         self._watched = [f"{path}/{file.name}" for file in (directory.attempts, directory.jobs, directory.claims)]
@@ -96,7 +90,7 @@ class WatchedRun:
             raise FileNotFoundError
         stamps = [config, *map(_stamp, self._watched), _stamp(self._evaluation) if self._evaluation else None]
         records = self._records_of(jobs)
-        grew = self._read_metrics()
+        grew = self.curves.read()
         if stamps != self._stamps or records != self._records or self._clock() - self._read_at >= self._every_s():
             self._read(jobs)
             self._stamps = stamps
@@ -111,30 +105,15 @@ class WatchedRun:
     def _records_of(self, jobs: Jobs | None) -> dict[str, SlurmJob | None] | None:
         return None if jobs is None else {job_id: jobs[job_id] for job_id in self.status.job_ids if job_id in jobs}
 
-    def _read_metrics(self) -> bool:
-        try:
-            appended = self._metrics.read_lines()
-        except OSError:  # an unreadable file hides only the metrics
-            return False
-        if appended.anew:
-            # a resume has dropped the records after the step from which it starts
-            self.curves = {}
-            self._logged = NO_METRICS
-        for record in metrics_of(json_lines(appended.lines)):
-            self._logged = LoggedMetrics(record.step, record.time, {**self._logged.values, **record.values})
-            for name, value in record.values.items():
-                self.curves.setdefault(name, LiveCurve()).add(record.step, value)
-        return appended.anew or bool(appended.lines)
-
     def _read(self, jobs: Jobs | None) -> None:
-        self.status = status_of(self.directory, jobs, brief=True, logged=self._logged)
+        self.status = status_of(self.directory, jobs, brief=True, logged=self.curves.last)
         self._records = self._records_of(jobs)
         self._read_at = self._clock()
         attempts = self.status.attempts
         self._evaluation = str(self.directory.attempt(attempts[-1].attempt) / EVALUATION) if attempts else ""
 
     def _show_metrics(self) -> None:
-        status, logged = self.status, self._logged
+        status, logged = self.status, self.curves.last
         last = status.attempts[-1] if status.attempts else None
         step = status.step if last is None or not last.open else max(status.step, logged.step)
         values = {**status.metrics, **logged.values}

@@ -71,7 +71,7 @@ def test_a_run_that_trains_is_interrupted_and_resumes(watch, make_run, slurm, cl
     log(directory, 40, resumed=30)
     watch.look()
     assert (run.status.step, run.status.metrics) == (40, {"train/loss": 1 / 40})
-    assert [step for step, _ in run.curves["train/loss"].points()][-1] == 40
+    assert [step for step, _ in run.curves.by_name["train/loss"].points()][-1] == 40
     Ledger(directory).end(1, reason=Reason.PREEMPTED, step=40)
     slurm.queue(j12={"State": "PENDING", "Reason": "Priority"})
     clock.advance(ASK_EVERY_S)
@@ -87,7 +87,7 @@ def test_a_run_that_trains_is_interrupted_and_resumes(watch, make_run, slurm, cl
     watch.ask(pytest.fail)
     watch.look()
     assert (run.status.state, run.status.step) == (RunState.RUNNING, 25)
-    assert [step for step, _ in run.curves["train/loss"].points()] == [10, 20, 25]
+    assert [step for step, _ in run.curves.by_name["train/loss"].points()] == [10, 20, 25]
     (plain,) = read_statuses([directory], brief=True, ask=lambda job_ids, warn: watch.query.answers)
     assert plain == run.status
 
