@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _explain_silence(directory: RunDirectory, log: RunLog) -> None:
-    ranks = log.ranks()
+    ranks = directory.ranks_with(directory.rank_log("*"))
     if log.rank is None or not ranks:
         (status,) = read_statuses([directory])
         _print_message(f"nothing was printed yet: the run is {status.described}")

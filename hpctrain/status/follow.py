@@ -81,10 +81,6 @@ class RunLog:
         if isinstance(self._output, LogOutput):
             self._output.reset()
 
-    def ranks(self) -> list[int]:
-        """The ranks that have a log."""
-        return self.directory.ranks_with(self.directory.rank_log("*"))
-
     @property
     def shows_rank(self) -> bool:
         """Whether the rank's own output was copied, and not only the batch script's."""
