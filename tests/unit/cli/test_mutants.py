@@ -42,10 +42,11 @@ from hpctrain.run.sweep_record import SweepRecord
 from hpctrain.search.journal import Decision, Journal
 from hpctrain.search.journal import Event as Decided
 from hpctrain.search.search import Search
+from hpctrain.status.run_details import attempts_table
 from hpctrain.sync.sent_run import Rows, describe, describe_state, identify
 from hpctrain.terminal import visible
 from hpctrain.top.columns import COLUMNS, Shown
-from hpctrain.top.run_screen import OpenRun, attempt_lines
+from hpctrain.top.run_screen import OpenRun
 from hpctrain.top.watch import WatchedRun
 
 IN_THE_GATE, AT_NIGHT = 100, 2000
@@ -311,7 +312,7 @@ def watch(run: Path) -> None:
     opened = OpenRun(watched)
     opened.look()
     assert all(line == visible(line) for line in opened.log)
-    attempt_lines(watched.status.attempts)
+    attempts_table(watched.status, time.time())
 
 
 def send(run: Path) -> None:
