@@ -13,7 +13,16 @@ from hpctrain.attempt.outcome import TIME_BOUND, train_on_command
 from hpctrain.config.checks import check
 from hpctrain.config.plain_yaml import read_plain_config
 from hpctrain.config.program import default_texts, values_of_args
-from hpctrain.config.root import Config, ProgramConfig, RunConfig, decides_the_weights, flat, flat_values, OPEN_GROUPS, OPEN_OF_PROGRAMS
+from hpctrain.config.root import (
+    OPEN_GROUPS,
+    OPEN_OF_PROGRAMS,
+    Config,
+    ProgramConfig,
+    RunConfig,
+    decides_the_weights,
+    flat,
+    flat_values,
+)
 from hpctrain.config.stored import load_run
 from hpctrain.errors import ConfigError
 from hpctrain.launch.launch_code import importing_code_of

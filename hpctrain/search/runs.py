@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hpctrain.config.compose import Composer
-from hpctrain.config.root import RunConfig, decides_the_weights, flat, ProgramConfig
+from hpctrain.config.root import ProgramConfig, RunConfig, decides_the_weights, flat
 from hpctrain.config.stored import load_run
 from hpctrain.errors import ConfigError
 from hpctrain.launch.existing_run import stored_values

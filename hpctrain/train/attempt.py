@@ -23,10 +23,10 @@ from hpctrain.checkpoint.read import prepare_resume
 from hpctrain.cluster.environment import cpu_cores, cpu_threads
 from hpctrain.config.mesh import data_parallel_size, mesh_shape
 from hpctrain.config.resources import check_batch
-from hpctrain.errors import RunDirectoryError, ConfigError
 from hpctrain.config.root import Config
 from hpctrain.data.loader import TrainLoader
 from hpctrain.data.micro_batch import MicroBatch
+from hpctrain.errors import ConfigError, RunDirectoryError
 from hpctrain.files import read_json_or_empty
 from hpctrain.metrics.progress import open_bar
 from hpctrain.parallel.mesh import TrainingWorld, join_mesh

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import torch
 
-from hpctrain.config.resources import counted_shares
 from hpctrain.checkpoint.retention import describe_disk_space
+from hpctrain.config.resources import counted_shares
 from hpctrain.config.schedule import AnySchedule, schedule_of
 from hpctrain.phrases import all_of, byte_size, counted, listed
 from hpctrain.rank.group import ALIASES, nccl_defaults, user_nccl_variables

@@ -17,8 +17,8 @@ from hpctrain.parallel.local_part import local_part
 from hpctrain.parallel.mesh import TrainingWorld
 from hpctrain.phrases import counted
 from hpctrain.rank.message import packed, unpacked
-from hpctrain.tasks.metric import Metric
 from hpctrain.tasks.contract import checked_computed, checked_metrics
+from hpctrain.tasks.metric import Metric
 from hpctrain.tasks.task import Task
 from hpctrain.train.rank_comparison import RankComparison, described
 from hpctrain.train.task_state import copied
