@@ -220,4 +220,12 @@ def _summary(found: dict[str, Any], checkpoint: Path, output: str, form: str, *,
     size = byte_size(found["bytes"])
     files = f" in {counted(found['files'], 'file')}" if form == FOLDER else ""
     weights = "averaged weights" if averaged else "weights"
-    return f"wrote {output}: {weights} of step {step}, {counted(found['tensors'], 'tensor')}, {size}{files}"
+    if form == "torch":
+        read = f'torch.load("{output}", weights_only=True)'
+    elif form == FOLDER and found["files"] > 1:
+        read = f'huggingface_hub.load_torch_model(model, "{output}")'
+    else:
+        file = f"{output}/model.safetensors" if form == FOLDER else output
+        read = f'safetensors.torch.load_file("{file}")'
+    content = f"{weights} of step {step}, {counted(found['tensors'], 'tensor')}, {size}{files}"
+    return f"wrote {output}: {content}; to read it: {read}"

@@ -60,16 +60,24 @@ HOST_MEMORY = re.compile(
     r"^(_Array)?MemoryError\b|DefaultCPUAllocator: (can't|not enough)|std::bad_alloc|Cannot allocate memory"
 )
 
-OF_THE_TASK = {
-    re.compile(r"'(Attached|Task)Log' object is not callable"): (
-        "call self.log.scalar(name, value), or return a mapping from loss: {'loss': loss, name: value}"
-    ),
-    re.compile("Trying to backward through the graph a second time"): (
-        "a loss must not call backward(), nor keep results of an earlier step without detach()"
-    ),
-}
-"""Mistakes in the code of a task, and what to change."""
+NOT_CALLABLE = re.compile(r"'(Attached|Task)Log' object is not callable")
 ONE_VALUE = "Expected more than 1 value per channel when training"
+SECOND_BACKWARD = "Trying to backward through the graph a second time"
+OF_TASKS = ("hpctrain.tasks.task", "hpctrain.tasks.log")
+"""The modules of the base classes of tasks and their logs, which import torch."""
+LOG_SCALARS = "call self.log.scalar(name, value), or return a mapping from loss: {'loss': loss, name: value}"
+ATTRIBUTES_OF_LIGHTNING = {
+    "log_dict": LOG_SCALARS,
+    "current_epoch": "use self.position.epoch",
+    "global_step": "use self.position.step",
+    "device": "use the device of the batch's tensors",
+    "hparams": "use attributes that __init__ sets",
+    "logger": "use self.log",
+    "optimizers": "choose optimizer=named, with a method of the task for each loss",
+    "manual_backward": "return the loss: hpctrain calls backward()",
+    "all_gather": "use hpctrain.parallel.all_gather.all_gather_with_grad",
+}
+"""Attributes of a LightningModule, and what does the same here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +148,7 @@ def advice(error: BaseException, config: Config, world_size: int, local_world_si
         return f"out of memory: {memory_advice(config)}"
     if ONE_VALUE in text:
         return _about_batch_norm(config, world_size, local_world_size or world_size)
-    return next((change for pattern, change in OF_THE_TASK.items() if pattern.search(text)), "")
+    return _about_the_task(error, text)
 
 
 def _about_batch_norm(config: Config, world_size: int, local_world_size: int) -> str:
@@ -150,6 +158,17 @@ def _about_batch_norm(config: Config, world_size: int, local_world_size: int) ->
     if config.data.drop_last:
         return ""
     return f"{trouble}, which the last step of an epoch may have: set data.drop_last=true, which leaves that step out"
+
+
+def _about_the_task(error: BaseException, text: str) -> str:
+    """Return what to change in the code of the task; empty if the error isn't one of those that are known."""
+    if NOT_CALLABLE.search(text):
+        return LOG_SCALARS
+    if SECOND_BACKWARD in text:
+        return "a loss must not call backward(), nor keep results of an earlier step without detach()"
+    if isinstance(error, AttributeError) and any(one.__module__ in OF_TASKS for one in type(error.obj).__mro__):
+        return ATTRIBUTES_OF_LIGHTNING.get(error.name or "", "")
+    return ""
 
 
 def _smaller(config: Config, world_size: int, local_world_size: int) -> list[str]:

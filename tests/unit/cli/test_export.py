@@ -73,7 +73,10 @@ def test_the_newest_intact_checkpoint(save, capfd):
     assert main(["export", "lm", "-o", "model.safetensors"]) == 0
     assert value("model.safetensors") == 2
     out, err = capfd.readouterr()
-    assert out == "wrote model.safetensors: weights of step 2, 2 tensors, 32 bytes\n"
+    assert out == (
+        "wrote model.safetensors: weights of step 2, 2 tensors, 32 bytes; to read it: "
+        'safetensors.torch.load_file("model.safetensors")\n'
+    )
     assert err.startswith(
         "hpctrain: warning: runs/lm/checkpoints/step_00000003 is not intact, and passed over: model.pt"
     )
@@ -116,12 +119,12 @@ def test_a_folder_in_another_type(save, capfd):
     assert main(["export", "lm", "-o", "published/", "--dtype", "bf16", "--max-shard-gb", "0.000001"]) == 0
     assert load_file("published/model.safetensors")["weight"].dtype == torch.bfloat16
     out, err = capfd.readouterr()
-    assert out.endswith("16 bytes in 1 file\n")
+    assert '16 bytes in 1 file; to read it: safetensors.torch.load_file("published/model.safetensors")' in out
     assert "hpctrain: warning: left out, since it isn't a tensor: _extra_state\n" in err
     save(70000, size=600)
     assert main(["export", "lm", "-o", "published", "--dtype", "fp16", "--max-shard-gb", "0.000001", "--force"]) == 0
     out, err = capfd.readouterr()
-    assert out.endswith(" in 2 files\n")
+    assert 'in 2 files; to read it: huggingface_hub.load_torch_model(model, "published")' in out
     assert "warning: values that fp16 can't represent became infinite: weight, bias\n" in err
     index = json.loads(Path("published/model.safetensors.index.json").read_text())
     assert set(index["weight_map"].values()) == {file.name for file in Path("published").glob("*.safetensors")}

@@ -125,6 +125,9 @@ def backward_twice(_: Own) -> None:
     ("mistake", "expected"),
     [
         (lambda task: task.log("acc", 1.0), "call self.log.scalar(name, value)"),
+        (lambda task: task.log.log_dict({"acc": 1.0}), "call self.log.scalar(name, value)"),
+        (lambda task: task.current_epoch, "use self.position.epoch"),
+        (lambda task: torch.ones(2).current_epoch, ""),
         (lambda task: task.another, ""),
         (backward_twice, "a loss must not call backward()"),
     ],
