@@ -130,8 +130,10 @@ def mesh_shape(parallel: Parallel, world_size: int, local_world_size: int) -> Me
     return shape
 
 
-def data_parallel_size(parallel: Parallel, world_size: int, local_world_size: int) -> int:
-    """Return how many shares a run's samples have: one for each rank, or for each group of ranks that has the same.
+def shares_and_stages(parallel: Parallel, world_size: int, local_world_size: int) -> tuple[int, int]:
+    """Return how many shares a run's samples have, and among how many groups of ranks the layers are divided.
+
+    There is a share for each rank, or for each group of ranks that has the same samples.
 
     Args:
         parallel: of the configuration.
@@ -142,7 +144,7 @@ def data_parallel_size(parallel: Parallel, world_size: int, local_world_size: in
         ConfigError: the degrees don't fit the number of ranks.
     """
     shape = mesh_shape(parallel, world_size, local_world_size)
-    return world_size if shape is None else shape.data_parallel_size
+    return (world_size, 1) if shape is None else (shape.data_parallel_size, shape.pipeline)
 
 
 def _without_open(degrees: Mapping[str, int], world_size: int) -> dict[str, int]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpctrain.config.cluster import MAX_NODES, Slurm
-from hpctrain.config.mesh import check_mesh, mesh_shape
+from hpctrain.config.mesh import check_mesh, mesh_shape, shares_and_stages
 from hpctrain.config.root import Config, ProgramConfig, RunConfig
 from hpctrain.config.visible_gpus import installed_build, visible_gpus
 from hpctrain.errors import ConfigError
@@ -170,8 +170,7 @@ def micro_batch_size_of(config: Config, world_size: int, pipeline_degree: int = 
     if not isinstance(config.cluster, Slurm) or config.cluster.min_nodes is None:
         return size
     resources = resources_of(config)
-    mesh = mesh_shape(config.parallel, resources.world_size, resources.processes_per_node)
-    num_shares, degree = (resources.world_size, 1) if mesh is None else (mesh.data_parallel_size, mesh.pipeline)
+    num_shares, degree = shares_and_stages(config.parallel, resources.world_size, resources.processes_per_node)
     return _piece(share, pipeline_degree, largest=_piece(max(1, trainer.global_batch_size // num_shares), degree))
 
 

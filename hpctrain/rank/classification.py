@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hpctrain.attempt.lost_gpu import DEVICE_CODE_ERROR, GPU_OUT_OF_MEMORY, GPU_UNUSABLE
 from hpctrain.attempt.out_of_memory import memory_advice
-from hpctrain.config.mesh import mesh_shape
+from hpctrain.config.mesh import shares_and_stages
 from hpctrain.config.resources import micro_batch_size_of, uses_cuda_graphs
 from hpctrain.config.root import Config
 from hpctrain.errors import (
@@ -189,6 +189,5 @@ def _smaller(config: Config, world_size: int, local_world_size: int) -> list[str
 
 def _micro_batch_size(config: Config, world_size: int, local_world_size: int) -> tuple[int, int]:
     """Return the samples of a full micro-batch, and the number of groups of ranks in the pipeline."""
-    mesh = mesh_shape(config.parallel, world_size, local_world_size)
-    num_shares, pipeline_degree = (world_size, 1) if mesh is None else (mesh.data_parallel_size, mesh.pipeline)
+    num_shares, pipeline_degree = shares_and_stages(config.parallel, world_size, local_world_size)
     return micro_batch_size_of(config, num_shares, pipeline_degree), pipeline_degree

@@ -21,7 +21,7 @@ from hpctrain.attempt.requeue import next_pause
 from hpctrain.attempt.unrecorded import UnrecordedEnds
 from hpctrain.checkpoint.read import prepare_resume
 from hpctrain.cluster.environment import cpu_cores, cpu_threads
-from hpctrain.config.mesh import data_parallel_size, mesh_shape
+from hpctrain.config.mesh import mesh_shape, shares_and_stages
 from hpctrain.config.resources import check_batch
 from hpctrain.config.root import Config
 from hpctrain.data.loader import TrainLoader
@@ -83,7 +83,7 @@ def run_attempt(rank: Rank, run_directory: Callable[[], RunDirectory]) -> Reason
     rank.times.enter("rendezvous_s")
     config, environment = rank.config, rank.environment
     spare_compiler()
-    num_shares = data_parallel_size(config.parallel, environment.world_size, environment.local_world_size)
+    num_shares, _ = shares_and_stages(config.parallel, environment.world_size, environment.local_world_size)
     check_batch(config, num_shares, environment.world_size // num_shares)
     threads = cpu_threads(environment, config.cluster.cpus_per_process, os.environ)
     if threads is not None:
