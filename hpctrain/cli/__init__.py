@@ -42,7 +42,7 @@ PROGRAMS = ("python", "python3", "bash", "sh", "torchrun", "accelerate", "deepsp
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line.
+    """Run a command line: the command that the first argument names, or a training.
 
     Args:
         arguments: the arguments after the program's name; None means `sys.argv[1:]`.

@@ -96,6 +96,8 @@ class RunPlan:
     def rank_command(self, code: CodeSnapshot | None) -> list[str]:
         """Return the command of a rank, which the run directory follows.
 
+        The module runs `rank.entry.main` with the workload of a program or of a training.
+
         Args:
             code: from which the rank imports; None for its working directory.
         """

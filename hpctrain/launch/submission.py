@@ -170,6 +170,8 @@ def submit(
 ) -> list[str]:
     """Submit one job, or one array for several runs that request the same resources, and record it in each run.
 
+    The batch script of a job becomes `python -m hpctrain.supervise RUN_DIRECTORY`.
+
     A job that can't be recorded is cancelled; if that fails too, the error says how to cancel it. If no job was
     recorded, the script and the calls are removed, so that a job that sbatch submitted without printing its id can't
     train.
@@ -195,6 +197,8 @@ def submit(
 
 def submit_search(run: RunPlan, home: RunDirectory, num_tasks: int) -> list[str]:
     """Submit the tasks of a search, which ask for their runs, and record them in the sweep's folder; see `submit`.
+
+    The batch script of a task becomes `python -m hpctrain.search SWEEP`.
 
     If SLURM refuses an array after it accepted another, a line on standard error says how many tasks are missing.
 

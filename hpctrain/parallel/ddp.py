@@ -57,6 +57,8 @@ class DataParallelReplica(Replica):
 class DdpReplica(Replica):
     """A replica whose gradients DDP averages over all ranks. A model on several devices of this rank is one replica.
 
+    `for_loss` wraps the loss in DDP, whose backward pass averages; `accumulating` is DDP's `no_sync`.
+
     Args:
         model: see `Replica`.
         world: of several ranks.

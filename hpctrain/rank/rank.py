@@ -236,6 +236,8 @@ class Rank:
     ) -> None:
         """Write the exit record, if the attempt is known; an error of the file system is only logged.
 
+        `attempt.outcome.Outcome.of_attempt` reads the records of all ranks, and says how the attempt ended.
+
         Args:
             reason: why this rank ends.
             error: the error that ends it.

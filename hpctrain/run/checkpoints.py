@@ -156,7 +156,8 @@ def newest_intact(
 ) -> tuple[CheckpointInfo | None, list[CheckpointInfo]]:
     """Return the newest intact checkpoint of a run, and the newer ones that are not intact, newest first.
 
-    Older ones are not read. The first is None if no checkpoint is intact.
+    Each is read in full and compared with the checksums of its manifest, and older ones are not read. The first is None
+    if no checkpoint is intact.
 
     Args:
         directory: of the run.

@@ -162,7 +162,10 @@ class CurrentJob:
             return self.termination(outcome.stop_signal)
 
     def check(self) -> None:
-        """Find out whether SLURM is killing the job; if so, record why, and requeue the job if that is what follows."""
+        """Find out whether SLURM is killing the job; if so, record why, and requeue the job if that is what follows.
+
+        Called when the batch script receives a stop signal, when srun aborts the step, and when a task ends badly.
+        """
         with self._lock:
             if self._handled:
                 return

@@ -78,7 +78,7 @@ def run_attempt(rank: Rank, run_directory: Callable[[], RunDirectory]) -> Reason
         run_directory: returns the run directory, and makes it if it doesn't exist; called on rank zero.
 
     Returns:
-        `completed`, or why the ranks stopped.
+        `completed`, or `Stopping.reason`: why the ranks stopped.
     """
     rank.times.enter("rendezvous_s")
     config, environment = rank.config, rank.environment

@@ -155,6 +155,8 @@ class Checkpointing:
     def record_evaluation(self, step: int, means: Mapping[str, float]) -> None:
         """Compare an evaluation with the best so far, and set `best_step` if it is one of them; collective.
 
+        Rank zero writes it into the attempt's folder (`run.evaluation`), where a search reads it.
+
         Args:
             step: completed steps.
             means: by logged name; the same on every rank.
@@ -166,11 +168,11 @@ class Checkpointing:
             update.learning_rate.after_evaluation(step, means)
         among_the_best = self._best is not None and self._best.update(step, means)
         if self._world.is_rank_zero:
-            self._describe_evaluation(step, means)
+            self._write_evaluation(step, means)
         if self._keeps_best and self._world.broadcast(among_the_best):
             self.best_step = step
 
-    def _describe_evaluation(self, step: int, means: Mapping[str, float]) -> None:
+    def _write_evaluation(self, step: int, means: Mapping[str, float]) -> None:
         top = None if self._best is None else self._best.top
         best, best_step = (None, None) if top is None else (top.score, top.step)
         record = EvaluationRecord(step=step, means=means, best=best, best_step=best_step)

@@ -110,6 +110,8 @@ class Stopping:
     def pause(self, step: int) -> None:
         """Pause the run after this step, at which it is saved, unless the ranks agree on a stop; collective.
 
+        The attempt ends as `paused`, and no other follows by itself.
+
         Raises:
             Exception: the error for which the ranks stop.
         """

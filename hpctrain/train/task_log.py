@@ -219,7 +219,7 @@ class AttachedLog(TaskLog):
 
     @contextmanager
     def training(self, media: MediaWriter | None = None) -> Iterator[None]:
-        """Log, and not discard, in the context.
+        """Log, and not discard, in the context; entered by `TrainingLog.opened`, around all steps.
 
         Args:
             media: writes the media, on rank zero; None on other ranks.
