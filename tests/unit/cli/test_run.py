@@ -126,7 +126,7 @@ def folder_of_completed(tmp_path_factory):
     """A folder with a completed run of a program that has reported nothing; no test changes it."""
     folder = tmp_path_factory.mktemp("completed")
     command = ["true", "{args.lr}"]
-    config = ProgramComposer(command).compose_program([f"run_dir={folder}/runs/done", "args.lr=1"])
+    config = ProgramComposer(command).compose_run([f"run_dir={folder}/runs/done", "args.lr=1"])
     typed = ["python", "-m", "hpctrain", "run", "-m", "run_dir=x", "nodes=1", "args.lr=1,2", "--", *command]
     with contextlib.chdir(folder):
         directory = prepare(config, typed, varied={"args.lr": "1"}).directory
@@ -175,7 +175,7 @@ def test_warnings_of_several_runs_name_those_that_continue_and_no_completed_one(
     monkeypatch.chdir(tmp_path)
     composer = ProgramComposer(["true"])
     for number, key in enumerate(["a", "b", "c"]):
-        config = composer.compose_program([f"run_dir={tmp_path}/runs/many/{number}", f"args.{key}=1"])
+        config = composer.compose_run([f"run_dir={tmp_path}/runs/many/{number}", f"args.{key}=1"])
         directory = prepare(config, ["run"]).directory
         if key == "a":
             complete(directory)
