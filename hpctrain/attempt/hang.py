@@ -32,7 +32,7 @@ GIL_HELD = (
 
 
 class Phase(Enum):
-    """A phase of a rank; a new bound is a member here, and a key in `config.health`.
+    """A phase of a rank; a new bound is a member here, a key in `config.health`, and a kind of work of its own.
 
     Each has the key under `health` that bounds its time without progress, the missing progress, and the kinds of work
     (`run.times.PhaseTimes`) that belong to it.

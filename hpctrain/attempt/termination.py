@@ -22,14 +22,13 @@ from hpctrain.scheduler.slurm import Slurm
 FILE_NAME = "termination.json"
 USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 
-ENDED_FOR = {"TimeLimit": Reason.TIME_LIMIT, "NodeDown": Reason.NODE_FAILURE}
-"""Reasons in SLURM's record of a job that ends without a requeue; any other means that a person ended it."""
-KILLED_FOR = {
-    Reason.TIME_LIMIT: "the time limit was reached",
-    Reason.NODE_FAILURE: "a node failed",
-    Reason.CANCELLED: "the job was cancelled",
+TIME_IS_UP = "the time limit was reached"
+BY_RECORD = {
+    "TimeLimit": (Reason.TIME_LIMIT, TIME_IS_UP),
+    "NodeDown": (Reason.NODE_FAILURE, "a node failed"),
 }
-"""Why SLURM kills a job, in words."""
+"""Why SLURM kills a job that it doesn't requeue, also in words, by the field `Reason` of its record; any other content
+of that field means that a person cancelled the job."""
 BY_STATE = {
     JobState.CANCELLED: Reason.CANCELLED,
     JobState.TIMEOUT: Reason.TIME_LIMIT,
@@ -65,6 +64,11 @@ class Termination:
     killing: bool = False
     record: str = ""
     certain: bool = True
+
+    @property
+    def needs_requeue(self) -> bool:
+        """Whether the batch script has to requeue the job before SLURM kills it."""
+        return not self.requeued and self.reason is not None and self.reason.meaning.requeued_from_within
 
     @property
     def logged(self) -> str:
@@ -178,15 +182,14 @@ def diagnose(received: int | None, record: SlurmJob | None, *, restarts: int, no
         return Termination(Reason.PREEMPTED, did, deadline, requeued, killing, fields)
     if killing:
         # a preemption without grace time is handled above: SLURM increments Restarts at once
-        reason = ENDED_FOR.get(record.reason, Reason.CANCELLED)
-        return Termination(reason, f"{KILLED_FOR[reason]}{suffix}", killing=True, record=fields)
+        reason, words = BY_RECORD.get(record.reason, (Reason.CANCELLED, "the job was cancelled"))
+        return Termination(reason, f"{words}{suffix}", killing=True, record=fields)
     if received in USER_SIGNALS:
         return Termination(
             Reason.TIME_LIMIT, f"SLURM sent {name} before the time limit", record.end_time, record=fields
         )
     if record.end_time is not None and record.end_time <= now:
-        why = f"{KILLED_FOR[Reason.TIME_LIMIT]}{suffix}"
-        return Termination(Reason.TIME_LIMIT, why, record.end_time, record=fields)
+        return Termination(Reason.TIME_LIMIT, f"{TIME_IS_UP}{suffix}", record.end_time, record=fields)
     return Termination(None, f"SLURM's record names no cause{suffix}", record=fields)
 
 

@@ -1,4 +1,4 @@
-"""The launchers other than srun: torchrun and those of MPI, and the place of a rank that one of them started.
+"""The launchers other than srun: torchrun, those of MPI, jsrun and Flux, and the place of a rank that one started.
 
 MPI itself isn't used. hpctrain's local launcher sets torchrun's variables as well.
 
@@ -120,7 +120,10 @@ LAUNCHERS = (
         needs_all=True,
     ),
 )
-"""All launchers; where several started one another, the innermost comes first."""
+"""The launchers but srun and torchrun; where several started one another, the innermost comes first.
+
+A new one also needs a member of `environment.Source` with its name, its variable in `SIZES`, the prefix of its
+variables in `hpctrain.cluster.variables`, and, for `run -- COMMAND`, a place in `hpctrain.config.command`."""
 
 
 def is_from_torchrun(variables: Variables) -> bool:

@@ -64,8 +64,8 @@ FORMATS = {
 }
 """The precisions, by name. A new one is a row here, and a file of its name in ``conf/precision``.
 
-If it computes in a new way, `train.precision` and `train.build` have to do so, and new `products` need a column of
-`train.profiling.flops.PEAKS`.
+If it computes in a new way, `train.precision` and `train.build` have to do so, and new `products` need an
+entry of `_COLUMNS`, and a column of `PEAKS`, in `train.profiling.flops`.
 """
 
 

@@ -38,6 +38,7 @@ class Meaning:
         exit_code: of a rank, a batch script or a waiting command.
         orderly: the ranks stopped together and saved first, so no steps are lost.
         by_slurm: SLURM is ending the job, and kills the batch script soon.
+        requeued_by_slurm: SLURM requeues the job by itself.
         machine_failure: the machine is probably the cause.
         may_stall: an attempt that ended for it and saved no step counts towards `cluster.requeue.max_stalled_attempts`.
         stays_in_allocation: new ranks start in the same allocation or not at all.
@@ -49,6 +50,7 @@ class Meaning:
     exit_code: ExitCode = ExitCode.FAILED
     orderly: bool = False
     by_slurm: bool = False
+    requeued_by_slurm: bool = False
     machine_failure: bool = False
     may_stall: bool = True
     stays_in_allocation: bool = False
@@ -65,6 +67,11 @@ class Meaning:
         """Whether the run may continue by itself; if not, only its user, or a search, continues it or tries again."""
         return not self.why_final
 
+    @property
+    def requeued_from_within(self) -> bool:
+        """Whether a job that SLURM ends for it has to be requeued by the batch script, before SLURM kills that."""
+        return self.by_slurm and self.requeued and not self.requeued_by_slurm
+
 
 _MACHINE_FAILURE = Meaning(machine_failure=True, budget="max_failures")
 
@@ -74,8 +81,10 @@ MEANINGS = {
         exit_code=ExitCode.INTERRUPTED, orderly=True, by_slurm=True, may_stall=False, budget="max_preemptions"
     ),
     Reason.TIME_LIMIT: Meaning(exit_code=ExitCode.INTERRUPTED, orderly=True, by_slurm=True, budget="max_time_limits"),
-    # SLURM itself requeues the job, so no budget is needed
-    Reason.NODE_FAILURE: Meaning(exit_code=ExitCode.INTERRUPTED, by_slurm=True, may_stall=False),
+    # no budget: SLURM decides how often it requeues the job
+    Reason.NODE_FAILURE: Meaning(
+        exit_code=ExitCode.INTERRUPTED, by_slurm=True, requeued_by_slurm=True, may_stall=False
+    ),
     Reason.INFRASTRUCTURE: _MACHINE_FAILURE,
     Reason.HANG: _MACHINE_FAILURE,
     Reason.OUT_OF_MEMORY: _MACHINE_FAILURE,
@@ -99,5 +108,6 @@ MEANINGS = {
     Reason.STALLED: Meaning(why_final="no progress"),
 }
 """A new reason is a row here, and its `budget` a key of `config.cluster.Requeue`. It is detected from a rank's error
-(`rank.classification`) or a program's end (`program.output`), from SLURM's record (`attempt.termination`), or from the
-exit records of all ranks (`attempt.outcome`)."""
+(`rank.classification`) or a program's end (`program.output`), from SLURM's record of a job that ends or has ended
+(`diagnose`, `BY_RECORD` and `BY_STATE` in `attempt.termination`), or from the exit records of all ranks
+(`attempt.outcome`)."""

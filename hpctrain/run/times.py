@@ -24,7 +24,7 @@ log = logging.getLogger("hpctrain.run")
 class PhaseTimes:
     """Rank zero's wall time by kind of work, in seconds; None if the work wasn't done, or the time isn't known.
 
-    Every field counts as time of its own, and belongs to a phase (`attempt.hang.Phase`); other facts are fields of
+    Every field belongs to a phase (`attempt.hang.Phase`), and counts in `status.accounting`; other facts are fields of
     `TimesRecord`.
     """
 

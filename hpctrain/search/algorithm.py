@@ -1,8 +1,11 @@
 """How a sweep finds its runs: what the kinds of sweeps have in common, and all of them but Optuna's samplers.
 
 To add a kind, derive a class from `Algorithm` or, if its tasks ask for runs, from `SearchAlgorithm`, and enter it in
-`ALGORITHMS` of `hpctrain.search.search`. Give it keys in `hpctrain.config.sweep`, whose `SEARCHES` names those whose
-tasks ask, and in `hpctrain.run.sweep_record`, and an option in ``conf/sweep``.
+
+- `ALGORITHMS` of `hpctrain.search.search`;
+- `KINDS` of `hpctrain.config.sweep`, with its keys, and `SEARCHES` there if its tasks ask;
+- `OPTIONS` and `_REQUIRED_OF_KIND` of `hpctrain.run.sweep_record`, with a field for each of its keys;
+- ``conf/sweep``.
 """
 
 from __future__ import annotations

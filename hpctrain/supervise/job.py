@@ -228,7 +228,7 @@ class CurrentJob:
             if termination is None:
                 return False
             termination = self._remember(termination, "ending")
-            if not termination.requeued and termination.reason in (Reason.PREEMPTED, Reason.TIME_LIMIT):
+            if termination.needs_requeue:
                 self.requeue()
             return True
 
@@ -313,7 +313,7 @@ class CurrentJob:
         if attempt:
             with contextlib.suppress(OSError):  # the requeue matters more
                 termination.write(self.directory.attempt(attempt))
-        if termination.requeued or termination.reason not in (Reason.PREEMPTED, Reason.TIME_LIMIT):
+        if termination.reason is None or not termination.needs_requeue:
             return attempt > 0
         if not attempt:
             # this process may not live until the first attempt is claimed; if it does, the next signal records why

@@ -69,7 +69,7 @@ IMPORTS = """
     hpctrain.data.BatchDataset hpctrain.data.TensorBatches hpctrain.data.WeightedOrder hpctrain.data.BucketOrder
     hpctrain.data.TarDataset hpctrain.data.ShardedStream hpctrain.data.ShuffledStream
 """
-HOOKS = """
+METHODS_OF_A_TASK = """
     prepare build_model train_dataset eval_dataset loss evaluate derive num_samples to_device order metric metric_mode
     loss_weight collate_fn place log position build_metrics compute_metrics blocks tensor_parallel_plan pipeline_plan
 """
@@ -146,7 +146,7 @@ def test_names_that_users_import(path):
 def test_what_a_task_may_define():
     from hpctrain.tasks import Task
 
-    assert {name for name in vars(Task) if not name.startswith("_")} == set(HOOKS.split())
+    assert {name for name in vars(Task) if not name.startswith("_")} == set(METHODS_OF_A_TASK.split())
     assert Task.__abstractmethods__ == {"train_dataset"}
 
 
