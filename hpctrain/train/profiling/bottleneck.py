@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from hpctrain.config.cluster import Slurm
@@ -35,6 +35,7 @@ class RankReport:
         rank: in the world.
         host: its machine.
         steps_timed: number of steps in the means.
+        steps_loaded: number of steps in the mean of "data" if that is another one; else 0.
         parts: seconds per step, by part (`hpctrain.run.bottleneck.STEP_PARTS`).
         memory_peak_bytes: the peak so far.
         growth_bytes: growth of memory use per step; 0 if it doesn't grow.
@@ -44,6 +45,7 @@ class RankReport:
     rank: int
     host: str
     steps_timed: int = 0
+    steps_loaded: int = 0
     parts: Mapping[str, float] = field(default_factory=dict)
     memory_peak_bytes: int = 0
     growth_bytes: float = 0.0
@@ -62,6 +64,19 @@ class RankReport:
     def share(self, part: str) -> float:
         """Share of a part in the step."""
         return self.parts.get(part, 0.0) / self.step_s if self.step_s > 0 else 0.0
+
+    def since(self, earlier: RankReport) -> RankReport:
+        """The mean step between an earlier report of the same rank and this one; without parts if none was timed."""
+        parts = {}
+        for part, mean in self.parts.items():
+            now, before = self._steps_of(part), earlier._steps_of(part)
+            if now > before:
+                seconds = mean * now - earlier.parts.get(part, 0.0) * before
+                parts[part] = max(0.0, seconds) / (now - before)
+        return replace(self, steps_timed=self.steps_timed - earlier.steps_timed, steps_loaded=0, parts=parts)
+
+    def _steps_of(self, part: str) -> int:
+        return self.steps_loaded if part == "data" and self.steps_loaded else self.steps_timed
 
 
 class Slowest(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -31,9 +31,38 @@ LOG_EVERY_S = 1.0
 WRITE_EVERY_S = 10.0
 """Seconds between two writes of `verdict.json`."""
 LEAST_STEPS = 3
-"""Timed steps of each rank before the slowest is named; a single slow step says little of a rank."""
+"""Timed steps of each rank in a stretch; a single slow step says little of a rank."""
 
 log = logging.getLogger("hpctrain.train")
+
+
+class SlowestRank:
+    """Follows the slowest rank over time.
+
+    A stretch lasts from one gathering to the next, or longer, until each rank has timed `LEAST_STEPS` in it.
+    """
+
+    def __init__(self) -> None:
+        self._before: Sequence[RankReport] = ()
+        self._slowest: Slowest | None = None
+
+    def add(self, reports: Sequence[RankReport]) -> None:
+        """Add the reports that were gathered, in rank order."""
+        stretch = reports
+        if self._before:
+            stretch = [now.since(before) for before, now in zip(self._before, reports, strict=True)]
+        if any(report.steps_timed < LEAST_STEPS for report in stretch):
+            return
+        self._before = reports
+        self._slowest = slowest_of(stretch) or self._slowest
+
+    def take_metrics(self) -> dict[str, float]:
+        """Return the metrics of the newest stretch; each is returned once, and empty without a new one."""
+        slowest = self._slowest
+        self._slowest = None
+        if slowest is None:
+            return {}
+        return {"throughput/slowest_rank": slowest.report.rank, "throughput/slowest_ratio": slowest.ratio}
 
 
 class Profiler:
@@ -89,8 +118,7 @@ class Profiler:
         trained = [parameter for turn in training.step.turns for parameter in turn.module.unfrozen]
         self._gradient_bytes = sum(parameter.numel() * parameter.element_size() for parameter in trained)
         self._reports: list[RankReport] = []
-        # until a record has it: each gathering is in one record
-        self._slowest: Slowest | None = None
+        self._slowest = SlowestRank()
         self._records = 0
         self._saves = 0
         self._evaluations = 0
@@ -149,11 +177,8 @@ class Profiler:
             "throughput/samples_per_s_per_device": per_device,
             "throughput/waiting_for_data": self._sampler.data_share(),
             "memory/peak_gb": self._sampler.memory.peak() / 1e9,
+            **self._slowest.take_metrics(),
         }
-        if self._slowest is not None:
-            values["throughput/slowest_rank"] = self._slowest.report.rank
-            values["throughput/slowest_ratio"] = self._slowest.ratio
-            self._slowest = None
         mfu = self._flops.mfu(per_device)
         return values if mfu is None else values | {"throughput/mfu": mfu}
 
@@ -195,8 +220,7 @@ class Profiler:
         if self._sampler is not None:
             gathered = self._world.gather(asdict(self._sampler.report(step))) or []
             self._reports = [RankReport(**report) for report in gathered]
-            if all(report.steps_timed >= LEAST_STEPS for report in self._reports):
-                self._slowest = slowest_of(self._reports)
+            self._slowest.add(self._reports)
 
     def _write(self, step: int) -> Bottleneck:
         self._written_at = self._clock()

@@ -290,13 +290,16 @@ class StepSampler:
         """Return this rank's report after ``step`` completed steps."""
         self._take()
         parts = {part: seconds / self._steps_timed for part, seconds in self._totals.items()}
+        steps_loaded = 0
         if parts and self._world.device.type == "cpu" and self._begun is not None and step > self._begun[0]:
             # exact, while the timed steps are only a sample
-            parts["data"] = (self._loader.waited_s - self._begun[1]) / (step - self._begun[0])
+            steps_loaded = step - self._begun[0]
+            parts["data"] = (self._loader.waited_s - self._begun[1]) / steps_loaded
         return RankReport(
             rank=self._world.rank,
             host=socket.gethostname(),
             steps_timed=self._steps_timed,
+            steps_loaded=steps_loaded,
             parts=parts,
             memory_peak_bytes=self.memory.peak(),
             growth_bytes=self.growth.bytes_per_step(),
