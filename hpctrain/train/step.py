@@ -176,6 +176,11 @@ class Turn:
         if timer is not None:
             timer.forward_done(module.unfrozen, synchronises=module.ddp is not None and micro_batch.is_last)
         self.add_gradients(loss, micro_batch)
+        task_log = self.loss.task_log
+        if task_log.scalars:
+            # in the backward pass, a tensor hook has logged, or a layer that activation checkpointing computes again
+            weight = micro_batch.num_samples if micro_batch.weight is None else micro_batch.weight
+            task_log.add_to_meter(self.loss.meter, weight, self._checked_names)
         if timer is not None:
             timer.backward_done()
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
 
 from hpctrain.config.parallel import Parallel
 from hpctrain.config.precision import FORMATS, Precision
@@ -338,6 +339,54 @@ def test_what_a_task_logs_in_its_loss_is_averaged_likewise():
     assert bench.meter.state()["train/tokens"] == (12.0, 6.0)
 
 
+class HookedLoss:
+    """Logs in the backward pass of `loss`."""
+
+    def loss(self, model, batch):
+        loss = super().loss(model, batch)
+        loss.register_hook(lambda gradient: self.log.scalar("grad", len(batch[0]) * gradient))
+        return loss
+
+
+class Hooked(HookedLoss, Classify): ...
+
+
+def test_what_a_hook_logs_in_the_backward_pass_counts_with_its_own_micro_batch():
+    bench = Bench(task=Hooked())
+    with bench.log.training():
+        bench.moved(8, 4)
+        assert bench.log.scalars == []
+    # the gradient of a micro-batch's mean loss is its share of the samples
+    assert bench.meter.state()["train/grad"] == (pytest.approx(8 * 8 * 8 / 12 + 4 * 4 * 4 / 12), 12)
+
+
+class Recomputed(Classify):
+    def loss(self, model, batch):
+        return checkpoint(self.logged, model, batch, use_reentrant=False)
+
+    def logged(self, model, batch):
+        self.log.scalar("first", batch[0][0, 0])
+        return super().loss(model, batch)
+
+
+def test_what_a_recomputed_layer_logs_is_averaged_likewise():
+    bench, plain = Bench(task=Recomputed()), Bench(task=Logging())
+    for each in (bench, plain):
+        with each.log.training():
+            each.moved(8, 4)
+    assert bench.meter.means()["train/first"] == pytest.approx(plain.meter.means()["train/first"])
+
+
+def test_a_name_that_is_returned_and_logged_in_the_backward_pass():
+    def both(logits):
+        logits.register_hook(lambda _: bench.task.log.scalar("kl", 1.0))
+        return {"loss": logits.sum(), "kl": 2.0}
+
+    bench = Bench(task=Odd(both))
+    with bench.log.training(), pytest.raises(TaskError, match="both returns 'kl' and logs it"):
+        bench.moved(12)
+
+
 def test_whether_a_record_is_due():
     bench = Bench(task=Logging())
     due = []
@@ -497,6 +546,19 @@ def test_a_name_that_two_turns_log_is_refused(kind):
     ):
         step(0, bench.micro_batches(4, 8))
     assert torch.equal(model.second.weight, before)
+
+
+class HookedDuel(HookedLoss, Duel): ...
+
+
+def test_a_hook_in_the_backward_pass_of_one_turn_logs_nothing_for_another():
+    bench, task, meter = Bench(), HookedDuel(), Meter(CPU)
+    step = duel(Parts(), task, meter)
+    log = step.turns[0].loss.task_log
+    attach(task, log, Position())
+    with log.training():
+        step(0, bench.micro_batches(8, 4))
+    assert meter.state()["train/grad"] == (pytest.approx(8 * 8 * 8 / 12 + 4 * 4 * 4 / 12), 12)
 
 
 class Popping(Duel):
