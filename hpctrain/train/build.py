@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
@@ -371,10 +371,23 @@ def check_class(kind: type[Task], target: str, losses: Sequence[str]) -> None:
 def _mentioned_in_class(kind: type[Task]) -> Iterator[str]:
     for one in kind.__mro__:
         for value in () if one is Task else vars(one).values():
-            # the getter of a property, or the function of a cached one; below any decorators
-            function = inspect.unwrap(getattr(value, "fget", None) or getattr(value, "func", value))
-            if isinstance(function, FunctionType):
+            for function in _functions(value):
                 yield from _mentioned(function.__code__)
+
+
+def _functions(value: object) -> Iterator[FunctionType]:
+    """Yield the plain functions in what a class defines, below their decorators."""
+    if isinstance(value, property):
+        parts: Sequence[object] = (value.fget, value.fset, value.fdel)
+    elif isinstance(value, cached_property):
+        parts = (value.func,)
+    elif isinstance(value, staticmethod | classmethod):
+        parts = (value.__func__,)
+    else:
+        parts = (value,)
+    for part in parts:
+        if isinstance(part, FunctionType) and isinstance(inner := inspect.unwrap(part), FunctionType):
+            yield inner
 
 
 def _mentioned(code: CodeType) -> Iterator[str]:

@@ -72,6 +72,35 @@ class OfProperty(Plain):
     def setup(self): ...
 
 
+class OfSetter(Plain):
+    folder = property()
+
+    @folder.setter
+    def folder(self, path):
+        self.setup()
+
+    def setup(self): ...
+
+
+class OfCachedProperty(Plain):
+    @functools.cached_property
+    def folder(self):
+        return self.setup()
+
+    def setup(self): ...
+
+
+class Remote:
+    """Fails at an attribute that it lacks with an error of its own."""
+
+    def __getattr__(self, name):
+        raise AttributeError(name) if name.startswith("__") else LookupError(name)
+
+
+class OfRemote(Plain):
+    client = Remote()
+
+
 class OfClassMethod(Plain):
     @classmethod
     def make(cls):
@@ -128,7 +157,10 @@ def test_a_method_that_only_other_code_can_call_is_warned_of(kind, problem, capl
     assert problem in record.message
 
 
-@pytest.mark.parametrize("kind", [Model, TwoLosses, Decorated, OfProperty, OfClassMethod, OfMixin, Scaled])
+@pytest.mark.parametrize(
+    "kind",
+    [Model, TwoLosses, Decorated, OfProperty, OfSetter, OfCachedProperty, OfRemote, OfClassMethod, OfMixin, Scaled],
+)
 def test_losses_and_methods_that_the_class_calls_itself_are_accepted(kind, caplog):
     check_class(kind, "__main__.Own", ["loss1", "training_step"])
     assert not caplog.records
