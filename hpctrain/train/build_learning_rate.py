@@ -129,8 +129,8 @@ def _custom(
     # OneCycleLR has two ways to give its length, and the configured one counts
     if "epochs" in node:
         del provided["total_steps"]
-    # a scheduler of torch may overwrite their rates
-    groups = [dict(group) for group in optimizer.param_groups]
+    # a scheduler of torch may overwrite their rates; one that is a tensor is changed in place
+    groups = [{**group, "lr": float(group["lr"])} for group in optimizer.param_groups]
     made = instantiate(key, {**{name: value for name, value in provided.items() if name in taken}, **node})
     if isinstance(made, ReduceLROnPlateau):
         raise ConfigError(f"{key}._target_", target, *NEEDS_THE_METRIC)

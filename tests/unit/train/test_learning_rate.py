@@ -127,6 +127,14 @@ SCHEDULES = {
 }
 
 
+def test_a_rate_that_is_a_tensor_is_read_before_a_scheduler_of_torch_changes_it_in_place():
+    optimizer = torch.optim.Adam([torch.ones(1, requires_grad=True)], lr=torch.tensor(1e-2))
+    rate = build_learning_rate("schedule", custom("LinearLR", start_factor=0.1), optimizer, Span(10, 5))
+    assert optimizer.param_groups[0]["lr"].item() == pytest.approx(1e-3)
+    assert rate.state_dict()["base_rates"] == [pytest.approx(1e-2)]
+    assert not rate.overwrites
+
+
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("stop", [1, 4, 7])
 def test_a_scheduler_of_torch_continues_as_if_it_hadnt_stopped(name, stop):
