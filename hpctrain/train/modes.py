@@ -85,11 +85,18 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def describe_evaluation_mode(model: nn.Module) -> str:
-    """Describe which modules are in evaluation mode, as ``2 of 40 modules: norm, head.norm``; empty if none is."""
+    """Describe which modules are in evaluation mode, as ``12 of 40 modules: backbone, head.norm``; empty if none is.
+
+    A module stands for those inside it.
+    """
     names = names_in_evaluation_mode(model)
+    if not names:
+        return ""
     total = sum(1 for _ in model.modules())
-    shown = listed(name or "(the model)" for name in names)
-    return f"{len(names)} of {counted(total, 'module')}: {shown}" if names else ""
+    # a wrapper of torch.compile has the name of the module inside it
+    unique = dict.fromkeys(names)
+    outermost = [name for name in unique if not name or name.rpartition(".")[0] not in unique]
+    return f"{len(names)} of {counted(total, 'module')}: {listed(name or '(the model)' for name in outermost)}"
 
 
 @contextmanager
