@@ -298,10 +298,10 @@ def train(
     training = build(config, world, resumes=resumes, stop=attempt.stopping.request, bar=attempt.bar)
     if training.evaluation is None:
         _refuse_without_evaluation(training)
-    loop, loader = _resumed(training, attempt)
+    flops_per_sample = _counted_flops(attempt.directory, world)
+    loop, loader = _resumed(training, attempt, flops_per_sample)
     started(loop)
     if attempt.hosts is not None:
-        flops_per_sample = _counted_flops(attempt.directory, world)
         log_start(training, attempt.claim, step=loop.step, hosts=attempt.hosts, flops_per_sample=flops_per_sample)
     attempt.times.enter("first_step_s")
     # building and restoring may have taken long: a later attempt may own the metrics by now
@@ -313,7 +313,7 @@ def train(
         attempt.times.record(loop.step, due=True)
 
 
-def _resumed(training: Training, attempt: AttemptContext) -> tuple[Loop, TrainLoader]:
+def _resumed(training: Training, attempt: AttemptContext, flops_per_sample: float | None) -> tuple[Loop, TrainLoader]:
     """Restore the newest checkpoint, and return the loop after it, and its loader; collective."""
     directory, stopping, world = attempt.directory, attempt.stopping, training.world
     # the training was built from the same numbers on all ranks; from here on each rank draws its own
@@ -331,7 +331,7 @@ def _resumed(training: Training, attempt: AttemptContext) -> tuple[Loop, TrainLo
         stopping.agreement,
         attempt.times,
         start_step=start.step,
-        flops_per_sample=_counted_flops(directory, world),
+        flops_per_sample=flops_per_sample,
         trace=directory.trace(world.rank) if world.is_rank_zero else None,
     )
     loop = Loop(

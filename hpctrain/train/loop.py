@@ -105,7 +105,6 @@ class Loop:
         divergence: Divergence,
     ) -> None:
         self.step = start.step
-        self._start_step = start.step
         self.why_ended = ""
         self.training = training
         self.start_point = start
@@ -232,7 +231,7 @@ class Loop:
 
     def conclude(self, *, finished: bool) -> None:
         """Log how the attempt ended, and call the last hooks, once everything is saved."""
-        if self.step > self._start_step:
+        if self.step > self.start_point.step:
             self._keep_config()  # again, in case the file system failed after the first step
         if finished:
             self.training.data.loss_weights.check_end(self.step)
@@ -248,7 +247,7 @@ class Loop:
         """Keep a resume's change to the configuration, once a step was trained with it."""
         if self.training.world.is_rank_zero:
             self._attempt.claim.require_ownership()
-            keep_config(self._attempt.directory, self._start_step)
+            keep_config(self._attempt.directory, self.start_point.step)
 
     def _begin(self) -> None:
         """Call the first hooks, and count the training time from now on."""
@@ -316,7 +315,7 @@ class Loop:
         """Leave because the ranks stop while they wait for the step's first micro-batch; collective."""
         stop = self._stopping.agreement.stop()
         assert stop is not None
-        if self.step > self._start_step:
+        if self.step > self.start_point.step:
             return self._leave(stop)
         # there is nothing new to save
         self._stopping.begin(stop, self.checkpointing.save_takes_s)
