@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -72,9 +71,17 @@ def _with_seconds(arguments: Sequence[str]) -> list[str]:
     """Complete a `--watch` before the name of a run, which argparse would take for the seconds."""
     following = [*arguments, ""][1:]
     return [
-        f"--watch={WATCH_S:g}" if word == "--watch" and not re.match(r"[\d.]", after) else word
+        f"--watch={WATCH_S:g}" if word == "--watch" and not _is_number(after) else word
         for word, after in zip(arguments, following, strict=True)
     ]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _show(options: argparse.Namespace, ask: Ask) -> None:

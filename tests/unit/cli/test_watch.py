@@ -27,11 +27,11 @@ def test_on_a_pipe_each_table_follows_the_one_before_until_ctrl_c(tmp_path: Path
     assert "\x1b" not in "".join(lines) + rest
 
 
-def test_a_name_after_watch_is_a_run(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "hpctrain", "status", "--watch", "lr"]
-    done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "lr: no such path, here or under runs/" in done.stderr
+@pytest.mark.parametrize("name", ["lr", "3_seeds", "2026-11-27_12-00-00", "./runs/x", "../other/x"])
+def test_a_name_after_watch_is_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["status", "--watch", name]) == 2
+    assert f"{name}: no such path, here or under runs/" in capsys.readouterr().err
 
 
 def test_top_without_textual_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys) -> None:
