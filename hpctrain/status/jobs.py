@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -197,23 +196,31 @@ def batch_script_error(directory: RunDirectory, *, ran: bool) -> str:
         ran: whether the job is known to have left the queue, so that its log should exist.
     """
     path = JobRecords(directory).batch_log
-    if ran and path is not None and not os.path.exists(path):  # noqa: PTH110 - never raises
+    if path is None:
+        return ""
+    try:
+        lines = _newest_lines(path)
+    except FileNotFoundError:
+        if not ran:
+            return ""
         return f"it wrote no log: if its node can't see {path.parent}, put that on a file system that all nodes share"
-    errors = (line for line in _newest_lines(path) if line.startswith(ERROR_PREFIX))
-    return next(errors, "").removeprefix(ERROR_PREFIX)
+    except OSError:
+        return ""
+    return next((line.removeprefix(ERROR_PREFIX) for line in lines if line.startswith(ERROR_PREFIX)), "")
 
 
 def ended_in_setup(directory: RunDirectory) -> bool:
     """Whether the newest job's last start ended at a line of cluster.setup, by its batch script's log."""
-    lines = _newest_lines(JobRecords(directory).batch_log)
+    path = JobRecords(directory).batch_log
+    try:
+        lines = [] if path is None else _newest_lines(path)
+    except OSError:
+        return False
     # the log of a requeued job holds what its earlier starts printed
     last = next((line for line in lines if line.startswith(SETUP_ERROR) or SUPERVISED.match(line)), "")
     return last.startswith(SETUP_ERROR)
 
 
-def _newest_lines(path: Path | None) -> list[str]:
-    """The last lines of a batch script's log, newest first; none without a log that can be read."""
-    with contextlib.suppress(OSError):
-        if path is not None:
-            return read_bytes(path, last_bytes=CHUNK_BYTES).decode(errors="replace").splitlines()[::-1]
-    return []
+def _newest_lines(path: Path) -> list[str]:
+    """The last lines of a batch script's log, newest first."""
+    return read_bytes(path, last_bytes=CHUNK_BYTES).decode(errors="replace").splitlines()[::-1]

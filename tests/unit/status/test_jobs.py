@@ -11,8 +11,13 @@ from hpctrain.status.jobs import batch_script_error
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize(
     "make",
-    [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda path: path.mkdir()],
-    ids=["pipe", "device", "folder"],
+    [
+        os.mkfifo,
+        lambda path: path.symlink_to("/dev/zero"),
+        lambda path: path.mkdir(),
+        lambda path: path.symlink_to(path),
+    ],
+    ids=["pipe", "device", "folder", "link to itself"],
 )
 def test_something_else_in_place_of_the_batch_log_has_no_error(directory, make):
     log = directory.path / "log"
