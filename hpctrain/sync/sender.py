@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import socket
@@ -26,6 +27,8 @@ STALE_S = 90.0
 RELEASED = "released"
 BATCH_ROWS = 200
 """Rows between two writes of the cursor."""
+_REMOVED = (errno.ENOENT, errno.ESTALE)
+"""Errors that show that another process has removed a file; the second one on NFS."""
 UNKNOWN = 2**62
 """Stands for any step: rows up to it may be there."""
 
@@ -105,10 +108,10 @@ class SenderClaim:
         try:
             Owner.write(made)
             made.rename(path)
-        except OSError:
-            # the process that made this claim meanwhile removes the unfinished ones of others
+        except OSError as error:
             shutil.rmtree(made, ignore_errors=True)
-            if not path.exists():
+            # the process that made this claim, or a later one, removes the unfinished ones of others
+            if error.errno not in _REMOVED and not os.path.exists(path):  # noqa: PTH110 - never raises
                 raise
             # NFS repeats a request whose answer was lost, and then reports that there is nothing to rename
             owner = Owner.read(path)
@@ -137,13 +140,15 @@ class SenderClaim:
     def _age_s(self, claim: Path) -> float:
         # both times are the file server's: clocks of machines may differ by more than the bound
         probe = temporary_name(self._folder / "now")
-        probe.touch()
-        now = probe.stat().st_mtime
-        probe.unlink(missing_ok=True)
         try:
+            probe.touch()
+            now = probe.stat().st_mtime
+            probe.unlink(missing_ok=True)
             return now - (claim / FILE_NAME).stat().st_mtime
-        except FileNotFoundError:
-            return STALE_S  # a later claim has removed the folder, and there will be nothing to rename to
+        except OSError as error:
+            if error.errno not in _REMOVED:
+                raise
+            return STALE_S  # a later claim has removed the folder or the probe, and the new one can't be made
 
     def _touch(self, path: Path) -> None:
         while not self._ended.wait(TOUCH_EVERY_S):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
 import shutil
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from fake_service import FakeService
@@ -352,15 +354,40 @@ def test_a_claim_of_another_machine_is_void_once_it_is_not_touched(run, service)
     later.release()
 
 
-def test_a_sender_whose_unfinished_claim_another_one_removes_finds_the_run_busy(run, monkeypatch):
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_sender_whose_unfinished_claim_another_one_removes_finds_the_run_busy(run, monkeypatch, number):
     folder, write = run.directory.sync / "wandb_claims", Owner.write
 
     def overtaken(made):
-        (folder / "000001").mkdir()
+        (folder / f"{number:06d}").mkdir()
         shutil.rmtree(made)
         write(made)
 
     monkeypatch.setattr(Owner, "write", overtaken)
     with pytest.raises(BusyError, match="another process has just begun to send it"):
         SenderClaim(run.directory, "wandb").acquire()
-    assert [path.name for path in folder.iterdir()] == ["000001"]
+    assert [path.name for path in folder.iterdir()] == [f"{number:06d}"]
+
+
+def test_a_claim_on_a_full_disk_is_not_called_busy(run, monkeypatch):
+    def full(_made):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Owner, "write", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        SenderClaim(run.directory, "wandb").acquire()
+    assert list((run.directory.sync / "wandb_claims").iterdir()) == []
+
+
+def test_a_sender_whose_look_at_a_claim_another_one_overtakes_finds_the_run_busy(run, monkeypatch):
+    folder, touch = run.directory.sync / "wandb_claims", Path.touch
+    (folder / "000001").mkdir(parents=True)
+
+    def overtaken(path):
+        touch(path)
+        path.unlink()
+        (folder / "000002" / "file").mkdir(parents=True)
+
+    monkeypatch.setattr(Path, "touch", overtaken)
+    with pytest.raises(BusyError, match="another process has just begun to send it"):
+        SenderClaim(run.directory, "wandb").acquire()
