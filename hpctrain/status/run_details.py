@@ -188,7 +188,7 @@ def _row(attempt: Attempt, account: AttemptAccount | None, status: RunStatus, no
         str((account is not None and account.steps_lost) or "-"),
         duration(spent.queued_s) if spent.queued_s else "-",
         duration(spent.starting_s) if spent.starting_s else "-",
-        f"{attempt.world_size} on {nodes or '?'}",
+        "?" if attempt.world_size is None else f"{attempt.world_size} on {nodes or '?'}",
         attempt.job_id or "-",
         ended,
     )

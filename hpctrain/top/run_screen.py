@@ -156,7 +156,8 @@ class RunScreen(Screen[None]):
         status = self.opened.run.status
         self.query_one("#about", Static).update(plain("\n".join(self._about())))
         head, *attempts = attempts_table(status, time.time())
-        self.query_one("#attempt_lines", Static).update(plain("\n".join([head, *reversed(attempts)])))
+        newest_first = "\n".join([head, *reversed(attempts)]) if attempts else "no attempt has begun"
+        self.query_one("#attempt_lines", Static).update(plain(newest_first))
         self._draw_curve()
         self._show_log()
 
@@ -164,7 +165,7 @@ class RunScreen(Screen[None]):
         run = self.opened.run
         status = run.status
         varied = f"   {varied_text(status.varied)}" if status.varied else ""
-        step = f"step {progress_text(status)}"
+        step = f"step {progress_text(status)}" if status.knows_step else "it reports no steps"
         best = f"   best {best_text(status.best)} at step {status.best_step}" if status.best else ""
         best += " (its checkpoint isn't on disk)" if self.opened.lacks_best else ""
         nodes = status.attempts[-1].nodes if status.attempts else ()

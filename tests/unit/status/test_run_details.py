@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 from hpctrain.run.bottleneck import Bottleneck
-from hpctrain.status.run_details import bottleneck_lines
+from hpctrain.run.ledger import Attempt
+from hpctrain.status.run_details import attempts_table, bottleneck_lines
+from hpctrain.status.run_status import RunStatus
+from hpctrain.status.state import RunState
 
 
 def test_bottleneck_lines_show_all_figures():
@@ -32,3 +35,9 @@ def test_a_slowest_rank_that_is_as_fast_as_the_others_is_not_shown():
 
 def test_bottleneck_lines_show_only_what_is_known():
     assert bottleneck_lines(Bottleneck(text="too short to tell")) == ["bottleneck  too short to tell"]
+
+
+def test_an_attempt_whose_start_was_not_recorded_has_unknown_ranks(tmp_path):
+    status = RunStatus(name="a", path=tmp_path, state=RunState.FAILED, attempts=(Attempt(attempt=1),))
+    head, line = attempts_table(status, 0.0)
+    assert line[head.index("RANKS") :].split() == ["?", "no", "end", "was", "recorded"]

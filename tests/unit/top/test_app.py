@@ -217,6 +217,20 @@ def test_many_attempts_scroll_and_a_log_that_turns_unreadable_says_so(make_run, 
     asyncio.run(use())
 
 
+def test_a_program_whose_attempt_has_not_begun_shows_neither_attempts_nor_steps(tmp_path):
+    directory = RunDirectory.at(tmp_path / "runs" / "a")
+    directory.create(0o750)
+    directory.config.write_text("name: a\nrun:\n  command: [x]\n")
+
+    async def use():
+        async with opened(tmp_path / "runs", (200, 24)) as (app, pilot):
+            await pilot.press("enter")
+            await until(pilot, lambda: isinstance(app.screen, RunScreen) and "no attempt has begun" in text_of(app))
+            assert "it reports no steps" in text_of(app)
+
+    asyncio.run(use())
+
+
 @pytest.mark.parametrize("size", [(80, 24), pytest.param((200, 60), marks=pytest.mark.nightly), (30, 8)])
 def test_every_line_fits(make_run, tmp_path, size):
     make_run("a-name-that-is-long/2026-01-31_12-00-00", reason=Reason.FAILED, detail="why " * 50)
