@@ -180,7 +180,6 @@ class LogFile(io.FileIO):
 
     Attributes:
         report: gets a line at the first failure.
-        lost: the dropped output.
     """
 
     report: Printer = staticmethod(lambda _text: None)
@@ -190,7 +189,16 @@ class LogFile(io.FileIO):
         self._gap = LostOutput()
         self._error = ""
         self._ends_line = True
-        self.lost = LostOutput()
+        self._written = LostOutput()
+        self._dropped = LostOutput()
+        self._is_removed = False
+
+    @property
+    def lost(self) -> LostOutput:
+        """The dropped output; also all that was written, if the file was removed."""
+        if not self.closed:
+            self._look_for_file()
+        return self._dropped + self._written if self._is_removed else self._dropped
 
     def write(self, data: ReadableBuffer, /) -> int:
         """Write all of the data, or count what is dropped; return its size."""
@@ -210,10 +218,17 @@ class LogFile(io.FileIO):
             return
         with contextlib.suppress(OSError):
             self._close_gap()
+        self._look_for_file()
         try:
             super().close()
         except OSError as error:  # NFS reports here what it couldn't store
             self._drop(b"?", error)
+
+    def _look_for_file(self) -> None:
+        try:
+            self._is_removed = os.fstat(self.fileno()).st_nlink == 0
+        except OSError as error:  # on NFS, another node may have removed the file
+            self._is_removed = error.errno == errno.ESTALE
 
     def _close_gap(self) -> None:
         if not self._error:
@@ -229,14 +244,15 @@ class LogFile(io.FileIO):
         if not written:
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         self._ends_line = data[written - 1] == ord("\n")
+        self._written += LostOutput(data[:written].tobytes().count(b"\n"), written)
         return written
 
     def _drop(self, data: bytes, error: OSError) -> None:
         lost = LostOutput(data.count(b"\n"), len(data))
-        if not self.lost.size_bytes:
+        if not self._dropped.size_bytes:
             name = _name_of(self) if isinstance(self.name, int) else self.name
             self.report(_lines_are_lost(name, error.strerror or str(error)))
-        self.lost += lost
+        self._dropped += lost
         self._gap += lost
         self._error = error.strerror or str(error)
 

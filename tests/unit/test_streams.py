@@ -73,6 +73,15 @@ def test_a_log_is_completed_at_its_end(tmp_path):
     assert log.lost == LostOutput(2, 13)
 
 
+def test_a_log_that_was_removed_lacks_all_of_its_lines(tmp_path):
+    log = LogFile(tmp_path / "log")
+    log.write(b"first\n")
+    (tmp_path / "log").unlink()
+    log.write(b"second\n")
+    log.close()
+    assert log.lost == LostOutput(2, 13)
+
+
 @pytest.mark.parametrize("why", ["File too large", "it was closed"])
 def test_a_log_that_cannot_be_written_costs_one_line(tmp_path, capsys, why):
     path = tmp_path / "log"
