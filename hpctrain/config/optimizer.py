@@ -385,9 +385,10 @@ def refuse_unfreezing(optimizers: Sequence[NamedOptimizer], problem: str, remedy
     Raises:
         ConfigError: there is one.
     """
-    for entry in (entry for each in optimizers for entry in entries_of(each.key, each.node)):
-        if entry.unfreezing is not None:
-            raise ConfigError(f"{entry.key}.{entry.unfreezing[0]}", entry.unfreezing[1], problem, remedy)
+    for optimizer in optimizers:
+        for entry in entries_of(optimizer.key, optimizer.node):
+            if entry.unfreezing is not None:
+                raise ConfigError(f"{entry.key}.{entry.unfreezing[0]}", entry.unfreezing[1], problem, remedy)
 
 
 def losses_of(optimizers: Sequence[NamedOptimizer]) -> list[str]:

@@ -42,12 +42,13 @@ def visible_gpus(environ: Mapping[str, str], root: Path = Path("/"), *, build: s
     build = installed_build() if build is None else build
     if build == "cpu":
         return 0
-    names = environ.get("CUDA_VISIBLE_DEVICES")
-    listed = None if names is None else count_devices(names)
-    most = listed_gpus(environ) if build == "rocm" else listed
-    if most == 0:
-        return 0
-    present = _amd_gpus(root) if build == "rocm" else _nvidia_gpus(environ, root)
+    if build == "rocm":
+        most = listed_gpus(environ)
+        present = 0 if most == 0 else _amd_gpus(root)
+    else:
+        names = environ.get("CUDA_VISIBLE_DEVICES")
+        most = None if names is None else count_devices(names)
+        present = 0 if most == 0 else _nvidia_gpus(environ, root)
     return present if present is None or most is None else min(present, most)
 
 
