@@ -6,7 +6,8 @@ import logging
 import re
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from hpctrain.errors import SchedulerError, SchedulerMissingError
 from hpctrain.scheduler.job import JobState, SlurmJob
@@ -189,11 +190,14 @@ _COLUMNS = (
     # last, because burst buffer plugins put the messages of their scripts into it, bars and line breaks included
     ("reason", "Reason", "Reason", "Reason", parse_text),
 )
-_FIELDS, _SQUEUE, _SCONTROL, _SACCT, _PARSERS = zip(*_COLUMNS, strict=True)
+_PARSERS: Mapping[str, Callable[[str], Any]] = {row[0]: row[4] for row in _COLUMNS}
+_SQUEUE = {row[0]: row[1] for row in _COLUMNS}
+_SCONTROL = {row[0]: row[2] for row in _COLUMNS}
+_SACCT = {row[0]: row[3] for row in _COLUMNS if row[3]}
 
-SQUEUE_FORMAT = ":|,".join(_SQUEUE) + ":|"
+SQUEUE_FORMAT = ",".join(f"{column}:|" for column in _SQUEUE.values())
 """For `squeue --Format`: a suffix instead of a width prevents truncation."""
-SACCT_FORMAT = ",".join(filter(None, _SACCT))
+SACCT_FORMAT = ",".join(_SACCT.values())
 
 
 def squeue(answer: str) -> list[SlurmJob]:
@@ -266,28 +270,26 @@ def _rows(answer: str) -> list[str]:
     return _NEXT_ROW.split(rows) if rows else []
 
 
-def _record(command: str, columns: Sequence[str | None], row: str) -> SlurmJob:
-    printed = [column for column in columns if column is not None]
-    values = row.split("|", len(printed) - 1)
-    if len(values) != len(printed):
+def _record(command: str, columns: Mapping[str, str], row: str) -> SlurmJob:
+    values = row.split("|", len(columns) - 1)
+    if len(values) != len(columns):
         raise _unreadable(command, row)
-    return _job(columns, dict(zip(printed, values, strict=True)))
+    return _job(dict(zip(columns, values, strict=True)))
 
 
-def _job(columns: Sequence[str | None], texts: Mapping[str, str]) -> SlurmJob:
-    """Make a record from the text of each column that a command prints."""
-    rows = zip(_FIELDS, columns, _PARSERS, strict=True)
-    return SlurmJob(**{field: parse(texts[column]) for field, column, parse in rows if column is not None})
+def _job(values: Mapping[str, str]) -> SlurmJob:
+    """Make a record from the text of its fields."""
+    return SlurmJob(**{name: _PARSERS[name](value) for name, value in values.items()})
 
 
 def _scontrol_block(block: str) -> SlurmJob:
     found = _scontrol_fields(block)
     found |= {"JobArrayID": _scontrol_id(found)}
     found |= {name: found.get(name, "") for name in ("PreemptTime", "Priority")}
-    missing = [column for column in _SCONTROL if column not in found]
+    missing = [column for column in _SCONTROL.values() if column not in found]
     if missing:
         raise SchedulerError(f"expected {missing[0]} in scontrol's answer, found {block!r}")
-    return _job(_SCONTROL, found)
+    return _job({name: found[column] for name, column in _SCONTROL.items()})
 
 
 def _scontrol_fields(block: str) -> dict[str, str]:
