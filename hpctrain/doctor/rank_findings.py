@@ -236,7 +236,8 @@ def _slow_network(answers: RankAnswers) -> Iterator[Finding]:
     interfaces = [interface for record in answers.records.values() for interface in _usable_interfaces(record)[:1]]
     none: Mapping[str, Any] = {"name": "", "mbit_per_s": 0}
     fastest = max(interfaces, key=lambda interface: interface["mbit_per_s"], default=none)
-    is_faster = 0 < FASTER * bytes_per_s <= fastest["mbit_per_s"] * 1e6 / 8 and answers.interface is None
+    speed = fastest["mbit_per_s"] * 1e6 / 8
+    is_faster = answers.interface is None and speed > 0 and speed >= FASTER * bytes_per_s
     if not is_faster and bytes_per_s >= SLOW_NETWORK:
         return
     but, choice = "", " to a faster one, if the nodes have one"
