@@ -235,7 +235,7 @@ def _connect(
         nodes = (likeliest, *itertools.islice(in_turn, count))
         for address, port in itertools.product(nodes, ports):
             try:
-                socket.create_connection((address, port), HANDSHAKE_S).close()
+                probe(address, port)
             except OSError as error:
                 problem = str(error)
                 continue
@@ -253,6 +253,24 @@ def _connect(
         f"({stranger or problem}); check its log first; {OTHER_SECRET if stranger else network}",
         waited=True,
     )
+
+
+def probe(address: str, port: int, *, own_port: int | None = None) -> None:
+    """Connect, to find out whether a program listens on a port.
+
+    Args:
+        address: of a host.
+        port: on that host.
+        own_port: the port to connect from; None: the kernel chooses one.
+
+    Raises:
+        OSError: no program listens there, or the host can't be reached.
+    """
+    source = None if own_port is None else (address, own_port)
+    with socket.create_connection((address, port), HANDSHAKE_S, source) as connection:
+        # if no program listens, the kernel may choose that same port, and TCP connects to itself (RFC 9293, 3.5)
+        if connection.getsockname() == connection.getpeername():
+            raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
 
 
 def _try_store(address: str, port: int, handshake: Handshake) -> tuple[Store, bytes] | None:

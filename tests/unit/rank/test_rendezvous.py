@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import re
+import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,37 @@ import pytest
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.errors import RendezvousError
 from hpctrain.rank.classification import Classification, classify
-from hpctrain.rank.rendezvous import meet, open_private_store
+from hpctrain.rank.rendezvous import meet, open_private_store, probe
 from hpctrain.run.reason import Reason
+
+ADDRESS = "127.0.11.7"
+"""An address of this machine that nothing else listens on or connects from."""
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.socket() as listener:
+        listener.bind((ADDRESS, 0))
+        yield listener
+
+
+def test_a_listener_is_reached(listener: socket.socket) -> None:
+    listener.listen()
+    probe(ADDRESS, listener.getsockname()[1])
+
+
+def test_a_port_where_nothing_listens_is_refused(listener: socket.socket) -> None:
+    with pytest.raises(ConnectionRefusedError):
+        probe(ADDRESS, listener.getsockname()[1])
+
+
+def test_a_connection_to_itself_is_refused(listener: socket.socket) -> None:
+    """The kernel chooses from the ports that a probe may go to, and so may choose the one that it goes to."""
+    port = listener.getsockname()[1]
+    listener.close()
+    with pytest.raises(ConnectionRefusedError, match="Connection refused"):
+        probe(ADDRESS, port, own_port=port)
+
 
 PLACE = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 
