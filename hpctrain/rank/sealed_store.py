@@ -7,6 +7,7 @@ is the mutual challenge and response of ISO/IEC 9798-4; its nonces make the valu
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import secrets
 import time
@@ -23,6 +24,8 @@ NONCE_BYTES = 16
 MAC_BYTES = 32
 POLL_S = 0.01
 """Seconds between two checks for the other ranks; short, because waiting delays every start."""
+SLICE_S = 1.0
+"""Seconds of one wait in torch, during which Python handles no signal."""
 
 
 class Seal:
@@ -143,7 +146,9 @@ class Handshake:
         deadline = time.monotonic() + timeout_s
         waiting = list(others)
         while True:
-            for rank in tuple(waiting):
+            # all in one look: each look at a file locks it, and the ranks that arrive wait for the lock
+            arrived = tuple(waiting) if store.check([_key(rank) for rank in waiting]) else ()
+            for rank in arrived:
                 # without the code, it is of an intruder or an earlier attempt: the rank itself will replace it
                 nonce = self._opened(store, _key(rank), "rank", self._token, str(rank), zero)
                 if nonce is not None:
@@ -153,7 +158,8 @@ class Handshake:
             if not waiting:
                 return self._sealed(store, zero)
             if time.monotonic() > deadline:
-                problem = f"{numbered('rank', waiting)} did not arrive within {timeout_s:.0f} s; check their logs"
+                missing = [rank for rank in waiting if not store.check([_key(rank)])] or waiting
+                problem = f"{numbered('rank', missing)} did not arrive within {timeout_s:.0f} s; check their logs"
                 raise RendezvousError(problem, waited=True)
             time.sleep(POLL_S)
 
@@ -172,8 +178,8 @@ class Handshake:
         nonce, welcome = secrets.token_bytes(NONCE_BYTES), f"{_key(rank)}/welcome"
         try:
             _set(store, _key(rank), self._seal.mac("rank", self._token, str(rank), zero, nonce) + nonce)
-            store.wait([welcome], timedelta(seconds=max(timeout_s, 0.001)))
-        except RuntimeError as error:  # a FileStore raises it; a TCPStore its DistStoreError
+            _wait(store, welcome, time.monotonic() + timeout_s)
+        except (RuntimeError, TimeoutError) as error:  # torch raises the former if rank zero and its store are gone
             raise RendezvousError(
                 f"rank zero did not answer rank {rank} within {timeout_s:.0f} s; check its log", waited=True
             ) from error
@@ -191,6 +197,16 @@ class Handshake:
 
 def _key(rank: int) -> str:
     return f"hpctrain/rank/{rank}"
+
+
+def _wait(store: Store, key: str, deadline: float) -> None:
+    """Wait for a key in slices, between which Python handles signals: torch's own wait goes on after a Ctrl-C."""
+    while not store.check([key]):
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        with contextlib.suppress(RuntimeError):  # the end of the slice; a lost connection shows in the next check
+            store.wait([key], timedelta(seconds=max(min(left_s, SLICE_S), 0.001)))
 
 
 def _set(store: Store, key: str, value: bytes) -> None:

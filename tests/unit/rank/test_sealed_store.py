@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import os
+import signal
 import threading
+import time
 
 import pytest
-from torch._C._distributed_c10d import HashStore, PrefixStore
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
 from hpctrain.errors import RendezvousError
 from hpctrain.rank.sealed_store import ZERO_KEY, Handshake, Seal, SealedStore
@@ -96,3 +99,38 @@ def test_a_missing_rank_is_named(inner):
     with pytest.raises(RendezvousError, match="ranks 1, 2 did not arrive within 0 s; check their logs") as raised:
         handshake.welcome(inner, zero, [1, 2], 0.1)
     assert raised.value.waited
+
+
+def test_a_rank_that_waits_for_rank_zero_handles_signals(inner):
+    """Such as a second Ctrl-C."""
+
+    def stop(number, frame):
+        raise KeyboardInterrupt
+
+    handshake = Handshake(b"s", "t")
+    zero = handshake.announce(inner)
+    earlier = signal.signal(signal.SIGUSR1, stop)
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+    began = time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            handshake.introduce(inner, zero, 1, 30.0)
+    finally:
+        signal.signal(signal.SIGUSR1, earlier)
+    assert time.monotonic() - began < 20
+
+
+def test_all_missing_ranks_are_looked_for_at_once(inner):
+    """Each look at a store's file locks it."""
+
+    class CountingStore(Store):
+        looks = 0
+
+        def check(self, keys):
+            self.looks += 1
+            return inner.check(keys)
+
+    store = CountingStore()
+    with pytest.raises(RendezvousError):
+        Handshake(b"s", "t").welcome(store, b"zero", range(1, 1000), 0.2)
+    assert store.looks < 1000 + 50
