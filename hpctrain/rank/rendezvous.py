@@ -13,7 +13,6 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
@@ -25,7 +24,6 @@ from hpctrain.errors import RendezvousError
 from hpctrain.phrases import listed
 from hpctrain.rank.private_folder import lockable_folder, open_private_file, private_folder
 from hpctrain.rank.sealed_store import POLL_S, ZERO_KEY, Handshake, SealedStore
-from hpctrain.retry import retry
 from hpctrain.run.secret import VARIABLE
 from hpctrain.run.temporary_folder import first_part, remove_abandoned
 
@@ -33,7 +31,7 @@ LOOPBACK = "127.0.0.1"
 HANDSHAKE_S = 5.0
 """Seconds for one connection to a candidate port: another program may listen there and never answer."""
 PAUSE_S = 0.05
-"""Seconds between two rounds over the nodes and ports where rank zero may be."""
+"""Seconds between two rounds over the nodes and ports where rank zero may be, or two tries to open a store's file."""
 OTHERS_AFTER_S = 1.0
 """Seconds after which a rank tries other nodes than the likeliest: by then, rank zero usually listens there."""
 OTHER_NODES = 8
@@ -179,14 +177,17 @@ def _awaited(store: Store, path: Path, handshake: Handshake, timeout_s: float) -
 
 
 def _shared_file_store(path: Path, world_size: int, timeout_s: float) -> Store:
-    try:
-        make = partial(_file_store, path, world_size, timeout_s)
-        return retry(make, on=OSError, for_s=min(timeout_s, FILE_S), problem="the store's file can't be opened")
-    except OSError as error:
-        raise RendezvousError(
-            f"parallel.init_method: the store's file {path} can't be opened on {socket.gethostname()} "
-            f"({error.strerror}); name a file in a folder that every node can write to"
-        ) from error
+    deadline = time.monotonic() + min(timeout_s, FILE_S)
+    while True:
+        try:
+            return _file_store(path, world_size, timeout_s)
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise RendezvousError(
+                    f"parallel.init_method: the store's file {path} can't be opened on {socket.gethostname()} "
+                    f"({error.strerror}); name a file in a folder that every node can write to"
+                ) from error
+        time.sleep(PAUSE_S)
 
 
 def _file_store(path: Path, world_size: int, timeout_s: float) -> Store:
