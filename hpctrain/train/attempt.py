@@ -136,9 +136,9 @@ def _pause_at(rank: Rank, world: World, claim: Claim) -> int | None:
 
 def _meet(rank: Rank) -> Store | None:
     config, environment = rank.config, rank.environment
+    choose_interface(config.cluster.network_interface, environment.node_addresses)
     if environment.world_size == 1:
         return None
-    choose_interface(config.cluster.network_interface, environment.node_addresses)
     timeout_s, init_method = config.health.meeting_timeout_s, config.parallel.init_method
     if rank.handover.store and init_method == "env://":
         return open_private_store(Path(rank.handover.store), environment.world_size, timeout_s)
