@@ -263,7 +263,6 @@ def _add_up_options(parser: argparse.ArgumentParser) -> None:
     add("--every-preemption", action="store_true", help=every)
     add("--preempt-send-user-signal", action="store_true", help="preemption sends the signal of sbatch --signal")
     add("--memory-limits", action="store_true", help="kill a job that takes more memory than it asked for")
-    add("--reserve-ports", action="store_true", help="srun --resv-ports works, with ports 12000 to 12999")
     add("--signal-children", action="store_true", help="signals reach all processes of a job, not its tasks alone")
     timeout = "SLURM gives a silent node up after this (default: 20)"
     add("--node-timeout", type=int, dest="node_timeout_s", metavar="S", default=default.node_timeout_s, help=timeout)

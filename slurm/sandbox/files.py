@@ -33,7 +33,6 @@ def slurm_conf(home: Path, record: Record, groups: Groups) -> str:
         "MailProg=/bin/true",
         "SwitchType=switch/none",
         f"MpiDefault={options.mpi_default}",
-        *(["MpiParams=ports=12000-12999"] if options.reserve_ports else []),
         "SelectType=select/cons_tres",
         "SelectTypeParameters=CR_Core_Memory",
         f"DefMemPerCPU={MEMORY_PER_NODE_MB // CPUS_PER_NODE}",

@@ -22,7 +22,6 @@ class Options:
             without grace time: `low_requeue`, `low_requeue_0`, `low_cancel`, `low_cancel_0`.
         preempt_send_user_signal: Whether preemption sends the job's `--signal` in place of SIGTERM.
         memory_limits: Whether a job that takes more memory than it asked for is killed.
-        reserve_ports: Whether steps can reserve ports (`srun --resv-ports`, SLURM_STEP_RESV_PORTS).
         signal_children: Whether signals reach all processes of a job, and not its tasks alone.
         node_timeout_s: Seconds without an answer after which the controller gives a node up (SlurmdTimeout).
         max_array_size: How many tasks a job array may have (MaxArraySize).
@@ -42,7 +41,6 @@ class Options:
     every_preemption: bool = False
     preempt_send_user_signal: bool = False
     memory_limits: bool = False
-    reserve_ports: bool = False
     signal_children: bool = False
     node_timeout_s: int = 20
     max_array_size: int = 1001

@@ -269,12 +269,9 @@ def test_options_reach_slurms_configuration(start_sandbox: StartSandbox) -> None
 
 @pytest.mark.nightly
 def test_two_sandboxes_side_by_side_and_one_has_accounting(sandbox: SlurmSandbox, start_sandbox: StartSandbox) -> None:
-    other = start_sandbox("--nodes=2", "--accounting", "--reserve-ports")
+    other = start_sandbox("--nodes=2", "--accounting")
     here = sandbox.submit("--nodes=4", "--wrap=srun sleep 100")
-    ports = other.run(["srun", "--nodes=2", "--resv-ports=3", "printenv", "SLURM_STEP_RESV_PORTS"])
-    first, second = ports.stdout.split()
-    assert first == second
-    assert 12000 <= int(first.partition("-")[0]) < 13000
+    assert other.run(["srun", "--nodes=2", "hostname"]).returncode == 0
     assert other.run(["srun", "--nodes=2", "sh", "-c", "exit 3"]).returncode == 3
     other.wait_job("2", "FAILED")
     sandbox.wait_job(here, "RUNNING")
