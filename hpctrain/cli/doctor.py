@@ -93,6 +93,9 @@ def _examine_nodes(examination: Examination, folder: DoctorFolder | None, option
     """Submit the job, unless it has a folder already, and read its answers."""
     try:
         folder = folder or examination.submit()
+        if folder is None:
+            _end(examination.result, options)
+            return ExitCode.BAD_CONFIGURATION
         examination.read_job(folder)
     except KeyboardInterrupt:
         result = examination.result

@@ -119,8 +119,8 @@ class Examination:
             self.result.facts |= view.facts
             self._report(view.text)
 
-    def submit(self) -> DoctorFolder:
-        """Make the folder of the examination, and submit its job; return the folder.
+    def submit(self) -> DoctorFolder | None:
+        """Make the folder of the examination, and submit its job; return the folder, or None if SLURM refuses the job.
 
         Raises:
             RunDirectoryError: the folder isn't empty, or can't be written.
@@ -141,9 +141,11 @@ class Examination:
         limited = dataclasses.replace(stored, cluster=_short(config.cluster))
         try:
             job_id = submit_doctor(RunPlan(limited, folder.as_run, resources_of(limited)))
-        except ConfigError:  # SLURM refuses the job: the same command may be typed again
-            shutil.rmtree(folder.path, ignore_errors=True)
-            raise
+        except ConfigError as error:
+            shutil.rmtree(folder.path, ignore_errors=True)  # the same command may be typed again
+            why = "a run with the same request would be refused, too"
+            self.result.findings.append(Finding(check="job", problem=error.problem, why=why, remedy=error.remedy))
+            return None
         self.result.folder = folder.path
         self.result.job_id = job_id
         self._report(f"submitted job {job_id} for {counted(config.nodes, 'node')}")

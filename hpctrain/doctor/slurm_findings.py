@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import itertools
 import shutil
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,7 @@ from hpctrain.config.root import Config
 from hpctrain.doctor.finding import Finding, Severity
 from hpctrain.errors import SchedulerError
 from hpctrain.phrases import listed
-from hpctrain.scheduler.settings import Partition, Settings
+from hpctrain.scheduler.settings import Association, Partition, Settings
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.supervise.ranks import EXITING_S
 
@@ -32,8 +33,9 @@ class SlurmView:
         partitions: of the cluster.
         cluster: the keys of cluster=slurm.
         nodes: number of nodes, with the spare ones; the least if it may be one of several.
-        is_typed: whether the user asked for SLURM; otherwise the partition isn't chosen yet.
+        is_typed: whether the user asked for SLURM; otherwise partition and account aren't chosen yet.
         saves_often: whether checkpoints are written at least every quarter of an hour, as far as that is known.
+        accounts: of the user; empty if they aren't known.
     """
 
     settings: Settings
@@ -42,6 +44,7 @@ class SlurmView:
     nodes: int
     is_typed: bool = True
     saves_often: bool = True
+    accounts: Sequence[Association] = ()
 
     @property
     def chosen(self) -> list[Partition]:
@@ -103,6 +106,7 @@ def slurm_findings(view: SlurmView) -> Iterator[Finding]:
     yield from _requeues(view)
     yield from _absent_partitions(view)
     yield from _misfits(view)
+    yield from _short_accounts(view)
     yield from _preemptions(view)
     seconds = view.settings.number("KillWait")
     if seconds is not None and seconds < EXITING_S:
@@ -179,6 +183,23 @@ def _misfits_of(view: SlurmView, partition: Partition) -> Iterator[Finding]:
         )
 
 
+def _short_accounts(view: SlurmView) -> Iterator[Finding]:
+    account = view.cluster.account
+    # the database has lower case (sacctmgr(1))
+    limits = [one.max_wall_min for one in view.accounts if account is None or account.lower() == one.account]
+    longest = max((limit for limit in limits if limit is not None), default=None)
+    if not view.is_typed or "limits" not in view.settings.text("AccountingStorageEnforce"):
+        return
+    if longest is not None and None not in limits and longest < view.cluster.time_limit_min:
+        yield Finding(
+            check="account",
+            severity=Severity.WARNING,  # a quality of service comes before it
+            problem=f"your account allows {longest} min, but cluster.time_limit_min={view.cluster.time_limit_min}",
+            why="the job stays in the queue, or sbatch refuses it",
+            remedy=f"set cluster.time_limit_min={longest}: a run continues in as many jobs as it needs",
+        )
+
+
 def _preemptions(view: SlurmView) -> Iterator[Finding]:
     for partition in view.chosen:
         if "SUSPEND" in partition.preempt_mode and not partition.preempt_mode.startswith("OFF"):
@@ -244,5 +265,13 @@ def view_slurm(config: Config, slurm: Slurm) -> tuple[SlurmView | None, list[Fin
         nodes=counts[-1] if len(counts) > 1 else counts[0] + cluster.spare_nodes,
         is_typed=is_typed,
         saves_often=checkpoint.auto or bool(checkpoint.every_steps) or (checkpoint.every_min or 1e9) <= SAVES_OFTEN_MIN,
+        accounts=_accounts(slurm, settings.cluster),
     )
     return view, list(slurm_findings(view))
+
+
+def _accounts(slurm: Slurm, cluster: str) -> list[Association]:
+    try:
+        return slurm.associations(getpass.getuser(), cluster)
+    except (SchedulerError, OSError, KeyError):  # many clusters have no accounting, and a user may have no name
+        return []

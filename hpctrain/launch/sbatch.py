@@ -109,7 +109,8 @@ def _refused(done: subprocess.CompletedProcess[str], name: str) -> ConfigError |
     if "dependency" in text.lower():
         return DependencyRefusedError(f"sbatch refused the job's dependency: {text}")
     if any(mistake in text.lower() for mistake in USER_MISTAKES):
-        return ConfigError("cluster", "slurm", f"sbatch refused the job: {text}", "see `sinfo` and cluster.*")
+        command = "sacctmgr show associations user=$USER" if "account" in text.lower() else "sinfo"
+        return ConfigError("cluster", "slurm", f"sbatch refused the job: {text}", f"see `{command}` and cluster.*")
     return SchedulerError(f"sbatch failed: {text}; nothing was submitted")
 
 

@@ -92,6 +92,29 @@ class Partition:
         return self.values.get("PreemptMode", "OFF")
 
 
+@dataclass(frozen=True, slots=True)
+class Association:
+    """A user's place in an account, as `sacctmgr show associations` describes it.
+
+    Attributes:
+        account: its name.
+        max_wall_min: minutes of a job; None without a limit.
+    """
+
+    account: str
+    max_wall_min: int | None
+
+
+ASSOCIATION_FORMAT = "Account,MaxWall"
+"""For `sacctmgr --format`."""
+
+
+def associations(answer: str) -> list[Association]:
+    """Parse the output of `sacctmgr --noheader --parsable2 show associations format=ASSOCIATION_FORMAT`."""
+    rows = (line.split("|") for line in answer.splitlines())
+    return [Association(row[0], minutes(row[1])) for row in rows if len(row) == 2]
+
+
 def settings(answer: str) -> Settings:
     """Parse the output of `scontrol show config`.
 

@@ -13,7 +13,7 @@ from hpctrain.errors import SchedulerError, SchedulerMissingError
 from hpctrain.scheduler import command, settings
 from hpctrain.scheduler.command import UnknownJobError, array_tasks, run
 from hpctrain.scheduler.job import JobState, SlurmJob
-from hpctrain.scheduler.settings import Partition, Settings
+from hpctrain.scheduler.settings import Association, Partition, Settings
 
 COMMAND_TIMEOUT_S = 20.0
 """Seconds that one SLURM command may take."""
@@ -151,6 +151,15 @@ class Slurm:
     def partitions(self) -> list[Partition]:
         """The partitions that this user may see."""
         return settings.partitions(self._run("scontrol", "--all", "--oneliner", "show", "partition"))
+
+    def associations(self, user: str, cluster: str) -> list[Association]:
+        """The user's accounts on a cluster, and what they allow.
+
+        Raises:
+            SchedulerMissingError: also if there is no accounting.
+        """
+        options = ("--noheader", "--parsable2", "show", "associations", "where", f"user={user}", f"cluster={cluster}")
+        return settings.associations(self._run("sacctmgr", *options, f"format={settings.ASSOCIATION_FORMAT}"))
 
     def cancel(self, job_id: str) -> None:
         """Take a job out of the queue, or end it; do nothing if it is over."""

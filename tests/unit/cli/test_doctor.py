@@ -32,6 +32,25 @@ def test_a_cluster_without_slurm_would_fail(capsys: pytest.CaptureFixture[str]) 
     assert record["job_id"] is None
 
 
+def test_a_job_that_slurm_refuses_is_a_finding_among_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = "SLURM_VERSION = 24.11.5\nClusterName = lab\nAccountingStorageEnforce = associations,limits"
+    scripts = {
+        "scontrol": f"case \"$*\" in *config) echo '{config}';; *) echo PartitionName=low Default=YES State=UP;; esac",
+        "sacctmgr": "echo 'lab|00:30:00'",
+        "sbatch": "echo 'sbatch: error: Invalid account or account/partition combination specified' >&2; exit 1",
+    }
+    for name, script in scripts.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    assert main(["doctor", "cluster=slurm", "--json"]) == 2
+    record = json.loads(capsys.readouterr().out)
+    assert [(one["severity"], one["check"]) for one in record["findings"]] == [("error", "job"), ("warning", "account")]
+    assert record["findings"][0]["problem"].startswith("sbatch refused the job: Invalid account")
+    assert "sacctmgr show associations user=$USER" in record["findings"][0]["remedy"]
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from hpctrain.config.cluster import Slurm
 from hpctrain.doctor.finding import Finding, Severity
 from hpctrain.doctor.slurm_findings import SlurmView, silence_findings, slurm_findings
 from hpctrain.errors import SchedulerError
-from hpctrain.scheduler.settings import Partition, Settings
+from hpctrain.scheduler.settings import Association, Partition, Settings
 
 VALUES = {
     "SLURM_VERSION": "22.05.8",
@@ -36,6 +37,7 @@ def view(
     *partitions: dict[str, str],
     settings: dict[str, str] | None = None,
     often: bool = True,
+    accounts: Sequence[Association] = (),
     **cluster: object,
 ) -> SlurmView:
     return SlurmView(
@@ -44,6 +46,7 @@ def view(
         cluster=replace(Slurm(), **cluster),  # type: ignore[arg-type]
         nodes=4,
         saves_often=often,
+        accounts=accounts,
     )
 
 
@@ -98,6 +101,24 @@ def test_one_of_several_partitions_that_fits_is_enough() -> None:
     assert list(slurm_findings(view(small, {}, partition="small,low"))) == []
     (found,) = slurm_findings(view(small, partition="small"))
     assert "at most 1 nodes" in found.problem
+
+
+@pytest.mark.parametrize(
+    ("enforced", "cluster", "problem"),
+    [
+        ("associations,limits,qos", {"account": "LAB", "time_limit_min": 60}, "your account allows 30 min"),
+        ("associations,limits,qos", {"account": "lab", "time_limit_min": 30}, ""),
+        ("associations", {"account": "lab", "time_limit_min": 60}, ""),
+        ("associations,limits,qos", {"time_limit_min": 60}, ""),
+    ],
+)
+def test_the_time_that_accounts_allow_where_that_is_enforced(
+    enforced: str, cluster: dict[str, object], problem: str
+) -> None:
+    accounts = [Association("lab", 30), Association("free", None)]
+    found = findings(settings={"AccountingStorageEnforce": enforced}, accounts=accounts, **cluster)
+    assert [one.problem for one in found if problem not in one.problem] == []
+    assert len(found) == bool(problem)
 
 
 def test_frequent_saves_make_up_for_a_missing_grace_time() -> None:

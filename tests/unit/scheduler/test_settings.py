@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpctrain.errors import SchedulerError
-from hpctrain.scheduler.settings import minutes, partitions, settings
+from hpctrain.scheduler.settings import Association, associations, minutes, partitions, settings
 
 CONFIG = """\
 Configuration data as of 2026-01-31T12:00:00
@@ -54,6 +54,10 @@ def test_partitions() -> None:
     assert (low.grace_time_s, low.preempt_mode) == (10, "REQUEUE")
     assert (gpu.name, gpu.is_default, gpu.state, gpu.max_time_min, gpu.max_nodes) == ("gpu", False, "DOWN", 3600, 2)
     assert partitions("") == []
+
+
+def test_associations() -> None:
+    assert associations("lab|00:30:00\nroot|\nodd row\n") == [Association("lab", 30), Association("root", None)]
 
 
 @pytest.mark.parametrize(
