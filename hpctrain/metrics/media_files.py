@@ -206,7 +206,7 @@ MAX_QUEUED = 256
 
 
 class MediaWriter:
-    """Encodes media, writes their files, and passes them on.
+    """Encodes media, writes their files, and passes them on, in a thread. Python waits for the thread at its exit.
 
     Args:
         files: to write.
@@ -217,7 +217,7 @@ class MediaWriter:
         self._files = files
         self._receivers = receivers
         self._thread = ThreadPoolExecutor(1, "media")
-        # since the last flush, each with its bytes
+        # each with its bytes; never empty after the first one, as written media leave only when another comes
         self._queued: deque[tuple[Future[None], int]] = deque()
 
     def put(self, step: int, name: str, captured: Captured) -> None:
@@ -237,7 +237,6 @@ class MediaWriter:
         """Wait until all media are written and durable; a failure of the file system is a warning."""
         if self._queued:
             wait(written for written, _ in self._queued)
-            self._queued.clear()
             self._files.sync()
 
     def close(self) -> None:

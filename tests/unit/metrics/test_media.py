@@ -325,6 +325,17 @@ class Slow:
         return b"slow"
 
 
+def test_each_flush_writes_media_that_wait_for_the_disk(files_at, tmp_path):
+    (tmp_path / "media").touch()
+    writer = MediaWriter(files_at())
+    writer.put(1, "train/a", capture("T.log", "text", "data", {}))
+    writer.flush()
+    (tmp_path / "media").unlink()
+    writer.flush()
+    assert (tmp_path / "media/train/a_00000001.txt").read_bytes() == b"data"
+    writer.close()
+
+
 def test_a_flush_waits_for_all_media_and_a_call_for_none(files_at, tmp_path):
     received = []
     writer = MediaWriter(files_at(), [lambda medium: received.append(medium.step)])
