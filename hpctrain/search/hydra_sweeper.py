@@ -102,9 +102,13 @@ def register_launcher(
                 Per run: its objective; or an error, which Hydra raises when the sweeper asks for the objective.
 
             Raises:
-                ConfigError: a run is invalid, or the sweeper takes worse ones for better.
+                ConfigError: the runs can't return results, or the sweeper takes worse ones for better.
             """
             runs = [SweepRun.compose(composer, overrides, fixed) for overrides in job_overrides]
+            for run in runs:
+                assert isinstance(run.config, Config)  # `run_sweeper` refuses programs
+                require_results(run.config)
+                require_direction(direction, metric_mode(run.config))
             require_one_cluster([run.config for run in runs])
             placed = place(runs, sweep.home)
             returns = []
