@@ -135,7 +135,9 @@ def _refuse_other_sweep(home: RunDirectory, record: SweepRecord) -> None:
     is_unfinished = bool(LaunchMark(home).describe_unfinished())
     if same and (is_unfinished or not is_search(there)) and not there.earlier:
         return
-    seed = "" if there.seed in (None, record.seed) else f" with sweep.seed={there.seed}"
+    difference = ""
+    if not same and there.kind == record.kind:
+        difference = f" with sweep.seed={there.seed}" if there.space == record.space else " of other values"
     remedy = f"choose another run_dir, or continue the one there: python -m hpctrain resume {home.as_typed}"
     more = "" if there.kind == "grid" else ", with sweep.num_runs=N for more runs"
-    raise ConfigError("run_dir", str(home.path), f"already has a sweep={there.kind}{seed}", f"{remedy}{more}")
+    raise ConfigError("run_dir", str(home.path), f"already has a sweep={there.kind}{difference}", f"{remedy}{more}")

@@ -15,7 +15,7 @@ from hydra.plugins.sweeper import Sweeper
 
 from hpctrain.cli import main
 from hpctrain.config.compose import Composer
-from hpctrain.errors import ExitCode, RunFailedError
+from hpctrain.errors import ConfigError, ExitCode, RunFailedError
 from hpctrain.files import read_json_lines
 from hpctrain.launch.launcher import launch_here
 from hpctrain.run.directory import RunDirectory
@@ -23,7 +23,7 @@ from hpctrain.run.launcher import Owner
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.manifest import read_varied
 from hpctrain.run.sweep_record import SweepRecord
-from hpctrain.search.hydra_sweeper import register_launcher
+from hpctrain.search.hydra_sweeper import Direction, register_launcher
 from hpctrain.search.runs import without_hydra_overrides
 from hpctrain.search.sweep import Sweep
 
@@ -110,6 +110,16 @@ def test_a_failed_run_of_a_batch_raises_when_it_is_asked_for(launcher):
         RunFailedError, match=r"sweep/0 ended with exit code 1; its log: python -m hpctrain logs \S+sweep/0$"
     ):
         _ = failed.return_value
+
+
+def test_each_run_of_a_batch_is_checked_before_one_starts(tmp_path):
+    sweep = Sweep(RunDirectory.at(tmp_path / "sweep"), ["a", "test"])
+    launcher = register_launcher(Composer(), sweep, direction=Direction("direction", "maximize", "max"))()
+    job = [*SHORT, EVALUATED]
+    for words in (["cluster=slurm"], ["cluster.dry_run=true"], ["checkpoint.metric=loss"]):
+        with pytest.raises(ConfigError, match=r"cluster\.wait|cluster\.dry_run|hydra\.sweeper\.direction"):
+            launcher.launch([job, [*job, *words]], initial_job_idx=0)
+    assert not sweep.home.path.exists()
 
 
 def test_adding_a_value_to_a_finished_sweep_trains_that_one_alone(tmp_path, capsys):
@@ -308,6 +318,12 @@ def test_random_trains_its_runs_and_typed_again_adds_some(tmp_path, capsys):
     assert main([*words, "sweep.seed=1"]) == 2
     err = capsys.readouterr().err
     assert "already has a sweep=random with sweep.seed=0; choose another run_dir, or continue the one" in err
+    assert main([*words, "optimizer.lr=0.1,0.2", "sweep.seed=1"]) == 2
+    assert "already has a sweep=random of other values; choose another run_dir" in capsys.readouterr().err
+    assert (
+        main(["-m", "sweep=asha", *words[2:], "sweep.seed=1", "sweep.num_runs=2", EVALUATED, "sweep.min_steps=1"]) == 2
+    )
+    assert "already has a sweep=random; choose another run_dir" in capsys.readouterr().err
 
 
 def test_an_interval_of_two_whole_numbers_is_probably_a_mistake(capsys):
