@@ -225,6 +225,13 @@ class StreamReader:
         if isinstance(self._stream, SeekableStream):
             samples = iter(self._stream.read_from(number, position - begin))
             return Pass(number, begin, position, self._stream, samples)
+        # the first pass alone: `_catch_up` counts those that follow it
+        if self.has_bookmarks and self._pass.number < 0 and position - begin > TOLERATED_REPLAY:
+            self._warn_once(
+                "no state of %s leads to the position of the run: %d samples are read and discarded to reach it",
+                self._name,
+                position - begin,
+            )
         stream = self._stream_of(number)
         return Pass(number, begin, begin, stream, iter(stream))
 

@@ -257,6 +257,17 @@ def test_reading_earlier_epochs_again_is_logged_once(caplog, monkeypatch, start_
     assert [expected in record.message for record in caplog.records] == ([] if samples is None else [True])
 
 
+@pytest.mark.parametrize(("place", "is_logged"), [(500, True), (4000, False)])
+def test_a_long_way_without_a_state_that_fits_is_logged(caplog, place, is_logged):
+    marks = Bookmarks([Bookmark(0, 0, 0, 0, place, {"place": place})])
+    if is_logged:
+        marks = Bookmarks()
+    reader = StreamReader(Counting(5000), marks)
+    assert reader.read(0, np.array([4000, 4001])) == [4000, 4001]
+    expected = "no state of Counting leads to the position of the run: 4000 samples are read and discarded"
+    assert [expected in record.message for record in caplog.records] == [True] * is_logged
+
+
 def test_attributes_that_share_a_container_still_do():
     stream = Counting()
     stream.places = [{"place": 0}]
