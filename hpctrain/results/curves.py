@@ -58,10 +58,14 @@ class Curve:
         )
 
     def _extremes(self, first: int, end: int) -> set[int]:
+        values = self.values[first:end]
+        if all(map(math.isfinite, values)):
+            # min, max and index run in C
+            return {first + values.index(min(values)), first + values.index(max(values))}
         finite = [place for place in range(first, end) if math.isfinite(self.values[place])]
-        odd = [place for place in range(first, end) if not math.isfinite(self.values[place])][:1]
+        odd = next(place for place in range(first, end) if not math.isfinite(self.values[place]))
         value_at = self.values.__getitem__
-        return {*odd, min(finite, key=value_at), max(finite, key=value_at)} if finite else {*odd}
+        return {odd, min(finite, key=value_at), max(finite, key=value_at)} if finite else {odd}
 
 
 def read_curves(path: Path, *, attempts: Sequence[Attempt] = (), containing: str | None = None) -> dict[str, Curve]:
