@@ -13,7 +13,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -207,8 +207,8 @@ class SearchAlgorithm(Algorithm):
     """Whether a run counts with its best value, and not with that of its last evaluation."""
 
     @abc.abstractmethod
-    def new_runs(self, state: SearchState) -> Sequence[int]:
-        """Return the numbers of the runs that no task has had yet; the first one is taken."""
+    def new_runs(self, state: SearchState) -> Iterator[int]:
+        """Yield the numbers of the runs that no task has had yet; the first one is taken."""
 
     def next_rungs(self, state: SearchState) -> Sequence[tuple[int, int]]:  # noqa: ARG002 - of a search with rungs
         """Return runs that may continue, each with the rung that it is to pass; the first one is taken."""
@@ -285,11 +285,12 @@ class Asha(SearchAlgorithm):
             raise ConfigError("sweep.min_steps", steps, problem, "lower it, or use sweep=random")
         return steps
 
-    def new_runs(self, state: SearchState) -> Sequence[int]:
+    def new_runs(self, state: SearchState) -> Iterator[int]:
         """See `SearchAlgorithm`."""
-        # a run that is still being prepared has its configuration last
-        directories = runs_in(state.home).items()
-        return [run for run, directory in directories if run not in state.first and directory.config.is_file()]
+        for run, directory in runs_in(state.home).items():
+            # a run that is still being prepared has its configuration last
+            if run not in state.first and directory.config.is_file():
+                yield run
 
     def next_rungs(self, state: SearchState) -> Sequence[tuple[int, int]]:
         """See `SearchAlgorithm`."""
@@ -316,7 +317,7 @@ class Asha(SearchAlgorithm):
         passed = [end for end in state.ends.values() if end.value is not None]
         is_over = any(end.reason == Reason.COMPLETED for end in passed)
         left = [end for end in passed if (end.run, end.rung + 1) not in state.begun]
-        if not left or is_over or state.given or state.released or self.new_runs(state):
+        if not left or is_over or state.given or state.released or any(True for _ in self.new_runs(state)):
             return []
         highest = max(end.rung for end in left)
         best = min((end for end in left if end.rung == highest), key=lambda end: (_loss(end), end.run))

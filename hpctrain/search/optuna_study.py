@@ -73,9 +73,9 @@ class OptunaStudy(SearchAlgorithm):
             problem = "needs the package optuna, which isn't installed"
             raise ConfigError("sweep", "optuna", problem, 'pip install "hpctrain[optuna]"')
 
-    def new_runs(self, state: SearchState) -> Sequence[int]:
+    def new_runs(self, state: SearchState) -> Iterator[int]:
         """See `SearchAlgorithm`."""
-        return range(max(state.first, default=-1) + 1, self.record.num_runs or 0)
+        return iter(range(max(state.first, default=-1) + 1, self.record.num_runs or 0))
 
     def draw(self, state: SearchState) -> Mapping[str, Any]:
         """Draw the values of the next new run.
@@ -95,7 +95,7 @@ class OptunaStudy(SearchAlgorithm):
             self._restore(sampler, state.home.path / FOLDER, newest)
             mode = next((end.mode for end in state.ends.values() if end.mode), "min")
             study = optuna.create_study(sampler=sampler, direction="maximize" if mode == "max" else "minimize")
-            for number in range(self.new_runs(state)[0]):
+            for number in range(next(self.new_runs(state))):
                 study.add_trial(_trial(state, number))
             trial = study.ask({key: to_optuna(one) for key, one in distributions_of(self.record).items()})
         frozen = study.trials[-1]

@@ -281,7 +281,7 @@ def _num_tasks(search: Search, live: Collection[str]) -> int:
     state = search.state()
     # a task that waits in the queue begins one new run; one that runs has begun its own
     waiting = sum(task not in {begin.task for begin in state.first.values()} for task in live)
-    new = max(0, len(search.algorithm.new_runs(state)) - waiting)
+    new = max(0, sum(1 for _ in search.algorithm.new_runs(state)) - waiting)
     promoted = 0 if live else len(search.algorithm.next_rungs(state))
     return new + len(state.released) or promoted
 

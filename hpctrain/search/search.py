@@ -194,8 +194,8 @@ class Search:
                 return self._begin(*promoted[0], task)
             begun = sum(begin.task == task for begin in state.first.values())
             may_begin = max_new_runs is None or begun < max_new_runs
-            if may_begin and (new := self.algorithm.new_runs(state)):
-                return self._begin(new[0], 0, task, self.algorithm.draw(state))
+            if may_begin and (new := next(self.algorithm.new_runs(state), None)) is not None:
+                return self._begin(new, 0, task, self.algorithm.draw(state))
         return self._begin(*released[0][1:], task) if released else None
 
     def _unrecorded_ends(self, run: int) -> int:
