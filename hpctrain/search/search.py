@@ -346,8 +346,10 @@ def work_here(home: RunDirectory) -> int:
 
 def is_stopped(run: RunDirectory, code: int) -> bool:
     """Whether Ctrl-C ended a run here, which is meant for its whole sweep: a pause has the same exit code."""
+    if code != ExitCode.INTERRUPTED:
+        return False
     attempts = Ledger(run).attempts()
-    return code == ExitCode.INTERRUPTED and not (attempts and attempts[-1].reason is Reason.PAUSED)
+    return not (attempts and attempts[-1].reason is Reason.PAUSED)
 
 
 def plan_assigned(search: Search, assignment: Assignment) -> RunPlan:

@@ -18,7 +18,7 @@ from hpctrain.run.reason import Reason
 from hpctrain.run.sweep_record import SweepRecord
 from hpctrain.search.algorithm import SearchAlgorithm
 from hpctrain.search.journal import read_journal
-from hpctrain.search.search import ALGORITHMS, Assignment, drawn_run
+from hpctrain.search.search import ALGORITHMS, Assignment, drawn_run, is_stopped
 
 sys.path.append(str(Path(__file__).parent))
 from searching import asha, prepared, train
@@ -170,6 +170,8 @@ def test_a_run_with_damaged_records_stops_no_other(tmp_path: Path) -> None:
     other = search.ask("7_1")
     assert other is not None
     assert other.run == 1
+    # nor the other runs of a grid on this machine, when it has completed
+    assert not is_stopped(search.directory(0), 0)
 
 
 def test_a_run_that_failed_on_its_way_to_the_end_is_not_begun_again(tmp_path: Path) -> None:
