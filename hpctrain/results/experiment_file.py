@@ -198,7 +198,7 @@ def export(ranking: Ranking, file: ExperimentFile, comment: str, *, force: bool,
             if found.name == config.name:
                 break
         _require_same(wanted, found, typed, file.path, run)
-        draft.replace(file.path)
+        _publish(draft, file.path, force=force)
     words = [f"{GROUP}={file.name}", *site]
     if folder is not None:
         words = ["--config-dir", os.path.relpath(folder), *words]
@@ -326,3 +326,13 @@ def _draft(file: ExperimentFile, run: RunResult, typed: TypedCommand) -> Iterato
         raise ConfigError("--export", file.path, problem, remedy) from error
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _publish(draft: Path, path: Path, *, force: bool) -> None:
+    if force:
+        draft.replace(path)
+        return
+    try:
+        os.link(draft, path)  # unlike a rename, it replaces nothing
+    except FileExistsError:
+        raise ConfigError("--export", path, "exists", "choose another name, or add --force to replace it") from None

@@ -181,6 +181,11 @@ def test_a_file_is_replaced_only_by_force(tmp_path, capsys):
     assert target.read_text() == "mine"
     shown(capsys, "a", "--export", str(target), "--force")
     assert "seed: 1" in target.read_text()
+    # there without existing, as a file that another command makes meanwhile
+    target.unlink()
+    target.symlink_to("nowhere")
+    assert "exists; choose another name, or add --force" in refused(capsys, "a", "--export", str(target))
+    assert target.is_symlink()
 
 
 @pytest.mark.parametrize(
