@@ -202,6 +202,8 @@ class Frame:
             yield element("g", element("title", mark.title), line, text)
 
 
+MOST_CROSSES = 40
+"""Values that aren't finite and get a cross."""
 MARKED_POINTS = 40
 """Lines with at most so many points show each of them."""
 
@@ -290,7 +292,7 @@ def drawn_line(line: Line, frame: Frame) -> Markup:
             place = f"{across} {frame.down(y):.1f}"
             words.append(f"{'M' if begins else 'L'}{place}")
             points.append(f"M{place}h0")
-        else:
+        elif len(crosses) < MOST_CROSSES:
             what = element("title", f"{line.label or 'value'} is {y} at {number_text(x)}")
             crosses.append(element("path", what, d=f"M{across} {TOP}m-3 0l6 6m0 -6l-6 6", class_="cross"))
         begins = not math.isfinite(y)

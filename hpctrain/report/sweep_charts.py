@@ -219,7 +219,7 @@ def _chart(key: str, metric: str, points: Sequence[SweepPoint]) -> Markup:
     y = scale_of([point.number.best or 0.0 for point in points], margin=0.04)
     frame = Frame(axis.scale, y, axis.ticks(5))
     # the dots of a style are one path, unless each has a title
-    paths: dict[tuple[str, Markup], str] = {}
+    paths: dict[tuple[str, Markup], list[str]] = {}
     ranks: list[Markup] = []
     for point in points:
         place = axis.number(point.values.get(key))
@@ -231,8 +231,10 @@ def _chart(key: str, metric: str, points: Sequence[SweepPoint]) -> Markup:
             beside = {"x": f"{across + 5:.1f}", "y": down}
             ranks.append(element("text", str(point.row.rank), dy="0.35em", class_="over", **beside))
         dots = (point.style, _title(point, points))
-        paths[dots] = f"{paths.get(dots, '')}M{across:.1f} {down}h0"
-    drawn = [element("path", title, d=d, class_=f"dots {style}") for (style, title), d in paths.items()]
+        paths.setdefault(dots, []).append(f"M{across:.1f} {down}h0")
+    drawn = [
+        element("path", title, d="".join(places), class_=f"dots {style}") for (style, title), places in paths.items()
+    ]
     shown = f"best {metric} of each run over {key}"
     parts = (frame.axes(key), *drawn, *ranks)
     drawing = element("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=shown)

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from hpctrain.report.line_chart import Scale, number_text, scale_of
+from hpctrain.report.line_chart import MOST_CROSSES, Frame, Line, Scale, drawn_line, number_text, scale_of
 from hpctrain.report.sweep_charts import KeyAxis
 
 
@@ -25,6 +25,12 @@ from hpctrain.report.sweep_charts import KeyAxis
 )
 def test_numbers_are_short(value, text):
     assert number_text(value) == text
+
+
+def test_a_line_that_has_diverged_has_few_crosses():
+    frame = Frame(Scale(0, 999), Scale(0, 1), [])
+    line = Line(label="loss", xs=range(1000), ys=[0.5, *[math.nan] * 998, 0.5])
+    assert drawn_line(line, frame).count('class="cross"') == MOST_CROSSES
 
 
 @pytest.mark.parametrize(
