@@ -41,9 +41,9 @@ log = logging.getLogger("hpctrain.data")
 
 FORK_TIMEOUT_S = 10.0
 """Seconds within which a forked worker must run; it takes milliseconds."""
-MAX_SOCKET_FOLDER_BYTES = 103 - len("/pymp-12345678/listener-12345678")
-"""Longest TMPDIR in which a worker can make the socket by which it hands over batches: macOS allows 103 bytes for the
-path, Linux 107 (unix(7))."""
+MAX_SOCKET_FOLDER_BYTES = 107 - len("/pymp-12345678/listener-12345678")
+"""Longest TMPDIR in which a worker can make the socket by which it hands over batches: Linux allows 107 bytes for its
+path (unix(7))."""
 SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
 SHARED_MEMORY = "/dev/shm"
 _IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

@@ -286,7 +286,7 @@ LocalError.Error.__qualname__ = "elsewhere"
         (
             Unsent(OSError("AF_UNIX path too long")),
             HpctrainError,
-            r"has \d+ bytes, and at most 71 fit; set TMPDIR to",
+            r"has \d+ bytes, and at most 75 fit; set TMPDIR to",
         ),
         (Unsent(OSError(errno.EMFILE, "")), HpctrainError, r"need more than \d+ open files.*ulimit -Hn"),
         (Unsent(RuntimeError("No space left on device (28)")), HpctrainError, "MB are free now; enlarge it"),
