@@ -118,7 +118,7 @@ def test_each_run_of_a_batch_is_checked_before_one_starts(tmp_path):
     job = [*SHORT, EVALUATED]
     for words in (["cluster=slurm"], ["cluster.dry_run=true"], ["checkpoint.metric=loss"]):
         with pytest.raises(ConfigError, match=r"cluster\.wait|cluster\.dry_run|hydra\.sweeper\.direction"):
-            launcher.launch([job, [*job, *words]], initial_job_idx=0)
+            launcher.launch([[*job, *words]], initial_job_idx=0)
     assert not sweep.home.path.exists()
 
 
