@@ -10,7 +10,7 @@ import shutil
 import stat
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,11 @@ from hpctrain.config.resume import Resume
 from hpctrain.config.root import Config, ProgramConfig, RunConfig, decides_the_weights, flat, with_absolute_init
 from hpctrain.config.stored import load_run, to_yaml
 from hpctrain.errors import RunDirectoryError
-from hpctrain.files import write_atomic, write_json
+from hpctrain.files import read_json_lines, write_atomic, write_json
 from hpctrain.launch.after import resolved
 from hpctrain.launch.existing_run import changed_keys, refuse_other_run, with_stored_texts
 from hpctrain.launch.launch_code import LaunchCode
-from hpctrain.run.code import CodeSnapshot
+from hpctrain.run.code import CodeSnapshot, list_of
 from hpctrain.run.config_change import change_config, trained_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.file_system import explain
@@ -40,8 +40,6 @@ from hpctrain.streams import Printer
 
 IMAGE_PYTHON = "python3"
 """The Python of an image, by the name that all official ones give it."""
-_COPIES = "[!.]*"
-"""Copies of the code and their lists, without unfinished ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,8 +239,8 @@ def undone_on_error(
 
     If the process is killed instead, the mark of the launch stays (`LaunchMark`). Only what preparing and submitting
     write is undone, and nothing once a job is recorded or an attempt is claimed: of a run, of a run in the sweep, or of
-    the search that the run belongs to. A job that couldn't be recorded fails at its start, because its pickled call is
-    gone.
+    the search that the run belongs to; nor if another command is launching a run there. A job that couldn't be recorded
+    fails at its start, because its pickled call is gone.
 
     Args:
         run_dir: the directory; None claims a new one, `runs/NAME/DATE_TIME`.
@@ -283,16 +281,18 @@ def _content_restored_on_error(directory: RunDirectory) -> Iterator[None]:
         *(directory.attempt(number) / STARTS_OVER for number in directory.claimed_attempts()[-1:]),
     ]
     before = {file: (file.read_bytes(), file.stat()) if file.is_file() else None for file in files}
-    launches, copies = _launches(directory), set(directory.code.glob(_COPIES))
+    launches, copies = _launches(directory), _copies(directory)
+    is_marked = LaunchMark(directory).exists()
     try:
         yield
     except BaseException:
         with contextlib.suppress(OSError):  # the caller needs the first error
-            if _launches(directory) == launches:
+            # a sweep's folder is taken before its mark, which another command may have made meanwhile
+            is_others = not is_marked and LaunchMark(directory).exists()
+            if not is_others and _launches(directory) == launches:
                 for file, content in before.items():
                     _restore(file, content)
-                for copy in set(directory.code.glob(_COPIES)) - copies:
-                    shutil.rmtree(copy) if copy.is_dir() else copy.unlink()
+                _remove_copies(directory, _copies(directory) - copies)
                 _remove_empty(absent)
                 # a sweep's folder with a new run in it keeps its new mode
                 if found is not None and set(path.iterdir()) == found[1]:
@@ -308,6 +308,20 @@ def _launches(directory: RunDirectory) -> set[tuple[Path, int]]:
         records.append(path.parent / name)  # of a search, whose tasks ask for this run
     sizes = {(file, size) for file in records if file.is_file() and (size := file.stat().st_size)}
     return sizes | {(claim, 0) for runs in ("", "[0-9]*/") for claim in path.glob(f"{runs}attempts/[0-9]*")}
+
+
+def _copies(directory: RunDirectory) -> set[str]:
+    """The digests of the copies of the code, without unfinished ones."""
+    return {path.stem for path in directory.code.glob("[!.]*")}
+
+
+def _remove_copies(directory: RunDirectory, digests: Collection[str]) -> None:
+    """Remove copies of the code that no run uses; another launch into the same sweep may have made some of them."""
+    records = [directory.code_records, *directory.path.glob("*/code.jsonl")] if digests else []
+    used = {record.get("digest") for file in records for record in read_json_lines(file)}
+    for digest in set(digests) - used:
+        shutil.rmtree(directory.code / digest, ignore_errors=True)
+        list_of(directory.code / digest).unlink(missing_ok=True)
 
 
 def _restore(file: Path, before: tuple[bytes, os.stat_result] | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -22,6 +23,7 @@ from hpctrain.run.code import code_for_attempt, current_code
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
+from hpctrain.run.sweep_record import SweepRecord
 from hpctrain.search.runs import SweepRun
 from hpctrain.search.sweep import Sweep
 
@@ -243,6 +245,35 @@ def test_an_error_leaves_no_code(project, prepared, composer):
 def sweep(composer, count, **options):
     runs = [SweepRun(composer.compose([*OWN, f"run_dir=R/{n}", f"seed={n}"])) for n in range(count)]
     return Sweep(RunDirectory.at("R"), [], **options).prepared(runs, 0o750)
+
+
+def refused_beside(other, composer):
+    """A sweep whose folder another launch takes first."""
+    record = SweepRecord(kind="grid", space={}, fixed=(), folder=".", submitted=0.0, command=())
+    with undone_on_error("R"):
+        other.enter_context(sweep(composer, 1, record=record))
+        other.enter_context(sweep(composer, 1))
+
+
+def test_an_undo_leaves_the_code_and_the_record_of_another_launch_into_the_same_sweep(project, composer):
+    with contextlib.ExitStack() as other:
+        with pytest.raises(RunDirectoryError, match="another command is launching"):
+            refused_beside(other, composer)
+        assert code_for_attempt(RunDirectory.at("R/0"))[1] == ""
+        assert (project / "R" / "sweep.json").exists()
+
+
+def interrupted_after(composer):
+    with undone_on_error("R"):
+        with sweep(composer, 1):
+            pass
+        raise KeyboardInterrupt
+
+
+def test_an_undo_leaves_the_code_of_runs_that_stay(project, composer):
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_after(composer)
+    assert code_for_attempt(RunDirectory.at("R/0"))[1] == ""
 
 
 def test_the_runs_of_a_sweep_share_one_copy(project, composer):
