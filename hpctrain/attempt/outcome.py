@@ -298,6 +298,7 @@ def record_end(
     nodes: Sequence[str] = (),
     ends_run: bool = False,
     facts: EndFacts | None = None,
+    code: str | None = None,
 ) -> None:
     """Record the end of an attempt, and its start if the ranks didn't get that far; the first recorded end counts.
 
@@ -306,12 +307,13 @@ def record_end(
         attempt: the attempt's number.
         outcome: how it ended.
         lost: by rank, the output that its log lacks, in addition to what its exit record says.
-        world_size: number of ranks; this, `job_id` and `nodes` are fields of the start.
+        world_size: number of ranks; this, `job_id`, `nodes` and `code` are fields of the start.
         job_id: its job's id.
         nodes: the nodes of its ranks.
         ends_run: whether no attempt follows automatically. If so, and no step was trained with the configuration of a
             resume, the one from before it is restored, unless the attempt was stopped or cancelled.
         facts: more fields of the end; `saved_step`, `error_after_signal` and `incomplete_logs` follow from the others.
+        code: digest of the copy of the code; None if there is none, or it isn't known.
 
     Raises:
         OSError: the ledger can't be written.
@@ -328,7 +330,7 @@ def record_end(
         if may_start_over(directory):
             allow_start_over(directory, attempt)
         start = partial(ledger.start, attempt, job_id=job_id, nodes=nodes, world_size=world_size, step=step)
-        write_with_reserve(directory.attempt(attempt), partial(start, StartFacts(code=_code_digest(directory))))
+        write_with_reserve(directory.attempt(attempt), partial(start, StartFacts(code=code)))
         outcome = replace(outcome, step=max(step, outcome.step))
     if ends_run and directory.config_before.exists():
         conclude = partial(_conclude_change, directory, attempt, outcome.reason)

@@ -89,7 +89,7 @@ def _launch(run: RunPlan, program: HostProgram | None, quiet: Collection[Reason]
     needs_secret = world_size > 1 and not run.is_program and run.training.parallel.init_method != "env://"
     number = Ledger(directory).claim(secret=needs_secret)
     Owner.write(directory.attempt(number), in_program=program is not None)
-    attempt = _Attempt(run, number, Notifier(directory, run.config, os.environ), quiet)
+    attempt = _Attempt(run, number, Notifier(directory, run.config, os.environ), quiet, digest or None)
     if damage:
         return attempt.refuse(damage)
     attempt.notifier.started(number, socket.gethostname())
@@ -143,6 +143,7 @@ class _Attempt:
         number: of the attempt, which is claimed.
         notifier: of the run.
         quiet: reasons for which nothing is printed.
+        code: digest of the copy from which its ranks import; None without one.
         kills: the kernel's count of processes that it killed for their memory, before the attempt.
     """
 
@@ -150,13 +151,14 @@ class _Attempt:
     number: int
     notifier: Notifier
     quiet: Collection[Reason]
+    code: str | None = None
     kills: int = field(default_factory=oom_kills)
 
     def refuse(self, why: str) -> int:
         """End it before its ranks start: the code isn't what was submitted, or the system refuses to start them."""
         directory, world_size = self.run.directory, self.run.resources.world_size
         outcome = Outcome(Reason.FAILED, saved_step(directory), why)
-        record_end(directory, self.number, outcome, world_size=world_size, ends_run=True)
+        record_end(directory, self.number, outcome, world_size=world_size, ends_run=True, code=self.code)
         print(f"hpctrain: {outcome.reason.value}: {why}", file=sys.stderr)
         self.notifier.ended(self.number, outcome)
         self.notifier.finish()
@@ -183,7 +185,7 @@ class _Attempt:
             report = "ended at once by a second Ctrl-C, without a save"
             outcome = replace(outcome, reason=Reason.INTERRUPTED, report=report)
         lost = {} if ranks is None else {0: ranks.lost}
-        record_end(directory, self.number, outcome, lost, world_size=world_size, ends_run=True)
+        record_end(directory, self.number, outcome, lost, world_size=world_size, ends_run=True, code=self.code)
         if outcome.report and not is_recorded and outcome.reason not in (Reason.COMPLETED, *self.quiet):
             print(f"hpctrain: {self._end(outcome, first_cause(records))}", file=sys.stderr)
             print(resume_advice(directory, outcome.reason), file=sys.stderr)

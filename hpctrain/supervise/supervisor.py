@@ -107,7 +107,7 @@ class Supervisor:
                 return ExitCode.INTERRUPTED
             except STORAGE_ERRORS as error:
                 return self._leave_unwritable(error)
-            self._record(attempt, outcome, decision)
+            self._record(attempt, outcome, decision, None if code is None else code.digest)
             # a requeue comes first: it must not wait for the user's command
             exit_code = None if decision.action is Action.RESTART else self._leave(decision)
             self._notify(attempt, outcome, decision, exit_code)
@@ -226,7 +226,7 @@ class Supervisor:
             return outcome
         return Outcome(Reason.NODE_FAILURE, outcome.step, f"{' '.join(failed)} failed", suspects=failed)
 
-    def _record(self, attempt: int, outcome: Outcome, decision: RequeueDecision) -> None:
+    def _record(self, attempt: int, outcome: Outcome, decision: RequeueDecision, code: str | None) -> None:
         final = replace(outcome, reason=decision.reason)
         if decision.reason is not outcome.reason:
             # the ranks' own reason would be lost, unless the decision names it
@@ -244,6 +244,7 @@ class Supervisor:
                     job_id=self.job.job_id,
                     nodes=self.allocation.step_nodes,
                     ends_run=decision.action is Action.END,
+                    code=code,
                 ),
                 on=STORAGE_ERRORS,
                 # SLURM will kill this process soon, and it still has to requeue the job

@@ -9,6 +9,7 @@ import subprocess
 
 import pytest
 
+from hpctrain.attempt.unrecorded import UnrecordedEnds
 from hpctrain.cli import main
 from hpctrain.config.compose import ProgramComposer
 from hpctrain.config.root import ProgramConfig
@@ -24,6 +25,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.run.sweep_record import SweepRecord
+from hpctrain.scheduler.slurm import Slurm
 from hpctrain.search.runs import SweepRun
 from hpctrain.search.sweep import Sweep
 
@@ -465,6 +467,16 @@ def test_a_local_attempt_is_not_started_with_code_that_was_changed(project, prep
     line = f"{code.folder}/my_task.py was removed since the code was taken: restore it, or take today's code with"
     assert attempt.detail.startswith(line)
     assert capsys.readouterr().err.startswith(f"hpctrain: failed: {line}")
+
+
+def test_an_attempt_that_never_had_ranks_has_no_code(project, prepared):
+    directory = prepared(*OWN)
+    Ledger(directory).claim()
+    (project / "my_task.py").write_text(f"{TASK}\nNEW = 1\n")
+    prepared(*OWN, now=True)
+    UnrecordedEnds(directory, Slurm()).close(1)
+    (attempt,) = Ledger(directory).attempts()
+    assert (attempt.reason, attempt.code) == (Reason.INFRASTRUCTURE, None)
 
 
 def test_files_of_secrets_are_named(project, prepared):
