@@ -375,13 +375,22 @@ def copy_output(source: IO[bytes], log: LogFile, *, over_bar: bool = False) -> N
         over_bar: whether the rank may have drawn a bar on the console, which lines replace.
     """
     at_start = True
-    log.report = print_warning
+    warnings: list[str] = []
+    log.report = warnings.append
     with source, log:
         # to the end in any case: a rank whose pipe is full blocks, and one whose pipe is closed fails
         while data := os.read(source.fileno(), 65536):
             log.write(data)
-            _print(CLEAR_LINE + data if over_bar and at_start else data)
+            # a warning waits for the end of a line
+            lines = data[: data.rfind(b"\n") + 1] if warnings else data
+            _print(CLEAR_LINE + lines if over_bar and at_start else lines)
+            if lines.endswith(b"\n"):
+                while warnings:
+                    print_warning(warnings.pop())
+            _print(data[len(lines) :])
             at_start = data.endswith(b"\n")
+    for warning in warnings:
+        print_warning(warning)
 
 
 def _print(data: bytes) -> None:

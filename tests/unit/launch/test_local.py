@@ -306,6 +306,19 @@ def test_lines_replace_a_bar_and_the_rest_of_a_line_does_not(tmp_path, monkeypat
     assert (tmp_path / "log").read_bytes() == b"one\ntwo, three\nfour\n"
 
 
+def test_the_warning_on_a_log_waits_for_the_end_of_a_line(tmp_path, monkeypatch):
+    pieces = [b"one, ", b"two\nthree", b"\n", b""]
+    monkeypatch.setattr(os, "read", lambda descriptor, size: pieces.pop(0))
+    log, source = LogFile(Path("/dev/full")), Path(os.devnull).open("rb")  # noqa: SIM115 - they are closed there
+    with (tmp_path / "console").open("w", buffering=1) as console:
+        monkeypatch.setattr(sys, "stdout", console)
+        monkeypatch.setattr(sys, "stderr", console)
+        copy_output(source, log)
+        monkeypatch.undo()
+    lines = (tmp_path / "console").read_text().splitlines()
+    assert [lines[0], lines[1][:37], *lines[2:]] == ["one, two", "hpctrain: warning: /dev/full can't be", "three"]
+
+
 def test_under_nohup_a_closed_terminal_stops_nothing(ranks, command, then, directory):
     heard = "wait_for_signal(); folder.joinpath('heard_' + rank).write_text(str(heard))"
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
