@@ -48,7 +48,6 @@ class CheckpointInfo:
         problem: why it isn't intact, or empty.
         unreadable: whether the file system failed to read it, perhaps only for a while.
         other_version: whether its format is one that this version of hpctrain can't read.
-        bytes: of its files.
         samples_seen: over all ranks, since the start of the run.
         world_size: of the attempt that wrote it.
         weights_digest: of the model's named tensors: SHA-256, or sums (`sum128:`) if each rank wrote a part.
@@ -63,7 +62,6 @@ class CheckpointInfo:
     problem: str
     unreadable: bool = False
     other_version: bool = False
-    bytes: int
     samples_seen: int | None = None
     world_size: int | None = None
     weights_digest: str | None = None
@@ -75,6 +73,14 @@ class CheckpointInfo:
     def damaged(self) -> bool:
         """Whether its bytes are known to be wrong."""
         return not (self.intact or self.unreadable or self.other_version)
+
+    @property
+    def bytes(self) -> int:
+        """The size of its files, which is read from the file system when asked for; 0 if that fails."""
+        try:
+            return sum(file.stat().st_size for file in self.path.iterdir() if file.is_file())
+        except OSError:
+            return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +193,6 @@ def _describe(
             problem=str(error),
             unreadable=isinstance(error, ManifestUnreadableError),
             other_version=isinstance(error, OtherVersionError),
-            bytes=_size_on_disk(path),
         )
     if manifest["step"] != step:
         problems = [Problem(f"{MANIFEST} belongs to step {manifest['step']}")]
@@ -201,7 +206,6 @@ def _describe(
         intact=not problems,
         problem=_joined(problems),
         unreadable=any(problem.unreadable for problem in problems),
-        bytes=_size_on_disk(path),
         samples_seen=manifest["samples_seen"],
         world_size=manifest["world_size"],
         weights_digest=manifest["weights_digest"],
@@ -287,13 +291,6 @@ def _wrong_checksum(file: Path, expected: str, on_read: Callable[[int], None] | 
 
 def _unreadable(file: Path, error: OSError) -> Problem:
     return Problem(f"{file.name} can't be read: {error.strerror}", unreadable=True)
-
-
-def _size_on_disk(path: Path) -> int:
-    try:
-        return sum(file.stat().st_size for file in path.iterdir() if file.is_file())
-    except OSError:
-        return 0
 
 
 KEEP_BEST = "checkpoint.keep_best"

@@ -36,7 +36,6 @@ def info(step, *, intact=True, ours=True, score=None):
         path=Path(f"step_{step:08d}"),
         intact=intact and ours,
         problem="" if intact and ours else "damaged",
-        bytes=1,
         weights_digest="d" if ours else None,
         score=None if score is None else Score("accuracy", "max", score),
     )
@@ -313,7 +312,7 @@ def test_one_that_could_not_be_read_stays_where_it_is(directory, writer, snapsho
     """A file system that fails for a while, or a checkpoint of a later hpctrain, is no damage."""
     for why in ("unreadable", "other_version"):
         path = writer.write(snapshot(1))
-        info = CheckpointInfo(step=1, path=path, intact=False, problem=why, bytes=1, **{why: True})
+        info = CheckpointInfo(step=1, path=path, intact=False, problem=why, **{why: True})
         set_aside([info], claim)
         assert directory.set_aside() == []
 

@@ -23,9 +23,7 @@ from hpctrain.run.checkpoints import CheckpointInfo
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.saves import record_save
 
-NEWEST = CheckpointInfo(
-    step=3, path=Path("x"), intact=True, problem="", bytes=9, samples_seen=24, weights_digest="ab" * 32
-)
+NEWEST = CheckpointInfo(step=3, path=Path("x"), intact=True, problem="", samples_seen=24, weights_digest="ab" * 32)
 
 
 def result(**changes):
