@@ -87,6 +87,8 @@ class LaunchMark:
     def exists(self) -> bool:
         """Whether the directory has the mark of a launch, and not a file of the user with this name."""
         try:
+            if self.directory.launching.is_symlink():
+                return False
             with open_file(self.directory.launching) as file:
                 # a launch that was killed, or met a full disk, may have written less
                 return _BEGINNING.startswith(file.read(len(_BEGINNING)))

@@ -90,7 +90,14 @@ def test_a_file_of_the_user_with_the_name_of_the_mark_stays(mark, content):
     assert mark.directory.launching.read_text() == content
 
 
-@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/null")])
+def link_to_an_empty_file(path):
+    (path.parent / "empty").touch()
+    path.symlink_to("empty")
+
+
+@pytest.mark.parametrize(
+    "make", [os.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/null"), link_to_an_empty_file]
+)
 def test_nothing_but_a_file_is_a_mark(mark, make):
     mark.directory.path.mkdir()
     make(mark.directory.launching)
