@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -60,7 +60,7 @@ class EvaluationRecord:
     """
 
     step: Annotated[int, COUNT]
-    means: Annotated[Mapping[str, float], _MEANS] = field(default_factory=dict)
+    means: Annotated[Mapping[str, float], _MEANS]
     best: Annotated[Score | None, _SCORE] = None
     best_step: Annotated[int | None, COUNT] = None
 
@@ -84,7 +84,15 @@ def last_evaluation(directory: RunDirectory, claims: Sequence[int] | None = None
         directory: of the run.
         claims: the attempts that claimed it, if they are known already; oldest first.
     """
-    return directory.newest(lambda claim: decode(EvaluationRecord, read_json_or_empty(claim / FILE_NAME)), claims)
+    return directory.newest(_read, claims)
+
+
+def _read(claim: Path) -> EvaluationRecord | None:
+    record = read_json_or_empty(claim / FILE_NAME)
+    # the best score without its step says nothing, nor does the step without the score
+    if not COUNT.accepts(record.get("best_step")) or decode(Score, record.get("best")) is None:
+        record |= {"best": None, "best_step": None}
+    return decode(EvaluationRecord, record)
 
 
 def best_steps(scores: Mapping[int, Score | None], count: int) -> list[int]:

@@ -149,7 +149,7 @@ def test_a_best_evaluation_without_a_checkpoint_is_named(directory, capsys):
     for step, accuracy in ((380, 0.9), (400, 0.8)):
         save(directory, step, accuracy)
     directory.attempt(1).mkdir()
-    EvaluationRecord(step=400, best=Score("accuracy", "max", 0.95), best_step=180).write(directory.attempt(1))
+    EvaluationRecord(step=400, means={}, best=Score("accuracy", "max", 0.95), best_step=180).write(directory.attempt(1))
     kept = "the best checkpoint on disk is that of step 380, with accuracy 0.9"
     why = "checkpoint.keep_best=0; set it to 1 to keep the best"
     warning = f"the best evaluation is accuracy 0.95 at step 180, whose checkpoint isn't on disk ({why}); {kept}"

@@ -123,7 +123,7 @@ def test_a_mixture_of_metrics_is_one_line(tmp_path, make_run):
     make_run(0, {}, {10: 0.5})
     make_run(1, {}, {10: 0.5})
     other = make_run(2, {}, {10: 0.5})
-    EvaluationRecord(step=10, best=Score("loss", "min", 1.0), best_step=10).write(other.attempt(1))
+    EvaluationRecord(step=10, means={}, best=Score("loss", "min", 1.0), best_step=10).write(other.attempt(1))
     with pytest.raises(RunDirectoryError) as error:
         judging_metric(read(tmp_path))
     assert str(error.value) == (

@@ -22,15 +22,34 @@ def test_the_newest_record_counts(directory):
     assert last_evaluation(directory) == EvaluationRecord(step=8, means={"eval/loss": 2.0}, best=best, best_step=4)
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"step": "x", "means": {}}', '{"step": 1, "means": 3}'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", '{"step": "x", "means": {}}', '{"step": 1}', '{"step": 1, "means": 3}', '{"step": 1, "means": null}'],
+)
 def test_a_damaged_record_counts_as_absent(directory, text):
     directory.attempt(1).mkdir()
     (directory.attempt(1) / "evaluation.json").write_text(text)
     assert last_evaluation(directory) is None
 
 
+@pytest.mark.parametrize(
+    ("best", "best_step"),
+    [
+        (None, 4),
+        ({"name": "loss", "mode": "up", "value": 1.5}, 4),
+        ({"name": "loss", "mode": "min", "value": 1.5}, None),
+        ({"name": "loss", "mode": "min", "value": 1.5}, "x"),
+    ],
+)
+def test_the_best_score_and_its_step_count_together(directory, best, best_step):
+    directory.attempt(1).mkdir()
+    record = {"step": 8, "means": {"eval/loss": 2.0}, "best": best, "best_step": best_step}
+    (directory.attempt(1) / "evaluation.json").write_text(json.dumps(record))
+    assert last_evaluation(directory) == EvaluationRecord(step=8, means={"eval/loss": 2.0})
+
+
 def test_a_record_of_a_directory_that_is_gone_is_not_an_error(directory):
-    EvaluationRecord(step=4).write(directory.attempt(9))
+    EvaluationRecord(step=4, means={}).write(directory.attempt(9))
 
 
 def test_a_score_comes_back_from_its_record():

@@ -36,7 +36,7 @@ def test_the_objective_is_the_best_value(directory):
     directory.attempt(1).mkdir()
     with pytest.raises(RunFailedError, match="has no value of the metric by which it is judged; give the task"):
         objective(directory, 0, MAXIMIZE)
-    EvaluationRecord(step=4, best=Score("f1", "max", 0.75), best_step=2).write(directory.attempt(1))
+    EvaluationRecord(step=4, means={}, best=Score("f1", "max", 0.75), best_step=2).write(directory.attempt(1))
     assert objective(directory, 0, MAXIMIZE) == 0.75
     refused = (
         "optim.maximize=false: looks for lower values, but higher values of the runs' metric are better; set it to"
