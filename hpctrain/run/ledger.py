@@ -165,8 +165,10 @@ class Ledger:
                 continue
             facts = converted(record, field_types(Attempt))
             values |= {f"{event}_{name}": record.get(name) for name in ("step", "time")}
-            # the end may come first in the file, and its facts are newer
-            values |= facts | values if event == "start" else facts
+            if event == "start":  # the end may come first in the file, and its facts are newer
+                values |= facts | values
+            else:
+                values |= facts
             if event == "end":
                 values["reason"], values["detail"] = _reason(record)
         return [Attempt(attempt=number, **values) for number, values in sorted(by_number.items())]

@@ -71,7 +71,7 @@ def up_to(largest: int) -> FieldType:
 
 
 TEXT = FieldType("a string", lambda value: isinstance(value, str))
-PATH = FieldType("a path", _is_path, Path)
+PATH = FieldType("a path", _is_path)
 NAME = FieldType("a name", lambda value: TEXT.accepts(value) and len(value.split()) == 1)
 TEXTS = FieldType("a list of strings", _are_texts, tuple)
 TEXT_BY_NAME = _values_of(TEXT, "an object of strings")

@@ -13,6 +13,8 @@ from hpctrain.files import LARGEST_LOG_BYTES, append_json_line, read_json_lines
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.record_fields import COUNT, PATH, TIME, decode
 
+_PATH = replace(PATH, convert=Path)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Save:
@@ -26,7 +28,7 @@ class Save:
     """
 
     step: Annotated[int, COUNT]
-    path: Annotated[Path, PATH]
+    path: Annotated[Path, _PATH]
     time: Annotated[float, TIME]
     attempt: Annotated[int, COUNT]
 
