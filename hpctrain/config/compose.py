@@ -354,6 +354,11 @@ class ProgramComposer(Composer):
         return ConfigError(key, value, problem, remedy)
 
 
+def composer_of(command: Sequence[str] | None, config_dir: str | None) -> Composer:
+    """The composer of a training, or of a program with its command."""
+    return Composer(config_dir) if command is None else ProgramComposer(command, config_dir)
+
+
 GRID = "; the values of a grid decide how many runs it has"
 
 

@@ -7,7 +7,7 @@ import functools
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpctrain.attempt.outcome import TIME_BOUND, train_on_command
 from hpctrain.config.checks import check
@@ -34,9 +34,6 @@ from hpctrain.status.before_launch import statuses_before_launch
 from hpctrain.status.run_status import RunStatus
 from hpctrain.status.state import RunState
 from hpctrain.streams import Printer
-
-if TYPE_CHECKING:
-    from hpctrain.config.compose import Composer
 
 GLOBAL_BATCH_SIZE = "trainer.global_batch_size"
 
@@ -185,6 +182,9 @@ def changed_config(
     typed = {name for name in type(stored).__dataclass_fields__ if dataclasses.is_dataclass(getattr(default, name))}
     chosen = groups & {*typed, *OPEN_GROUPS}
     if {key.split(".")[0] for key in keys.values()} - {*type(stored).__dataclass_fields__}:
+        # Hydra takes a tenth of a second to import, and an existing run seldom needs it
+        from hpctrain.config.compose import composer_of
+
         composer_of(command, config_dir).refuse_foreign(overrides)
     values = [override for override in overrides if keys[override].split(".")[0] not in chosen]
     config = dataclasses.replace(load_run(directory.config, values), run_dir=str(directory.path))
@@ -195,19 +195,13 @@ def changed_config(
             wanted.append(f"nodes={config.nodes}")
         if isinstance(stored, Config) and "trainer" not in chosen:
             wanted.append(f"{GLOBAL_BATCH_SIZE}={stored.trainer.global_batch_size}")
+        from hpctrain.config.compose import composer_of
+
         composed = composer_of(command, config_dir).compose_run(wanted)
         config = dataclasses.replace(config, **{group: getattr(composed, group) for group in chosen})
     with importing_code_of(directory.path, now=code_now):
         check(config)
     return config
-
-
-def composer_of(command: Sequence[str] | None, config_dir: str | None) -> Composer:
-    """The composer of a training, or of a program with its command."""
-    # Hydra takes a tenth of a second to import, and an existing run seldom needs it
-    from hpctrain.config.compose import Composer, ProgramComposer
-
-    return Composer(config_dir) if command is None else ProgramComposer(list(command), config_dir)
 
 
 def print_completed(status: RunStatus, config: RunConfig, *, code_now: bool = False) -> None:
@@ -225,10 +219,11 @@ def print_completed(status: RunStatus, config: RunConfig, *, code_now: bool = Fa
     idle = f"; nothing is left to {verb}, and nothing was changed" if is_program or code_now or is_changed else ""
     note = f" ({status.note})" if status.note else ""
     print(f"{directory.path}: already completed{status.at_step}{note}{idle}")
-    if not isinstance(config, Config):
+    if is_program:
         print("  to run it again, type its command without run_dir, or with another one")
     elif status.note:
         print(f"  {train_on_command(directory, status.note)}    # to train further")
     else:
+        assert isinstance(config, Config)
         length = "max_epochs" if config.trainer.max_steps is None else "max_steps"
         print(f"  python -m hpctrain resume {directory.as_typed} trainer.{length}=N    # to train longer")

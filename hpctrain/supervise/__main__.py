@@ -33,7 +33,6 @@ from hpctrain.config.resources import resources_of
 from hpctrain.config.stored import load_run
 from hpctrain.errors import ERROR_PREFIX, ClusterEnvironmentError, ConfigError, ExitCode, HpctrainError
 from hpctrain.files import read_bytes
-from hpctrain.launch.existing_run import composer_of
 from hpctrain.launch.prepare import RunPlan, prepare_as_rank
 from hpctrain.retry import retry
 from hpctrain.run.directory import RunDirectory, umask_of
@@ -107,6 +106,9 @@ def plan_run(arguments: Sequence[str], environ: Mapping[str, str]) -> RunPlan:
         raise ClusterEnvironmentError(problem, {})
     if not is_program and len(words) == 1 and "=" not in words[0] and not words[0].startswith("~"):
         return _patiently(lambda: _open_run(words[0]), environment, "the run directory can't be read")
+    # Hydra takes a tenth of a second to import, and a job that opens its run doesn't need it
+    from hpctrain.config.compose import composer_of
+
     composer = composer_of(command if is_program else None, options.config_dir)
     config = composer.compose_run([*allocation_overrides(environ, words), *words])
     if not isinstance(config.cluster, SlurmCluster):
