@@ -69,7 +69,7 @@ class Notifier:
         # the caller may change its environment while a command starts
         self._environ = dict(environ)
         self._job_id = job_id
-        # monotonic seconds at which a command is killed: each one's by its thread, and that of all of them
+        # monotonic seconds at which commands are killed: that of each, by its thread, and one for all
         self._deadlines: dict[threading.Thread, float] = {}
         self._last_deadline = math.inf
 

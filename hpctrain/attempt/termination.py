@@ -27,8 +27,8 @@ BY_RECORD = {
     "TimeLimit": (Reason.TIME_LIMIT, TIME_IS_UP),
     "NodeDown": (Reason.NODE_FAILURE, "a node failed"),
 }
-"""Why SLURM kills a job that it doesn't requeue, also in words, by the field `Reason` of its record; any other content
-of that field means that a person cancelled the job."""
+"""The reason, with its words, by the field `Reason` of SLURM's record, for a job that SLURM kills without a requeue.
+Any other value means that a person cancelled the job."""
 BY_STATE = {
     JobState.CANCELLED: Reason.CANCELLED,
     JobState.TIMEOUT: Reason.TIME_LIMIT,
@@ -68,7 +68,7 @@ class Termination:
     @property
     def needs_requeue(self) -> bool:
         """Whether the batch script has to requeue the job before SLURM kills it."""
-        return not self.requeued and self.reason is not None and self.reason.meaning.requeued_from_within
+        return not self.requeued and self.reason is not None and self.reason.meaning.batch_script_requeues
 
     @property
     def logged(self) -> str:

@@ -231,7 +231,7 @@ def remove_leftovers(directory: RunDirectory) -> list[str]:
 
 
 def _remove(path: Path) -> None:
-    """Remove a checkpoint, under whatever name it is, so that nobody takes the rest for one after a crash."""
+    """Remove a checkpoint, which is renamed first, so that a partly removed one never looks complete."""
     step = re.search(r"step_\d+", path.name)
     assert step is not None, path
     condemned = temporary_name(path.with_name(_REMOVED + step[0]))

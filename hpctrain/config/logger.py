@@ -103,10 +103,10 @@ class MLflow(require.Checked):
 
 
 SERVICES: Mapping[str, type[Wandb] | type[MLflow]] = {"wandb": Wandb, "mlflow": MLflow}
-"""The services. A name is a key of the group `logger`, an extra of the package, what `sync --service` takes, the module
-of hpctrain.sync that has `connect`, and that by which Python imports the client. `title` is what messages call a
-service, `secrets` are the variables that its client reads, and that no file of a run may contain, and `server` is the
-one that the group names."""
+"""The services, by name: the key in the group `logger`, the extra of the package, the value of `sync --service`, the
+module of hpctrain.sync that has `connect`, and the name by which Python imports the client. `title` is what messages
+call a service, `secrets` are the variables that its client reads, and that no file of a run may contain, and `server`
+is the one that the group names."""
 
 
 @dataclass(kw_only=True, slots=True)

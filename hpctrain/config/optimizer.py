@@ -1,6 +1,6 @@
 """``conf/optimizer``: any class of torch.optim, by ``_target_``, or several optimizers by name. Owner: hpctrain.train.
 
-Named optimizers have their own class, parameters, schedule, clipping and loss each.
+Each named optimizer has its own class, parameters, schedule, clipping and loss.
 """
 
 from __future__ import annotations

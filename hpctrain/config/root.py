@@ -1,4 +1,4 @@
-"""All keys of a run: their schema, which of them decide the weights, and the typed configuration of a composed one.
+"""All keys of a run: their schema, which of them decide the weights, and what makes a composed configuration typed.
 
 The schema is registered with Hydra as ``base_NAME``, which the files of ``conf/`` extend.
 """

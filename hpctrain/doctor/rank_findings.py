@@ -28,7 +28,7 @@ MOST_PAIRS = 8
 
 
 def rank_findings(answers: RankAnswers) -> Iterator[Finding]:
-    """What the records of the ranks, and their measurements, mean, where ranks were started."""
+    """Yield the findings on the records and measurements of the ranks."""
     yield from _unstarted(answers)
     yield from _own_names(answers)
     yield from _unfinished(answers)
@@ -155,7 +155,7 @@ def _gpus_in_doubt(answers: RankAnswers) -> Iterator[Finding]:
 
 
 def _warning(check: str, node: str, problem: str, why: str, remedy: str = "") -> Finding:
-    """A warning about one node, which is left out unless there is another remedy."""
+    """A warning about one node; without another remedy, it advises to leave the node out."""
     return Finding(
         check=check,
         severity=Severity.WARNING,

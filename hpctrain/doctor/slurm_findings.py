@@ -220,8 +220,8 @@ def _preemptions(view: SlurmView) -> Iterator[Finding]:
             )
 
 
-def silence_findings(error: SchedulerError, *, is_typed: bool) -> Iterator[Finding]:
-    """What it means that SLURM can't be asked.
+def unreachable_slurm_findings(error: SchedulerError, *, is_typed: bool) -> Iterator[Finding]:
+    """Yield the findings if SLURM can't be asked.
 
     Args:
         error: of its commands.
@@ -255,7 +255,7 @@ def view_slurm(config: Config, slurm: Slurm) -> tuple[SlurmView | None, list[Fin
     try:
         settings, partitions = slurm.settings(), slurm.partitions()
     except SchedulerError as error:
-        return None, list(silence_findings(error, is_typed=is_typed))
+        return None, list(unreachable_slurm_findings(error, is_typed=is_typed))
     cluster = config.cluster if isinstance(config.cluster, SlurmCluster) else SlurmCluster()
     checkpoint, counts = config.checkpoint, node_counts(config, resources_of(config))
     view = SlurmView(

@@ -85,7 +85,7 @@ class RunPlan:
 
     @property
     def rank_python(self) -> str:
-        """The Python of the ranks: a path, or a name that is looked up in PATH; in a container, of that."""
+        """The Python of the ranks: a path, or a name that is looked up in PATH, or in that of their container."""
         cluster = self.config.cluster
         if not isinstance(cluster, Slurm):
             return sys.executable

@@ -48,7 +48,7 @@ log = logging.getLogger("hpctrain.train")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One rank as a member of an attempt.
+    """A rank's place in an attempt, of a training or of a program: its files, its claim and its exit record.
 
     Attributes:
         environment: its place among the ranks.
@@ -136,7 +136,7 @@ class HostProgram:
 
 @dataclass(slots=True)
 class Rank:
-    """One rank of a training, from its environment to its exit record.
+    """The state of a training's rank, which grows from its environment to its exit record.
 
     It begins with its configuration and its place. Then `train.attempt.run_attempt` sets `member`, `log_stream`,
     `world` and `running`, in this order. Its exit record contains what is known by then. The watchdog reads the rank
@@ -151,7 +151,7 @@ class Rank:
         member: its files and records, once its attempt is known.
         program: in which it trains, if its process is a user's.
         world: the ranks, once they have met.
-        running: the training, once it is resumed.
+        running: the loop of the training, once it is resumed.
         log_stream: its log, if standard output doesn't go there already.
         senders: that send the run to services, once they are started; on rank zero alone.
     """

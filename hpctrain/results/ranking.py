@@ -1,4 +1,4 @@
-"""The runs of a sweep, best first, with the spread over runs that differ in nothing but `seed`; and by which metric."""
+"""The runs of a sweep by a metric, best first, with the spread over runs that differ only in `seed`."""
 
 from __future__ import annotations
 

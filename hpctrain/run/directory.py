@@ -24,7 +24,7 @@ SET_ASIDE = re.compile(rf"damaged-step_(?P<step>\d{{{STEP_DIGITS},}})-[0-9a-f]{{
 """Names of damaged checkpoints that a resume passed over."""
 
 
-class _Inside:
+class _PathInRun:
     """An attribute of `RunDirectory`: the path of a file or a folder in it.
 
     Args:
@@ -48,55 +48,55 @@ class RunDirectory:
 
     path: Path
 
-    config = _Inside("config.yaml")
+    config = _PathInRun("config.yaml")
     """The resolved configuration."""
-    config_before = _Inside("config.before.yaml")
+    config_before = _PathInRun("config.before.yaml")
     """The configuration before the last resume's change, until an attempt has trained with the change."""
-    config_changes = _Inside("config_changes.jsonl")
+    config_changes = _PathInRun("config_changes.jsonl")
     """One record per resume that changed what decides the weights; see `hpctrain.run.config_change`."""
-    sweep = _Inside("sweep.json")
+    sweep = _PathInRun("sweep.json")
     """In a sweep's directory: how the sweep finds its runs; see `SweepRecord`."""
-    launching = _Inside("launching.json")
+    launching = _PathInRun("launching.json")
     """In the directory of a launch that is under way or was killed; see `LaunchMark`."""
-    manifest = _Inside("manifest.json")
+    manifest = _PathInRun("manifest.json")
     """Command, git commit and diff, versions, host."""
-    attempts = _Inside("attempts.jsonl")
+    attempts = _PathInRun("attempts.jsonl")
     """The ledger: one start and one end record per attempt."""
-    code = _Inside("code")
+    code = _PathInRun("code")
     """Copies of the code, each with a list of its files."""
-    code_records = _Inside("code.jsonl")
+    code_records = _PathInRun("code.jsonl")
     """One record per copy of the code with which the run was launched or resumed."""
-    metrics = _Inside("metrics.jsonl")
+    metrics = _PathInRun("metrics.jsonl")
     """One record per logged step."""
-    saves = _Inside("saves.jsonl")
+    saves = _PathInRun("saves.jsonl")
     """One record per save that a program reported; see `hpctrain.run.saves`."""
-    metrics_csv = _Inside("metrics.csv")
+    metrics_csv = _PathInRun("metrics.csv")
     """The same as a table, if `logger.csv` is set."""
-    media = _Inside("media")
+    media = _PathInRun("media")
     """Images, texts and other media that the task logs."""
-    media_records = _Inside("media.jsonl")
+    media_records = _PathInRun("media.jsonl")
     """One record per medium."""
-    sync = _Inside("sync")
+    sync = _PathInRun("sync")
     """What was sent to W&B and MLflow."""
-    jobs = _Inside("jobs.jsonl")
+    jobs = _PathInRun("jobs.jsonl")
     """One record per submission to a scheduler, and per cancellation; see `JobRecords`."""
-    checkpoints = _Inside("checkpoints")
+    checkpoints = _PathInRun("checkpoints")
     """One directory per checkpoint."""
-    earlier = _Inside("earlier")
+    earlier = _PathInRun("earlier")
     """Metrics and other records that a resume dropped because checkpoints were gone; a folder per attempt."""
-    tensorboard = _Inside("tensorboard")
+    tensorboard = _PathInRun("tensorboard")
     """TensorBoard's event files."""
-    logs = _Inside("logs")
+    logs = _PathInRun("logs")
     """The output of ranks and batch scripts."""
-    submitit = _Inside("logs/submitit")
+    submitit = _PathInRun("logs/submitit")
     """The scripts of jobs, and the pickled calls that they make."""
-    claims = _Inside("attempts")
+    claims = _PathInRun("attempts")
     """One directory per attempt: creating it claims the run, and it keeps the exit records of the ranks."""
-    launcher_log = _Inside("logs/launcher.log")
+    launcher_log = _PathInRun("logs/launcher.log")
     """What the launcher of a run printed that `hpctrain.submit` started on this machine."""
-    notify_log = _Inside("logs/notify.log")
+    notify_log = _PathInRun("logs/notify.log")
     """The output of `notify.command`, over all attempts."""
-    sweep_stop_file = _Inside("sweep_stop")
+    sweep_stop_file = _PathInRun("sweep_stop")
     """In a sweep's directory: by it the user keeps a sweep on one machine from beginning another run."""
 
     @classmethod

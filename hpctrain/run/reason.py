@@ -68,8 +68,8 @@ class Meaning:
         return not self.why_final
 
     @property
-    def requeued_from_within(self) -> bool:
-        """Whether a job that SLURM ends for it has to be requeued by the batch script, before SLURM kills that."""
+    def batch_script_requeues(self) -> bool:
+        """Whether the batch script must requeue the job before SLURM kills it; false if SLURM requeues by itself."""
         return self.by_slurm and self.requeued and not self.requeued_by_slurm
 
 

@@ -21,7 +21,7 @@ _LARGEST = 2**63
 _LAST_TIME = 253_402_300_800.0  # the year 10,000, at which calendars end
 
 
-def _same(value: object) -> object:
+def _unchanged(value: object) -> object:
     return value
 
 
@@ -37,7 +37,7 @@ class FieldType:
 
     name: str
     accepts: Callable[[Any], bool]
-    convert: Callable[[Any], Any] = _same
+    convert: Callable[[Any], Any] = _unchanged
 
 
 def _is_number(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""A search: the run that each of its tasks trains next, and the work of such a task; `journal` is what they share."""
+"""A search: the run that each of its tasks trains next, and the work of a task. The tasks share the journal."""
 
 from __future__ import annotations
 

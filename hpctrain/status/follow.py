@@ -60,7 +60,7 @@ class RunLog:
 
     def copy(self) -> bool:
         """Copy the lines that are new; return whether a log exists."""
-        path = log_in_sight(self.directory, self.rank)
+        path = log_to_show(self.directory, self.rank)
         if path is not None and (self._file is None or self._file.path != path):
             if self._file is not None:
                 # the batch script may have printed more before the first rank did
@@ -96,7 +96,7 @@ class RunLog:
         self._output.flush()
 
 
-def log_in_sight(directory: RunDirectory, rank: int | None) -> Path | None:
+def log_to_show(directory: RunDirectory, rank: int | None) -> Path | None:
     """The log of a rank; with None that of rank zero, or before it has printed anything that of the batch script."""
     paths = [directory.rank_log(rank or 0)]
     if rank is None:

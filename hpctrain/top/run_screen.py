@@ -20,7 +20,7 @@ from hpctrain.files import describe_os_error
 from hpctrain.phrases import listed
 from hpctrain.run.growing_file import NOTHING, GrowingFile, start_of_last_lines
 from hpctrain.run.manifest import varied_text
-from hpctrain.status.follow import log_in_sight
+from hpctrain.status.follow import log_to_show
 from hpctrain.status.run_details import attempts_table, progress_text
 from hpctrain.terminal import visible
 from hpctrain.top.columns import PROGRESS, Shown, best_text, number_text
@@ -81,7 +81,7 @@ class OpenRun:
                 self.log_version += 1
 
     def _read_log(self) -> None:
-        path = log_in_sight(self.run.directory, None)
+        path = log_to_show(self.run.directory, None)
         if path is None:
             return
         if self._log_file is None or path != self.log_path:

@@ -299,7 +299,7 @@ def train(
     if training.evaluation is None:
         _refuse_without_evaluation(training)
     flops_per_sample = _counted_flops(attempt.directory, world)
-    loop, loader = _resumed(training, attempt, flops_per_sample)
+    loop, loader = _resume(training, attempt, flops_per_sample)
     started(loop)
     if attempt.hosts is not None:
         log_start(training, attempt.claim, step=loop.step, hosts=attempt.hosts, flops_per_sample=flops_per_sample)
@@ -313,7 +313,7 @@ def train(
         attempt.times.record(loop.step, due=True)
 
 
-def _resumed(training: Training, attempt: AttemptContext, flops_per_sample: float | None) -> tuple[Loop, TrainLoader]:
+def _resume(training: Training, attempt: AttemptContext, flops_per_sample: float | None) -> tuple[Loop, TrainLoader]:
     """Restore the newest checkpoint, and return the loop after it, and its loader; collective."""
     directory, stopping, world = attempt.directory, attempt.stopping, training.world
     # the training was built from the same numbers on all ranks; from here on each rank draws its own

@@ -231,7 +231,7 @@ def _build_shared(config: Config, task: Task, world: TrainingWorld, mesh: Mesh, 
     _refuse_keras(model)
     freeze(config.optimizer, model)
     require_same_model(model, world, SAME_ON_META)
-    stages = _divided(model, task, config, mesh, world)
+    stages = _divide_model(model, task, config, mesh, world)
     _begin_training(model, world)
     if (dtype := dtype_of(formats.model)) is not None:
         compute_in(dtype, model, given=torch.float32)
@@ -270,7 +270,7 @@ def _build_shared(config: Config, task: Task, world: TrainingWorld, mesh: Mesh, 
     return Network(model, model, None, replica, partial(ShardedSaver, world=world, copies=replica.copies))
 
 
-def _divided(model: nn.Module, task: Task, config: Config, mesh: Mesh, world: TrainingWorld) -> Stages | None:
+def _divide_model(model: nn.Module, task: Task, config: Config, mesh: Mesh, world: TrainingWorld) -> Stages | None:
     """Divide layers among ranks, and then the model into the stages of a pipeline; return these, if there are any."""
     if mesh.shape.tensor > 1:
         # importing the styles of tensor parallelism takes time

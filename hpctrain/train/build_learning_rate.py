@@ -203,7 +203,8 @@ class TorchLearningRate(LearningRate):
         base_lr: as in the base class.
 
     Attributes:
-        ignores_groups: whether the groups' rates differ, and it has its own that aren't in the same proportions.
+        ignores_groups: whether the groups have different rates, and the scheduler replaces them by rates in other
+            proportions.
     """
 
     def __init__(

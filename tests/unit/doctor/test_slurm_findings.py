@@ -10,7 +10,7 @@ import pytest
 
 from hpctrain.config.cluster import Slurm
 from hpctrain.doctor.finding import Finding, Severity
-from hpctrain.doctor.slurm_findings import SlurmView, silence_findings, slurm_findings
+from hpctrain.doctor.slurm_findings import SlurmView, slurm_findings, unreachable_slurm_findings
 from hpctrain.errors import SchedulerError
 from hpctrain.scheduler.settings import Association, Partition, Settings
 
@@ -131,9 +131,9 @@ def test_a_slurm_that_does_not_answer_matters_less_where_nobody_asks_for_it(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     silent = SchedulerError("no answer")
-    assert list(silence_findings(silent, is_typed=False)) == []
+    assert list(unreachable_slurm_findings(silent, is_typed=False)) == []
     (tmp_path / "scontrol").touch(0o755)
-    (found,) = silence_findings(silent, is_typed=False)
+    (found,) = unreachable_slurm_findings(silent, is_typed=False)
     assert (found.severity, found.problem.rpartition(": ")[2]) == (Severity.WARNING, "no answer")
 
 
