@@ -225,10 +225,11 @@ class StreamReader:
         if isinstance(self._stream, SeekableStream):
             samples = iter(self._stream.read_from(number, position - begin))
             return Pass(number, begin, position, self._stream, samples)
-        # the first pass alone: `_catch_up` counts those that follow it
-        if self.has_bookmarks and self._pass.number < 0 and position - begin > TOLERATED_REPLAY:
+        # after another warning, those samples are counted already
+        if self.has_bookmarks and not self._warned and position - begin > TOLERATED_REPLAY:
             self._warn_once(
-                "no state of %s leads to the position of the run: %d samples are read and discarded to reach it",
+                "%s: %d samples are read and discarded to reach the first one of this process; a method "
+                "read_from(epoch, position) avoids that",
                 self._name,
                 position - begin,
             )

@@ -264,7 +264,7 @@ def test_a_long_way_without_a_state_that_fits_is_logged(caplog, place, is_logged
         marks = Bookmarks()
     reader = StreamReader(Counting(5000), marks)
     assert reader.read(0, np.array([4000, 4001])) == [4000, 4001]
-    expected = "no state of Counting leads to the position of the run: 4000 samples are read and discarded"
+    expected = "Counting: 4000 samples are read and discarded to reach the first one of this process"
     assert [expected in record.message for record in caplog.records] == [True] * is_logged
 
 
