@@ -87,16 +87,16 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 def describe_evaluation_mode(model: nn.Module) -> str:
     """Describe which modules are in evaluation mode, as ``12 of 40 modules: backbone, head.norm``; empty if none is.
 
-    A module stands for those inside it.
+    A module stands for those inside it if none of them trains.
     """
     names = names_in_evaluation_mode(model)
     if not names:
         return ""
-    total = sum(1 for _ in model.modules())
+    plain, modules = PlainNames(model), dict(model.named_modules())
+    whole = {plain(name) for name, module in modules.items() if not any(part.training for part in module.modules())}
     # a wrapper of torch.compile has the name of the module inside it
-    unique = dict.fromkeys(names)
-    outermost = [name for name in unique if not name or name.rpartition(".")[0] not in unique]
-    return f"{len(names)} of {counted(total, 'module')}: {listed(name or '(the model)' for name in outermost)}"
+    outermost = [name for name in dict.fromkeys(names) if not name or name.rpartition(".")[0] not in whole]
+    return f"{len(names)} of {counted(len(modules), 'module')}: {listed(name or '(the model)' for name in outermost)}"
 
 
 @contextmanager

@@ -129,5 +129,8 @@ def test_the_description_names_a_frozen_part_once():
     model.backbone.eval()
     model.head.training = False
     assert describe_evaluation_mode(model) == "5 of 8 modules: backbone, head"
+    model.backbone[0].train()
+    assert describe_evaluation_mode(model) == "4 of 8 modules: backbone, backbone.1, backbone.2, head"
+    model.backbone[0].eval()
     model.eval()
     assert describe_evaluation_mode(model) == "8 of 8 modules: (the model)"
