@@ -176,11 +176,8 @@ class Turn:
         if timer is not None:
             timer.forward_done(module.unfrozen, synchronises=module.ddp is not None and micro_batch.is_last)
         self.add_gradients(loss, micro_batch)
-        task_log = self.loss.task_log
-        if task_log.scalars:
-            # in the backward pass, a tensor hook has logged, or a layer that activation checkpointing computes again
-            weight = micro_batch.num_samples if micro_batch.weight is None else micro_batch.weight
-            task_log.add_to_meter(self.loss.meter, weight, self._checked_names)
+        if self.loss.task_log.scalars:
+            self.add_late_scalars(micro_batch)
         if timer is not None:
             timer.backward_done()
 
@@ -298,6 +295,14 @@ class Turn:
             "without detach() and no_grad(), and return it without calling backward()"
         ) from None
 
+    def add_late_scalars(self, micro_batch: MicroBatch) -> None:
+        """Add what was logged in the backward pass: by a hook of a tensor, or by a layer that is computed once more."""
+        task_log = self.loss.task_log
+        if self.loss.name:
+            task_log.require_one_turn(self.loss.method, ())
+        weight = micro_batch.num_samples if micro_batch.weight is None else micro_batch.weight
+        task_log.add_to_meter(self.loss.meter, weight, self._checked_names)
+
     def _add_nothing(self, micro_batch: MicroBatch) -> None:
         """Take part in the collectives of a pass, with a micro-batch of weight 0.
 
@@ -310,7 +315,7 @@ class Turn:
         empty = EmptyPass(shares_statistics=module.shares_statistics)
         with empty.forward(module.loss_module):
             loss = self.compute_unlogged(module.loss_module, micro_batch)
-        with empty.backward():
+        with empty.backward(), self.loss.task_log.discarding():
             # infinite also in the pass before the first step, whose micro-batch has no computed divisor
             self.add_gradients(loss, micro_batch._replace(divisor=math.inf))
 
@@ -344,15 +349,19 @@ class _PartPasses:
     def backward(self, output: Any, gradients: Sequence[Tensor] | None, number: int) -> None:
         micro_batch = self._micro_batches[number]
         accumulating = None if micro_batch.is_last else self._turn.module.accumulating
-        empty = self._empty.get(number)
+        empty, task_log = self._empty.get(number), self._turn.loss.task_log
+        is_logged = gradients is None and micro_batch.weight != 0
         with (
             nullcontext() if accumulating is None else accumulating(),
             nullcontext() if empty is None else empty.backward(),
+            nullcontext() if is_logged else task_log.discarding(),
         ):
             if gradients is None:
                 self._turn.add_gradients(output, micro_batch)
             else:
                 torch.autograd.backward(output, gradients)
+        if is_logged and task_log.scalars:
+            self._turn.add_late_scalars(micro_batch)
         if self._timer is not None:
             self._timer.mark("backward")
 
