@@ -23,7 +23,7 @@ from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.errors import RendezvousError
 from hpctrain.phrases import listed
 from hpctrain.rank.private_folder import lockable_folder, open_private_file, private_folder
-from hpctrain.rank.sealed_store import POLL_S, ZERO_KEY, Handshake, SealedStore
+from hpctrain.rank.sealed_store import POLL_S, ZERO_KEY, Handshake, SealedStore, wait_for_key
 from hpctrain.run.secret import VARIABLE
 from hpctrain.run.temporary_folder import first_part, remove_abandoned
 
@@ -164,8 +164,8 @@ def _wait_for_file(path: Path, timeout_s: float) -> int:
 
 def _awaited(store: Store, path: Path, handshake: Handshake, timeout_s: float) -> bytes:
     try:
-        store.wait([ZERO_KEY])
-    except RuntimeError as error:  # which a FileStore raises
+        wait_for_key(store, ZERO_KEY, timeout_s)
+    except (RuntimeError, TimeoutError) as error:
         raise RendezvousError(
             f"rank zero did not open the store's file {path} in {timeout_s:.0f} s; check its log first; {OTHER_SECRET}",
             waited=True,

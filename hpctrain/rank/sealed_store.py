@@ -7,7 +7,6 @@ is the mutual challenge and response of ISO/IEC 9798-4; its nonces make the valu
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import secrets
 import time
@@ -24,8 +23,8 @@ NONCE_BYTES = 16
 MAC_BYTES = 32
 POLL_S = 0.01
 """Seconds between two checks for the other ranks; short, because waiting delays every start."""
-SLICE_S = 1.0
-"""Seconds of one wait in torch, during which Python handles no signal."""
+LONGEST_PAUSE_S = 1.0
+"""Seconds between two checks after a long wait, when a delay costs little and many ranks ask one store."""
 
 
 class Seal:
@@ -178,7 +177,7 @@ class Handshake:
         nonce, welcome = secrets.token_bytes(NONCE_BYTES), f"{_key(rank)}/welcome"
         try:
             _set(store, _key(rank), self._seal.mac("rank", self._token, str(rank), zero, nonce) + nonce)
-            _wait(store, welcome, time.monotonic() + timeout_s)
+            wait_for_key(store, welcome, timeout_s)
         except (RuntimeError, TimeoutError) as error:  # torch raises the former if rank zero and its store are gone
             raise RendezvousError(
                 f"rank zero did not answer rank {rank} within {timeout_s:.0f} s; check its log", waited=True
@@ -199,14 +198,19 @@ def _key(rank: int) -> str:
     return f"hpctrain/rank/{rank}"
 
 
-def _wait(store: Store, key: str, deadline: float) -> None:
-    """Wait for a key in slices, between which Python handles signals: torch's own wait goes on after a Ctrl-C."""
+def wait_for_key(store: Store, key: str, timeout_s: float) -> None:
+    """Wait for a key by looking for it: in torch's own wait, Python handles no signal, not even a second Ctrl-C.
+
+    Raises:
+        TimeoutError: it didn't come in time.
+        RuntimeError: from torch, if the store is gone.
+    """
+    begin = time.monotonic()
     while not store.check([key]):
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
+        waited_s = time.monotonic() - begin
+        if waited_s > timeout_s:
             raise TimeoutError
-        with contextlib.suppress(RuntimeError):  # the end of the slice; a lost connection shows in the next check
-            store.wait([key], timedelta(seconds=max(min(left_s, SLICE_S), 0.001)))
+        time.sleep(min(LONGEST_PAUSE_S, max(POLL_S, waited_s / 20)))
 
 
 def _set(store: Store, key: str, value: bytes) -> None:
