@@ -44,6 +44,7 @@ from hpctrain.doctor.slurm_findings import view_slurm
 from hpctrain.errors import ConfigError, RunDirectoryError, SchedulerError, SchedulerMissingError
 from hpctrain.files import read_bytes, write_atomic, write_json
 from hpctrain.launch.prepare import RunPlan, claim_default_path
+from hpctrain.launch.sbatch import SubmitLimitError
 from hpctrain.launch.submission import submit_doctor
 from hpctrain.phrases import counted, listed
 from hpctrain.run.job_records import JobRecords
@@ -141,6 +142,8 @@ class Examination:
         limited = dataclasses.replace(stored, cluster=_short(config.cluster))
         try:
             job_id = submit_doctor(RunPlan(limited, folder.as_run, resources_of(limited)))
+        except SubmitLimitError:
+            raise  # it passes: not a fault of the request
         except ConfigError as error:
             shutil.rmtree(folder.path, ignore_errors=True)  # the same command may be typed again
             why = "a run with the same request would be refused, too"
