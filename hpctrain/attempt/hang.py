@@ -34,6 +34,8 @@ GIL_HELD = (
 class Phase(Enum):
     """A phase of a rank; a new bound is a member here, a key in `config.health`, and a kind of work of its own.
 
+    Ranks of a program begin in `START`, and are in `TRAINING` from their first report on (`program.loop`).
+
     Each has the key under `health` that bounds its time without progress, the missing progress, and the kinds of work
     (`run.times.PhaseTimes`) that belong to it.
     """

@@ -274,16 +274,16 @@ def resume_advice(directory: RunDirectory, reason: Reason) -> str:
     # with the same code and the same keys, it would fail again
     if reason is not Reason.FAILED:
         return f"to resume: {resume_command(directory)}"
-    now = " --code=now" if _code_digest(directory) else ""
+    now = " --code=now" if _has_copy(directory) else ""
     return f"once the cause is fixed, resume with: {resume_command(directory)}{now}"
 
 
-def _code_digest(directory: RunDirectory) -> str | None:
-    """Digest of the run's copy of the code, which no correction reaches; None if there is none, or it isn't known."""
+def _has_copy(directory: RunDirectory) -> bool:
+    """Whether the run has a copy of the code, which no correction reaches."""
     try:
-        return None if (copy := current_code(directory)) is None else copy.digest
+        return current_code(directory) is not None
     except (OSError, RunDirectoryError):
-        return None
+        return False
 
 
 def record_end(

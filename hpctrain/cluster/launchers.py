@@ -122,8 +122,9 @@ LAUNCHERS = (
 )
 """The launchers but srun and torchrun; where several started one another, the innermost comes first.
 
-A new one also needs a member of `environment.Source` with its name, its variable in `SIZES`, the prefix of its
-variables in `hpctrain.cluster.variables`, and, for `run -- COMMAND`, a place in `hpctrain.config.command`."""
+A new one also needs a member of `environment.Source` with its name, its variable in `SIZES`, its variables in
+`hpctrain.cluster.variables` and in `OWN_VARIABLES` of `hpctrain.config.require`, and, for `run -- COMMAND`, its name in
+`_OF_A_JOB` or `_OF_A_NODE` of `hpctrain.config.command`."""
 
 
 def is_from_torchrun(variables: Variables) -> bool:

@@ -308,7 +308,7 @@ INSTEAD_OF_KEYS: Mapping[str, Sequence[str]] = {
 KEYS = {name: instead for instead, names in INSTEAD_OF_KEYS.items() for name in names}
 OF_TORCH = ("Adadelta", "Adafactor", "Adagrad", "Adamax", "NAdam", "RAdam", "RMSprop")
 """Classes of torch.optim whose names are typed as options."""
-OPTIONS: Mapping[str, Mapping[str, str]] = {
+INSTEAD_OF_OPTIONS: Mapping[str, Mapping[str, str]] = {
     "code": {"none": "set code.snapshot=none", "auto": "set code.snapshot=auto", "now": CODE_NOW},
     "logger": {
         "csv": "set logger.csv=true",
@@ -337,4 +337,4 @@ SINKS = f"set {', '.join(f'logger.{name}.enabled' for name in SERVICES)}, logger
 
 def option_instead(group: str, option: object) -> str | None:
     """Return what to do instead of choosing an unknown option; None if it isn't one of another library's."""
-    return OPTIONS.get(group, {}).get(str(option).lower())
+    return INSTEAD_OF_OPTIONS.get(group, {}).get(str(option).lower())

@@ -1,8 +1,8 @@
 """The container of an attempt's ranks, and the engines that start it.
 
-A new engine is a function and a line of `ENGINES` here, and its name in `ENGINE_NAMES` of
-`hpctrain.config.cluster`, whose `Container` refuses what the engine can't do. How it reports that it can't start a
-container is in `attempt.rank_python.NO_CONTAINER`.
+A new engine is a function and a line of `ENGINES` here, and its name in `ENGINE_NAMES` of `hpctrain.config.cluster`,
+where `Container` and `check_container` refuse what the engine can't do. How it reports that it can't start a container
+is in `attempt.rank_python.NO_CONTAINER`.
 """
 
 from __future__ import annotations

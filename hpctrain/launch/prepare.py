@@ -321,7 +321,8 @@ def _remove_copies(directory: RunDirectory, digests: Collection[str]) -> None:
     used = {record.get("digest") for file in records for record in read_json_lines(file)}
     for digest in set(digests) - used:
         shutil.rmtree(directory.code / digest, ignore_errors=True)
-        list_of(directory.code / digest).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            list_of(directory.code / digest).unlink()
 
 
 def _restore(file: Path, before: tuple[bytes, os.stat_result] | None) -> None:

@@ -27,7 +27,8 @@ MAX_PENDING_BYTES = 16 * 2**20
 class Sink(Protocol):
     """A destination for metrics, on rank zero only, opened in `train.training_log.TrainingLog._open_sinks`.
 
-    No method is collective.
+    No method is collective. A resume drops the records after its step (`kept_lines`), and a resume from step 0 moves
+    the file aside (`run.gone_checkpoints.move_records_aside`): a new sink takes part in both.
 
     Metric names: ``train/loss``, ``train/lr``, ``train/epoch``, ``eval/loss``, ``eval/accuracy``,
     ``throughput/samples_per_s``, and those of the task.

@@ -46,14 +46,12 @@ class FileSystem:
         mount_point: where it is mounted.
         free_bytes: that this user may still use, as far as the file system counts quotas in that number.
         free_files: that can still be created; None without a limit.
-        read_only: whether it is mounted so.
     """
 
     kind: str
     mount_point: str
     free_bytes: int
     free_files: int | None
-    read_only: bool
 
     @classmethod
     def of(cls, folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> FileSystem:
@@ -73,7 +71,6 @@ class FileSystem:
             mount_point=mount_point,
             free_bytes=found.f_bavail * found.f_frsize,
             free_files=found.f_favail if found.f_files else None,
-            read_only=bool(found.f_flag & os.ST_RDONLY),
         )
 
     @property

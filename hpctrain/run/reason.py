@@ -109,5 +109,5 @@ MEANINGS = {
 }
 """A new reason is a row here, and its `budget` a key of `config.cluster.Requeue`. It is detected from a rank's error
 (`rank.classification`) or a program's end (`program.output`), from SLURM's record of a job that ends or has ended
-(`diagnose`, `BY_RECORD` and `BY_STATE` in `attempt.termination`), or from the exit records of all ranks
-(`attempt.outcome`)."""
+(`BY_STATE` and `diagnose` in `attempt.termination`: a branch before those of preemption and time limit, which take what
+nothing else explains), or from the exit records of all ranks (`attempt.outcome`)."""

@@ -27,7 +27,7 @@ from hpctrain.run.record_fields import (
     up_to,
 )
 
-OPTIONS = ("seed", "num_runs", "min_steps", "reduction_factor", "sampler", "startup_runs")
+SWEEP_KEYS = ("seed", "num_runs", "min_steps", "reduction_factor", "sampler", "startup_runs")
 """Keys of the group `sweep` that the record of a sweep has under the same names."""
 REMEDY = "repair it; or remove it, and type the sweep's command again"
 """What to do about a damaged record."""

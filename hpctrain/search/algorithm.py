@@ -4,7 +4,7 @@ To add a kind, derive a class from `Algorithm` or, if its tasks ask for runs, fr
 
 - `ALGORITHMS` of `hpctrain.search.search`;
 - `KINDS` of `hpctrain.config.sweep`, with its keys, and `SEARCHES` there if its tasks ask;
-- `OPTIONS` and `_REQUIRED_OF_KIND` of `hpctrain.run.sweep_record`, with a field for each of its keys;
+- `SWEEP_KEYS` and `_REQUIRED_OF_KIND` of `hpctrain.run.sweep_record`, with a field for each of its keys;
 - ``conf/sweep``.
 """
 

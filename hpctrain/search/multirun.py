@@ -15,7 +15,7 @@ from hpctrain.config.sweep import Sweep as SweepOptions
 from hpctrain.errors import ConfigError, ExitCode
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.launch_mark import LaunchMark
-from hpctrain.run.sweep_record import OPTIONS, SweepRecord
+from hpctrain.run.sweep_record import SWEEP_KEYS, SweepRecord
 from hpctrain.search.distribution import values_of
 from hpctrain.search.search import algorithm_of, is_search
 from hpctrain.search.sweep import Sweep, require_one_cluster, sweep_home
@@ -85,7 +85,7 @@ def record_of(
         for key, override in last.items()
         if not override.is_sweep_override() and key != "run_dir"
     ]
-    own = {name: getattr(options, name) for name in OPTIONS if hasattr(options, name)}
+    own = {name: getattr(options, name) for name in SWEEP_KEYS if hasattr(options, name)}
     return SweepRecord(
         kind=kind_of(options),
         space=space,

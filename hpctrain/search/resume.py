@@ -25,7 +25,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.launcher import CLOCK_SLACK_S
 from hpctrain.run.process import process_start
 from hpctrain.run.reason import Reason
-from hpctrain.run.sweep_record import OPTIONS, SweepRecord
+from hpctrain.run.sweep_record import SWEEP_KEYS, SweepRecord
 from hpctrain.search.algorithm import NEW_COMMAND, Algorithm, ComposedSweep
 from hpctrain.search.distribution import in_order, values_of
 from hpctrain.search.journal import Decision, SearchState
@@ -196,7 +196,9 @@ def _texts(composer: Composer, key: str, text: str) -> list[str]:
 
 def _options(record: SweepRecord) -> list[str]:
     return [
-        f"sweep.{name}={value}" for name in (*OPTIONS, "time_limit_min") if (value := getattr(record, name)) is not None
+        f"sweep.{name}={value}"
+        for name in (*SWEEP_KEYS, "time_limit_min")
+        if (value := getattr(record, name)) is not None
     ]
 
 

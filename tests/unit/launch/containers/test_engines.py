@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from hpctrain.launch.containers import ContainerError, ch_run
+from hpctrain.config.cluster import ENGINE_NAMES
+from hpctrain.launch.containers import ENGINES, ContainerError, ch_run
 
 RANK = ["python3", "-u", "-m", "hpctrain.train", "/runs/R"]
 INSIDE = ["env", "PYTHONPATH=/runs/R/code/1", "GREETING=a, $b", *RANK]
@@ -28,6 +29,10 @@ done
 shift
 exec "$@"
 """
+
+
+def test_each_engine_that_a_configuration_may_name_starts_ranks():
+    assert sorted(ENGINES) == sorted(ENGINE_NAMES)
 
 
 def test_pyxis(container):
