@@ -111,8 +111,11 @@ class Journal:
         self.decisions: list[Decision | None] = []
         self.state = SearchState(home)
 
-    def read(self) -> None:
+    def read(self) -> bool:
         """Read the decisions that were published since the last call.
+
+        Returns:
+            Whether there were any.
 
         Raises:
             OSError: the file system's error.
@@ -127,6 +130,7 @@ class Journal:
         # whatever has the next name, a link to nothing too, keeps `publish` from it
         while os.path.lexists(path := self._path(len(self.decisions) + 1)):
             self._add(_read(path))
+        return len(self.decisions) > known
 
     def publish(self, decision: Decision) -> bool:
         """Publish a decision that depends on all that were read.

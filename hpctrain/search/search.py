@@ -119,13 +119,15 @@ class Search:
         Raises:
             OSError: the file system's error.
         """
+        self._journal.read()
         while True:
-            self._journal.read()
             ends = (self._end(begin) for begin in self._journal.state.given.values())
             end = next((end for end in ends if end is not None), None)
-            if end is None:
+            if end is not None:
+                self._journal.publish(end)
+            # the records of a run whose end another task has published meanwhile may be those of its next rung
+            if not self._journal.read() and end is None:
                 return self._journal.state
-            self._journal.publish(end)
 
     def ask(self, task: str, *, max_new_runs: int | None = 1) -> Assignment | None:
         """Return the run that a task is to train next; None if nothing is left for it.

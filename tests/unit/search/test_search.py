@@ -13,7 +13,7 @@ from hpctrain.config.sweep import KINDS, SEARCHES
 from hpctrain.errors import RunDirectoryError
 from hpctrain.run.code import CodeSnapshot, describe_file, digest_of, list_of, record_code, write_files
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.ledger import Ledger
+from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.run.sweep_record import SweepRecord
 from hpctrain.search.algorithm import SearchAlgorithm
@@ -42,6 +42,29 @@ def test_a_requeued_task_continues_its_run(tmp_path: Path) -> None:
     before = asha(home).ask("7_0")
     assert asha(home).ask("7_1") != before
     assert asha(home).ask("7_0") == before
+
+
+def test_a_requeued_task_leaves_a_run_that_another_continues_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = prepared(tmp_path, 3)
+    given = [asha(home).ask(f"7_{task}") for task in range(3)]
+    for task, value in [(0, 0.2), (2, 0.5), (1, 0.9)]:
+        asha(home).state()  # records the ends so far
+        train(asha(home), given[task], value)
+    attempts = Ledger.attempts
+
+    def continued_before_they_are_read(ledger: Ledger) -> list[Attempt]:
+        # the requeued task has read the journal; before it reads the ledgers, another task continues its run
+        monkeypatch.setattr(Ledger, "attempts", attempts)
+        promoted = asha(home).ask("7_9")
+        assert promoted is not None
+        assert (promoted.run, promoted.rung) == (1, 1)
+        Ledger(RunDirectory.at(home.path / "1")).claim()
+        return ledger.attempts()
+
+    monkeypatch.setattr(Ledger, "attempts", continued_before_they_are_read)
+    assert asha(home).ask("7_1") is None
 
 
 def test_a_task_begins_one_run_and_continues_the_best(tmp_path: Path) -> None:
