@@ -35,6 +35,7 @@ DEEPEST = 100
 """Levels of nested lists and objects: writing or comparing much deeper ones overflows the stack."""
 _LONGEST_LINE = 2**24
 _BLOCK = 2**20
+_DECODER = json.JSONDecoder()
 _SURROGATES = re.compile(
     # an escaped backslash, or a pair: one character
     r"(?P<whole>\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})"
@@ -139,13 +140,16 @@ def parse_json(data: bytes) -> Any:
     Raises:
         ValueError: it isn't JSON in UTF-8, or is nested more than `DEEPEST` levels deep.
     """
-    text = data.decode()
+    text = data.decode().strip(" \t\r\n")
     if "\\ud" in text or "\\uD" in text:
         text = _SURROGATES.sub(lambda match: match["whole"] or "\ufffd", text)
     try:
-        value = json.loads(text)
+        # faster than json.loads: a report reads many records
+        value, end = _DECODER.raw_decode(text)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+    if end < len(text):
+        raise json.JSONDecodeError("Extra data", text, end)
     # most records have fewer brackets than levels are allowed
     if text.count("[") + text.count("{") > DEEPEST and _is_deep(value):
         raise ValueError(f"it is nested more than {DEEPEST} levels deep")

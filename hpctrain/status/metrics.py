@@ -57,9 +57,10 @@ def metrics_of(records: Iterable[dict[str, Any]]) -> Iterator[LoggedMetrics]:
         if COUNT.accepts(step):
             # JSON has no NaN and no infinity: such a value is null, and spelled out in `nonfinite`
             nonfinite = record.pop("nonfinite", None)
-            named = nonfinite.items() if isinstance(nonfinite, dict) else ()
-            spelled = {name: float(text) for name, text in named if text in ("nan", "inf", "-inf")}
-            yield LoggedMetrics(step, time if TIME.accepts(time) else None, finite_numbers(record) | spelled)
+            values = finite_numbers(record)
+            if isinstance(nonfinite, dict):
+                values |= {name: float(text) for name, text in nonfinite.items() if text in ("nan", "inf", "-inf")}
+            yield LoggedMetrics(step, time if TIME.accepts(time) else None, values)
 
 
 def last_metrics(path: Path, *, last_bytes: int, names: Collection[str] | None = None) -> LoggedMetrics:
