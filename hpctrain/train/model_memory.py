@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -108,12 +109,14 @@ def _bytes_per_element(optimizer: torch.optim.Optimizer, group: dict[str, object
         **vars(optimizer),
         "state": defaultdict(dict),
         "param_groups": [{**options, "params": [probe]}],
-        **{hooks: OrderedDict() for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")},
     }
+    # the class's: a learning rate schedule of torch's replaces that of the object; torch wraps it to call the hooks of
+    # this optimizer and of all, which may count steps
+    step: Any = type(optimizer).step
+    step = step.__wrapped__ if getattr(step, "hooked", False) else step
     try:
-        # the class's: a learning rate schedule of torch's replaces that of the object
         with random_states_restored([part.device] if part.device.type == "cuda" else []):
-            type(optimizer).step(tried)
+            step(tried)
     except (RuntimeError, TypeError, ValueError):
         return None
     state = [tensor for tensor in iterate_tensors(dict(tried.state[probe])) if tensor.numel() == probe.numel()]

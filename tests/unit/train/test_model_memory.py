@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from hpctrain.config.mesh import MeshShape
 from hpctrain.config.optimizer import NamedOptimizer
@@ -50,7 +51,13 @@ def test_the_state_of_torchs_optimizers_is_foreseen_and_nothing_is_changed(model
     optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.1, **options)
     draws, before = torch.get_rng_state(), [value.clone() for value in model.parameters()]
     states = len(optimizer.state)
-    foreseen = model_memory([model], [built(optimizer)], None)
+    steps = []
+    hook = register_optimizer_step_post_hook(lambda stepped, *_: steps.append(stepped))
+    try:
+        foreseen = model_memory([model], [built(optimizer)], None)
+    finally:
+        hook.remove()
+    assert steps == []
     assert torch.equal(torch.get_rng_state(), draws)
     assert all(map(torch.equal, model.parameters(), before))
     assert len(optimizer.state) == states
