@@ -64,7 +64,8 @@ def _stop_process(home: RunDirectory, runs: Sequence[RunDirectory]) -> str:
     """
     if all(job_ids(run) for run in runs):
         return ""
-    write_json(home.sweep_stop_file, {"time": time.time()})
+    with home.permissions():
+        write_json(home.sweep_stop_file, {"time": time.time()})
     return "no further run begins"
 
 
