@@ -295,7 +295,8 @@ def train_assigned(
         if ends_at_once:
             return code
         state = _retry(search.state)
-        if assignment.run in state.given:
+        given = state.given.get(assignment.run)
+        if given is not None and given.task == task:
             # neither paused nor ended: it is left to `resume`
             return code or ExitCode.INTERRUPTED
         if (passed := state.ends.get((assignment.run, assignment.rung))) is not None:

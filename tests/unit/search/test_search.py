@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from hpctrain.config.sweep import KINDS, SEARCHES
-from hpctrain.errors import RunDirectoryError
+from hpctrain.errors import ExitCode, RunDirectoryError
+from hpctrain.launch.prepare import RunPlan
 from hpctrain.run.code import CodeSnapshot, describe_file, digest_of, list_of, record_code, write_files
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Attempt, Ledger
@@ -18,10 +19,10 @@ from hpctrain.run.reason import Reason
 from hpctrain.run.sweep_record import SweepRecord
 from hpctrain.search.algorithm import SearchAlgorithm
 from hpctrain.search.journal import read_journal
-from hpctrain.search.search import ALGORITHMS, Assignment, drawn_run, is_stopped
+from hpctrain.search.search import ALGORITHMS, Assignment, drawn_run, is_stopped, train_assigned
 
 sys.path.append(str(Path(__file__).parent))
-from searching import asha, prepared, train
+from searching import asha, prepared, record_of, train
 
 
 def test_each_kind_of_sweep_has_an_algorithm_and_searches_are_those_whose_tasks_ask() -> None:
@@ -65,6 +66,26 @@ def test_a_requeued_task_leaves_a_run_that_another_continues_meanwhile(
 
     monkeypatch.setattr(Ledger, "attempts", continued_before_they_are_read)
     assert asha(home).ask("7_1") is None
+
+
+def test_a_task_whose_paused_run_another_one_continues_asks_again(
+    many: list[RunDirectory], capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = RunDirectory.at(many[0].path.parent)
+    search = asha(home)
+    record_of(home, "asha", num_runs=3, min_steps=10, reduction_factor=3).write(home, 0o750)
+
+    def pause(plan: RunPlan) -> tuple[int, bool]:
+        run = int(plan.directory.path.name)
+        train(search, Assignment(run=run, pause_at_step=10), run / 10)
+        if run == 2:  # the best of the three, which another task takes before this one has looked
+            promoted = asha(home).ask("7_9")
+            assert promoted is not None
+            assert (promoted.run, promoted.rung) == (2, 1)
+        return ExitCode.INTERRUPTED, False
+
+    assert train_assigned(home, "7_1", pause, max_new_runs=None) == ExitCode.FINISHED
+    assert capsys.readouterr().out.endswith("run 2 paused at step 10: eval/accuracy 0.2\n")
 
 
 def test_a_task_begins_one_run_and_continues_the_best(tmp_path: Path) -> None:
