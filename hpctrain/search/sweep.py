@@ -183,6 +183,9 @@ class Sweep:
                 codes.append(ExitCode.INTERRUPTED)
                 late += 1
                 continue
+            if left := self._left_alone([run]):  # another process may have taken it meanwhile
+                codes += left.values()
+                continue
             print(f"run {number} of {len(runs)}: {run.heading}")
             codes.append(launch_here(prepared))
             if is_stopped(run.directory, codes[-1]):

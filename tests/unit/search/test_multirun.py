@@ -171,6 +171,22 @@ def test_resume_of_a_sweep_trains_what_is_missing(tmp_path, capsys, monkeypatch)
     assert capsys.readouterr().out.splitlines()[-2] == f"{tmp_path}/sweep/0: already completed, at step 3"
 
 
+def test_a_run_that_another_process_begins_meanwhile_is_left_alone(capsys, monkeypatch):
+    launched = []
+
+    def launch_and_begin_the_next(run):
+        launched.append(run.directory.path.name)
+        ledger = Ledger(RunDirectory.at("sweep/1"))
+        if not ledger.last_claim():
+            Owner.write(ledger.directory.attempt(ledger.claim()))
+        return ExitCode.FINISHED
+
+    monkeypatch.setattr("hpctrain.search.sweep.launch_here", launch_and_begin_the_next)
+    assert main(["-m", "run_dir=sweep", *SHORT, "optimizer.lr=0.1,0.05,0.01"]) == 0
+    assert launched == ["0", "2"]
+    assert "sweep/1: starting: left alone\nrun 3 of 3: " in capsys.readouterr().out
+
+
 def test_a_dry_run_shows_what_varies(capsys, tmp_path):
     words = ["-m", "run_dir=sweep", "optimizer.lr=0.1,0.01", "seed=3", "cluster.dry_run=true"]
     assert main(words) == 0
