@@ -331,9 +331,10 @@ def work_here(home: RunDirectory) -> int:
         HpctrainError: a run can't be prepared.
     """
     stop_file = home.sweep_stop_file
-    stop_file.unlink(missing_ok=True)
 
     def train(plan: RunPlan) -> tuple[int, bool]:
+        if stop_file.exists():
+            return ExitCode.CANCELLED, True
         # advice on one run would mislead: the search continues it, at once or when it is resumed
         code = launch_here(plan, quiet=[Reason.PAUSED, Reason.INTERRUPTED])
         if stop_file.exists():

@@ -175,7 +175,6 @@ class Sweep:
             pass
         codes: list[int] = []
         late = 0
-        self.home.sweep_stop_file.unlink(missing_ok=True)
         for number, (run, prepared) in enumerate(zip(runs, plans, strict=True), 1):
             if self.home.sweep_stop_file.exists():
                 return self._stopped("cancelled", runs, codes, ExitCode.CANCELLED)
@@ -219,6 +218,8 @@ class Sweep:
         with contextlib.ExitStack() as undo:
             undo.enter_context(undone_on_error(self.home.path, command=self.command))
             self.home.create_for_sweep(mode)
+            # of an earlier launch; `cancel` takes the folder for a sweep's once it has a record
+            self.home.sweep_stop_file.unlink(missing_ok=True)
             if self.record is not None:
                 self.record.write(self.home, mode)
             for run in runs:

@@ -18,6 +18,7 @@ from hpctrain.config.compose import Composer
 from hpctrain.errors import ConfigError, ExitCode, RunFailedError
 from hpctrain.files import read_json_lines
 from hpctrain.launch.launcher import launch_here
+from hpctrain.launch.prepare import prepare
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.launcher import Owner
 from hpctrain.run.ledger import Ledger
@@ -185,6 +186,21 @@ def test_a_run_that_another_process_begins_meanwhile_is_left_alone(capsys, monke
     assert main(["-m", "run_dir=sweep", *SHORT, "optimizer.lr=0.1,0.05,0.01"]) == 0
     assert launched == ["0", "2"]
     assert "sweep/1: starting: left alone\nrun 3 of 3: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", [["sweep=grid"], ["sweep=asha", "sweep.num_runs=3", "sweep.min_steps=1", EVALUATED]])
+def test_a_sweep_that_is_cancelled_while_its_runs_are_written_begins_none(kind, capsys, monkeypatch):
+    def prepare_and_cancel(*arguments, **options):
+        plan = prepare(*arguments, **options)
+        assert main(["cancel", "sweep"]) == 0
+        return plan
+
+    monkeypatch.setattr("hpctrain.search.sweep.prepare", prepare_and_cancel)
+    assert main(["-m", "run_dir=sweep", *SHORT, *kind, "optimizer.lr=0.1,0.05,0.01"]) == ExitCode.CANCELLED
+    assert [reasons(f"sweep/{number}") for number in range(3)] == [[], [], []]
+    out, err = capsys.readouterr()
+    assert out.startswith("sweep: no further run begins\n")
+    assert "; to resume: python -m hpctrain resume " in err
 
 
 def test_a_dry_run_shows_what_varies(capsys, tmp_path):
