@@ -235,6 +235,22 @@ def test_two_senders_at_once_are_one(run, service):
     assert made.arrived() == run.logged()
 
 
+def test_a_claim_that_could_not_be_given_back_does_not_block_its_own_process(run, monkeypatch):
+    claim, later = SenderClaim(run.directory, "wandb"), SenderClaim(run.directory, "wandb")
+    claim.acquire()
+
+    def fail(_path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "touch", fail)
+        claim.release()
+    later.acquire()
+    with pytest.raises(BusyError, match=f"process {os.getpid()} on this machine is already sending it"):
+        SenderClaim(run.directory, "wandb").acquire()
+    later.release()
+
+
 def test_a_sender_that_was_taken_for_dead_stops(run, service, monkeypatch):
     run.train(0, 10)
     run.end(Reason.COMPLETED, 10)
