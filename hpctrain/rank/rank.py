@@ -31,10 +31,10 @@ from hpctrain.run.stacks import request_stacks
 from hpctrain.run.times import Times
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.streams import LostOutput, lost_output
-from hpctrain.sync.sender_processes import SenderProcesses
 
 if TYPE_CHECKING:
     from hpctrain.rank.world import World
+    from hpctrain.sync.sender_processes import SenderProcesses
     from hpctrain.train.loop import Loop
 
 FINISH_WRITING_S = 20.0
@@ -320,6 +320,8 @@ class Rank:
     def start_senders(self) -> None:
         """Start the processes that send the run to W&B and MLflow, if it enables one of them."""
         if self.member is not None and self.config.logger.enabled_services:
+            from hpctrain.sync.sender_processes import SenderProcesses  # not needed by a run that is sent nowhere
+
             self.senders = SenderProcesses(self.member.directory, self.config.logger)
             self.senders.start()
 

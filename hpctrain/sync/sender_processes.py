@@ -17,6 +17,7 @@ from hpctrain.cluster.variables import scrubbed
 from hpctrain.config.logger import Logger, MLflow, Wandb
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.launcher import PREFIX
+from hpctrain.sync.sender import Cursor
 
 POLL_S = 0.05
 
@@ -103,8 +104,6 @@ class SenderProcesses:
         self.processes.clear()
 
     def _warn(self, name: str, late: str) -> None:
-        from hpctrain.sync.sender import Cursor  # not needed by a run that is sent nowhere
-
         with contextlib.suppress(OSError):
             group = self.logger.enabled_services[name]
             cursor = Cursor.read(self.directory, f"{name}_offline" if group.is_offline else name)

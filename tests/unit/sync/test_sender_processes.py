@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -146,6 +147,15 @@ def test_a_signal_ends_the_wait(run, senders):
     started.complete(lambda: True)
     started.leave()
     assert time.monotonic() - began < 1
+
+
+def test_what_the_end_of_a_run_needs_was_imported_at_its_start(run, senders, caplog, monkeypatch):
+    run.train(0, 10)
+    started = senders("hangs")
+    monkeypatch.setitem(sys.modules, "hpctrain.sync.sender", None)  # the installation is another one meanwhile
+    started.complete(lambda: True)
+    started.leave()
+    assert "W&B doesn't have the whole run yet" in caplog.text
 
 
 def test_nothing_is_started_for_a_service_that_is_not_enabled():
