@@ -261,7 +261,7 @@ def undone_on_error(
         with contextlib.ExitStack() as stack:
             if command is not None:
                 stack.enter_context(LaunchMark(directory).held(command, requeued=requeued))
-            stack.enter_context(_content_restored_on_error(directory))
+            stack.enter_context(_content_restored_on_error(directory, own_mark=command is not None))
             yield directory
     except BaseException:
         _remove_empty(absent)
@@ -269,7 +269,7 @@ def undone_on_error(
 
 
 @contextlib.contextmanager
-def _content_restored_on_error(directory: RunDirectory) -> Iterator[None]:
+def _content_restored_on_error(directory: RunDirectory, *, own_mark: bool) -> Iterator[None]:
     path = directory.path
     found = (path.stat(), set(path.iterdir())) if path.exists() else None
     folders = (directory.submitit, directory.logs, directory.claims, directory.checkpoints, directory.code)
@@ -282,13 +282,12 @@ def _content_restored_on_error(directory: RunDirectory) -> Iterator[None]:
     ]
     before = {file: (file.read_bytes(), file.stat()) if file.is_file() else None for file in files}
     launches, copies = _launches(directory), _copies(directory)
-    is_marked = LaunchMark(directory).exists()
     try:
         yield
     except BaseException:
         with contextlib.suppress(OSError):  # the caller needs the first error
-            # a sweep's folder is taken before its mark, which another command may have made meanwhile
-            is_others = not is_marked and LaunchMark(directory).exists()
+            # a sweep's folder is taken without its mark, which another command may hold
+            is_others = not own_mark and LaunchMark(directory).exists()
             if not is_others and _launches(directory) == launches:
                 for file, content in before.items():
                     _restore(file, content)

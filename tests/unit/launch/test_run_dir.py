@@ -4,8 +4,11 @@ import stat
 
 import pytest
 
+from hpctrain.errors import RunDirectoryError
 from hpctrain.launch.prepare import claim_default_path, undone_on_error
+from hpctrain.run.directory import RunDirectory
 from hpctrain.run.job_records import JobRecords
+from hpctrain.run.launch_mark import LaunchMark
 
 
 @pytest.fixture(autouse=True)
@@ -79,3 +82,18 @@ def test_a_run_with_a_job_or_an_attempt_is_not_undone(directory, begin):
     with pytest.raises(KeyboardInterrupt):
         launched()
     assert directory.config.read_text() == "lr: 2\n"
+
+
+def test_a_refused_command_leaves_what_the_launch_that_is_under_way_there_writes(folder):
+    home = RunDirectory.at("S")
+
+    def refused():
+        with undone_on_error("S"):
+            home.code_records.write_text("{}\n")  # by the other launch
+            with undone_on_error("S", command=["two"]):
+                pass
+
+    with LaunchMark(home).held(["one"]):
+        with pytest.raises(RunDirectoryError, match="another command is launching a run there"):
+            refused()
+        assert home.code_records.exists()
