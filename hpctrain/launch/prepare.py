@@ -300,13 +300,14 @@ def _content_restored_on_error(directory: RunDirectory, *, own_mark: bool) -> It
 
 
 def _launches(directory: RunDirectory) -> set[tuple[Path, int]]:
-    """What changes when a job is recorded or an attempt claimed, also of a sweep's runs."""
+    """What changes when a job is recorded, an attempt claimed, or a run of a sweep written."""
     path, name = directory.path, directory.jobs.name
     records = [directory.jobs, *path.glob(f"[0-9]*/{name}")]
     if path.name.isdecimal():
         records.append(path.parent / name)  # of a search, whose tasks ask for this run
     sizes = {(file, size) for file in records if file.is_file() and (size := file.stat().st_size)}
-    return sizes | {(claim, 0) for runs in ("", "[0-9]*/") for claim in path.glob(f"{runs}attempts/[0-9]*")}
+    others = ("attempts/[0-9]*", "[0-9]*/attempts/[0-9]*", "[0-9]*/config.yaml")
+    return sizes | {(found, 0) for pattern in others for found in path.glob(pattern)}
 
 
 def _copies(directory: RunDirectory) -> set[str]:

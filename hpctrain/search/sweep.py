@@ -8,14 +8,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from hpctrain.config.checks import warnings_of
 from hpctrain.config.cluster import Slurm
 from hpctrain.config.root import ProgramConfig, RunConfig
-from hpctrain.errors import ERROR_PREFIX, ConfigError, ExitCode
+from hpctrain.errors import ERROR_PREFIX, ConfigError, ExitCode, RunDirectoryError
 from hpctrain.launch.after import require_others, start_options
 from hpctrain.launch.existing_run import nothing_left
 from hpctrain.launch.launch_code import LaunchCode, importing_code_of
@@ -68,6 +68,7 @@ class Sweep:
     code_now: bool = False
     record: SweepRecord | None = None
     retry_failed: bool = True
+    _seen: dict[RunDirectory, tuple[bool, int, int]] = field(default_factory=dict, init=False, compare=False)
 
     @cached_property
     def code(self) -> LaunchCode:
@@ -148,6 +149,7 @@ class Sweep:
 
     def _left_alone(self, runs: Sequence[SweepRun]) -> dict[RunDirectory, int]:
         """Return the exit codes of the runs that aren't launched, and print a line on each."""
+        self._seen.update((run.directory, _launches(run.directory)) for run in runs)
         existing = [run for run in runs if run.directory.config.is_file()]
         statuses = statuses_before_launch([run.directory for run in existing], force=self.force)
         codes: dict[RunDirectory, int] = {}
@@ -217,6 +219,11 @@ class Sweep:
             refuse_other_files(run.directory)
         with contextlib.ExitStack() as undo:
             undo.enter_context(undone_on_error(self.home.path, command=self.command))
+            for run in runs:
+                now = _launches(run.directory)
+                if self._seen.get(run.directory, now) != now:
+                    problem = "another command has just launched this run; type the command again for what it left"
+                    raise RunDirectoryError(f"{run.directory.path}: {problem}")
             self.home.create_for_sweep(mode)
             # of an earlier launch; `cancel` takes the folder for a sweep's once it has a record
             self.home.sweep_stop_file.unlink(missing_ok=True)
@@ -329,6 +336,12 @@ def sweep_home(config: RunConfig) -> Iterator[RunDirectory]:
         if config.run_dir is None:
             home.create_for_sweep(config.mode)  # here, because a sweeper may write into it before the first launch
         yield home
+
+
+def _launches(run: RunDirectory) -> tuple[bool, int, int]:
+    """What each launch of a run changes: whether it exists, the size of the records of its jobs, its newest attempt."""
+    jobs_bytes = run.jobs.stat().st_size if run.jobs.is_file() else 0
+    return run.config.is_file(), jobs_bytes, max(run.claimed_attempts(), default=0)
 
 
 def _is_new(run: SweepRun) -> bool:

@@ -8,6 +8,7 @@ import pytest
 
 from hpctrain.cli import main
 from hpctrain.errors import ConfigError
+from hpctrain.launch.after import require_others
 from hpctrain.launch.prepare import plan
 from hpctrain.run.ledger import Ledger
 from hpctrain.search.sweep import by_resources, require_one_cluster
@@ -134,6 +135,30 @@ def test_another_refusal_keeps_what_was_submitted(small_arrays, capsys):
         "sweep.json",
     ]
     assert jobs_of("S/0") == ["1_0"]
+
+
+@pytest.mark.parametrize("words", [["cluster=slurm"], ["cluster=local"]])
+def test_a_sweep_that_another_command_launches_meanwhile_is_not_launched_again(
+    small_arrays, capsys, monkeypatch, words
+):
+    typed = ["-m", "run_dir=S", "seed=1,2", *words]
+    launched = []
+
+    def launch_here(run):
+        launched.append(run.directory.path.name)
+        return 0
+
+    def require_others_while_another_command_launches(*arguments):
+        monkeypatch.setattr("hpctrain.search.sweep.require_others", require_others)
+        assert main(typed) == 0
+        require_others(*arguments)
+
+    monkeypatch.setattr("hpctrain.search.sweep.launch_here", launch_here)
+    monkeypatch.setattr("hpctrain.search.sweep.require_others", require_others_while_another_command_launches)
+    assert main(typed) == 2
+    assert "S/0: another command has just launched this run; type the command again" in capsys.readouterr().err
+    assert (launched, len(arrays_in(small_arrays))) == ((["0", "1"], 0) if "cluster=local" in words else ([], 1))
+    assert Path("S/sweep.json").exists()
 
 
 def test_the_tasks_of_a_search_are_several_arrays(small_arrays, capsys):
