@@ -20,6 +20,8 @@ from hpctrain.config.task_checks import metric_mode
 from hpctrain.errors import ConfigError, ExitCode, RunFailedError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import last_evaluation
+from hpctrain.run.ledger import Ledger
+from hpctrain.run.reason import Reason
 from hpctrain.search.runs import SweepRun, place, without_hydra_overrides
 from hpctrain.search.sweep import Sweep, require_one_cluster, sweep_home
 
@@ -192,12 +194,16 @@ def objective(directory: RunDirectory, code: int, direction: Direction | None) -
         direction: of the sweeper; None if it isn't known.
 
     Raises:
-        RunFailedError: the run didn't finish, or wasn't evaluated.
+        RunFailedError: the run didn't finish, still trains, or wasn't evaluated.
         ConfigError: the sweeper takes worse values for better.
     """
     if code != ExitCode.FINISHED:
         logs = f"python -m hpctrain logs {directory.as_typed}"
         raise RunFailedError(f"{directory.as_typed} ended with exit code {int(code)}; its log: {logs}")
+    attempts = Ledger(directory).attempts()
+    if not attempts or attempts[-1].reason is not Reason.COMPLETED:
+        remedy = "type the command again once it has completed"
+        raise RunFailedError(f"{directory.as_typed} is still queued or running, by another command; {remedy}")
     found = last_evaluation(directory)
     if found is None or found.best is None:
         remedy = "give the task an eval_dataset, and checkpoint.metric_mode if the metric isn't its own"

@@ -95,9 +95,10 @@ class Sweep:
         missing.sort(key=lambda run: Ledger(run.directory).unrecorded_ends())
         if missing:
             self.print_warnings(missing)
-            codes = self._dry_run(missing) if runs[0].config.cluster.dry_run else self._launch(missing)
+            is_dry = runs[0].config.cluster.dry_run
+            codes: Sequence[int | None] = self._dry_run(missing) if is_dry else self._launch(missing)
             by_directory |= {run.directory: code for run, code in zip(missing, codes, strict=True)}
-        return [by_directory[run.directory] for run in runs]
+        return self._ends(runs, [by_directory[run.directory] for run in runs])
 
     def launch_composed(self, composed: ComposedSweep) -> list[int]:
         """Launch what a command asks for; return the exit codes of the runs, or that of the command for a search."""
@@ -136,7 +137,18 @@ class Sweep:
             warnings.append("code.snapshot=none: all runs have the same working directory, and share its files")
         return warnings
 
-    def _launch(self, runs: Sequence[SweepRun]) -> list[int]:
+    def _ends(self, runs: Sequence[SweepRun], codes: Sequence[int | None]) -> list[int]:
+        """Return the exit codes of runs; None stands for a run that may be waited for."""
+        cluster = runs[0].config.cluster
+        if not isinstance(cluster, Slurm) or not cluster.wait or cluster.dry_run:
+            return [ExitCode.FINISHED if code is None else code for code in codes]
+        try:
+            return [wait_for(run.directory) if code is None else code for run, code in zip(runs, codes, strict=True)]
+        except KeyboardInterrupt:
+            print(f"\nthe jobs continue; to cancel them: python -m hpctrain cancel {self.home.as_typed}")
+            return [ExitCode.INTERRUPTED] * len(runs)
+
+    def _launch(self, runs: Sequence[SweepRun]) -> Sequence[int | None]:
         is_slurm = isinstance(runs[0].config.cluster, Slurm)
         if is_slurm:
             require_sbatch()
@@ -147,12 +159,12 @@ class Sweep:
             return self._submit(runs)
         return self._one_after_another(runs)
 
-    def _left_alone(self, runs: Sequence[SweepRun]) -> dict[RunDirectory, int]:
-        """Return the exit codes of the runs that aren't launched, and print a line on each."""
+    def _left_alone(self, runs: Sequence[SweepRun]) -> dict[RunDirectory, int | None]:
+        """Return the exit codes of the runs that aren't launched, None for live ones, and print a line on each."""
         self._seen.update((run.directory, _launches(run.directory)) for run in runs)
         existing = [run for run in runs if run.directory.config.is_file()]
         statuses = statuses_before_launch([run.directory for run in existing], force=self.force)
-        codes: dict[RunDirectory, int] = {}
+        codes: dict[RunDirectory, int | None] = {}
         for run, status in zip(existing, statuses, strict=True):
             where = os.path.relpath(run.directory.path)
             done = nothing_left(status, run.config)
@@ -162,7 +174,7 @@ class Sweep:
             elif done or status.state.may_change:
                 state = f"already completed{status.at_step}" if done else f"{status.state}: left alone"
                 print(f"{where}: {state}")
-                codes[run.directory] = ExitCode.FINISHED
+                codes[run.directory] = ExitCode.FINISHED if done else None
             elif not run.config.resume.from_scratch and (problem := describe_gone(run.directory)):
                 print(f"{ERROR_PREFIX}{where}: {problem}; skipped", file=sys.stderr)
                 codes[run.directory] = ExitCode.BAD_CONFIGURATION
@@ -171,11 +183,11 @@ class Sweep:
                 codes[run.directory] = ExitCode.FAILED
         return codes
 
-    def _one_after_another(self, runs: Sequence[SweepRun]) -> list[int]:
+    def _one_after_another(self, runs: Sequence[SweepRun]) -> Sequence[int | None]:
         # all are prepared first, so that `resume` finds those that were never started
         with self.prepared(runs, runs[0].config.mode) as plans:
             pass
-        codes: list[int] = []
+        codes: list[int | None] = []
         late = 0
         for number, (run, prepared) in enumerate(zip(runs, plans, strict=True), 1):
             if self.home.sweep_stop_file.exists():
@@ -188,15 +200,15 @@ class Sweep:
                 codes += left.values()
                 continue
             print(f"run {number} of {len(runs)}: {run.heading}")
-            codes.append(launch_here(prepared))
-            if is_stopped(run.directory, codes[-1]):
+            codes.append(code := launch_here(prepared))
+            if is_stopped(run.directory, code):
                 return self._stopped("stopped", runs, codes, ExitCode.INTERRUPTED)
         if late:
             what = f"the time of the sweep is over (sweep.time_limit_min): {counted(late, 'run')} not started"
             print(f"{what}; for as much time again: {self._resume}", file=sys.stderr)
         return codes
 
-    def _stopped(self, how: str, runs: Sequence[SweepRun], codes: list[int], rest: ExitCode) -> list[int]:
+    def _stopped(self, how: str, runs: Sequence[SweepRun], codes: list[int | None], rest: ExitCode) -> list[int | None]:
         """Print that no further run is launched; return the exit codes of all runs."""
         new = sum(map(_is_new, runs))
         left = f"; {counted(new, 'run')} not started" if new else ""
@@ -237,7 +249,7 @@ class Sweep:
                 for run in with_progress(runs, "written")
             ]
 
-    def _submit(self, runs: Sequence[SweepRun]) -> list[int]:
+    def _submit(self, runs: Sequence[SweepRun]) -> list[int | None]:
         # every directory is written before the first job is submitted, which may start at once
         with self.prepared(runs, runs[0].config.mode) as plans:
             submitted, refusal = self._submit_arrays(plans)
@@ -248,13 +260,7 @@ class Sweep:
         if refusal is not None:
             missing = not_submitted(len(runs) - len(submitted), len(runs), "run", self.home, refusal)
             print(f"{ERROR_PREFIX}{missing}", file=sys.stderr)
-        if not runs[0].config.cluster.wait:
-            return [ExitCode.FINISHED if n in submitted else ExitCode.FAILED for n in range(len(runs))]
-        try:
-            return [wait_for(run.directory) if n in submitted else ExitCode.FAILED for n, run in enumerate(runs)]
-        except KeyboardInterrupt:
-            print(f"\nthe jobs continue; to cancel them: python -m hpctrain cancel {self.home.as_typed}")
-            return [ExitCode.INTERRUPTED] * len(runs)
+        return [None if n in submitted else ExitCode.FAILED for n in range(len(runs))]
 
     def _submit_arrays(self, plans: Sequence[RunPlan]) -> tuple[set[int], SubmitLimitError | None]:
         """Submit runs until SLURM takes no more; return the positions of those that it took, and its refusal."""

@@ -3,6 +3,8 @@ from omegaconf import OmegaConf
 
 from hpctrain.errors import ConfigError, RunFailedError
 from hpctrain.run.evaluation import EvaluationRecord, Score
+from hpctrain.run.ledger import Ledger
+from hpctrain.run.reason import Reason
 from hpctrain.search.hydra_sweeper import Direction, objective, sweeper_direction
 
 
@@ -33,7 +35,11 @@ MINIMIZE = Direction("optim.maximize", "false", "min")
 
 
 def test_the_objective_is_the_best_value(directory):
-    directory.attempt(1).mkdir()
+    ledger = Ledger(directory)
+    ledger.start(ledger.claim(), job_id=None, nodes=[], world_size=1, step=0)
+    with pytest.raises(RunFailedError, match="is still queued or running, by another command; type the command again"):
+        objective(directory, 0, MAXIMIZE)
+    ledger.end(1, reason=Reason.COMPLETED, step=4)
     with pytest.raises(RunFailedError, match="has no value of the metric by which it is judged; give the task"):
         objective(directory, 0, MAXIMIZE)
     EvaluationRecord(step=4, means={}, best=Score("f1", "max", 0.75), best_step=2).write(directory.attempt(1))

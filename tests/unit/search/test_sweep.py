@@ -137,6 +137,14 @@ def test_another_refusal_keeps_what_was_submitted(small_arrays, capsys):
     assert jobs_of("S/0") == ["1_0"]
 
 
+def test_waiting_includes_the_runs_that_were_submitted_before(small_arrays, monkeypatch):
+    assert multirun("seed=1,2") == 0
+    small_arrays.queue(j1_0={"State": "RUNNING"}, j1_1={"State": "PENDING"})
+    monkeypatch.setattr("hpctrain.search.sweep.wait_for", lambda run: int(run.path.name))
+    assert multirun("seed=1,2", "cluster.wait=true") == 1
+    assert len(arrays_in(small_arrays)) == 1
+
+
 @pytest.mark.parametrize("words", [["cluster=slurm"], ["cluster=local"]])
 def test_a_sweep_that_another_command_launches_meanwhile_is_not_launched_again(
     small_arrays, capsys, monkeypatch, words
