@@ -12,6 +12,7 @@ from hpctrain.config.checkpoint import EVAL_PREFIX, Checkpoint
 from hpctrain.errors import ConfigError
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import Score, best_steps
+from hpctrain.run.record_fields import decode
 
 
 def judged_by(policy: Checkpoint, metric: str, mode: str) -> tuple[str, str | None]:
@@ -152,6 +153,9 @@ class Best(Stateful):
             if state.get("best") is not None:  # absent from the checkpoints of earlier versions
                 step, value = state["best"]
                 self.top = Scored(step, Score(self._name, self._mode, value))
+            # an attempt that trains no step saves this one again, without evaluating it
+            if (score := decode(Score, saved.get("score"))) is not None:
+                self._last = Scored(saved["step"], score)
 
     def _remember(self, scores: Mapping[int, Score]) -> None:
         self._scores = {step: scores[step] for step in best_steps(scores, self._keep)}

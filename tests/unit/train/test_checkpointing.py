@@ -16,6 +16,7 @@ from hpctrain.errors import CheckpointError, ConfigError
 from hpctrain.rank.agreement import Agreement
 from hpctrain.rank.stop_request import Stop, StopKind, StopRequest
 from hpctrain.run.checkpoints import list_checkpoints
+from hpctrain.run.evaluation import Score
 from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.train.checkpointing import FIRST_AUTO_SAVE_S, Checkpointing, Start
 from hpctrain.train.training import build
@@ -71,6 +72,17 @@ def test_a_resume_restores_weights_counters_and_the_random_state(checkpointing_o
     assert torch.equal(torch.rand(3), expected)
     assert others.step.updates[0].num_skipped == 3
     assert all(torch.equal(value, weights[name]) for name, value in others.module.state_dict().items())
+
+
+def test_a_step_that_is_saved_again_without_an_evaluation_keeps_its_score(checkpointing_of, directory):
+    checkpointing, _ = checkpointing_of()
+    checkpointing.record_evaluation(6, {"eval/loss": 1.0})
+    checkpointing.save(6, evaluation_due=False, wait=True)
+    for words, expected in (([], Score("loss", "min", 1.0)), (["checkpoint.metric=accuracy"], None)):
+        again, _ = checkpointing_of(*words, "checkpoint.metric_mode=min")
+        again.resume()
+        again.save(6, evaluation_due=False, wait=True)
+        assert list_checkpoints(directory)[0].score == expected
 
 
 def test_a_resume_restores_the_modes_of_the_modules_and_a_checkpoint_without_them_leaves_them_alone(
