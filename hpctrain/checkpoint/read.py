@@ -13,7 +13,7 @@ from zipfile import BadZipFile
 
 import torch
 
-from hpctrain.checkpoint.retention import set_aside
+from hpctrain.checkpoint.retention import remove_leftovers, set_aside
 from hpctrain.checkpoint.state import Snapshot
 from hpctrain.checkpoint.stored_tensor import read_parts
 from hpctrain.errors import CheckpointDamagedError, CheckpointError, CheckpointUnlikeError
@@ -118,7 +118,8 @@ def load_newest(directory: RunDirectory, world: World, show: ShowRead | None = N
 def prepare_resume(directory: RunDirectory, claim: Claim, world: World) -> bool:
     """Return whether the run has checkpoints to resume from, the same on every rank; collective.
 
-    If none is intact and the user allows starting over, rank zero first moves the run's records out of the way.
+    Rank zero first removes what earlier attempts left behind. If no checkpoint is intact and the user allows starting
+    over, it then moves the run's records out of the way.
 
     Args:
         directory: of the run.
@@ -133,6 +134,9 @@ def prepare_resume(directory: RunDirectory, claim: Claim, world: World) -> bool:
     has_checkpoints = False
     # with client caches, other ranks may see another folder
     if world.is_rank_zero:
+        claim.require_ownership()
+        if names := remove_leftovers(directory):
+            log.info("cleaned up after an earlier attempt: %s", ", ".join(names))
         if may_start_over(directory):
             _start_over(directory, claim)
         has_checkpoints = bool(directory.checkpoint_steps())

@@ -150,8 +150,10 @@ def saved_step(directory: RunDirectory) -> int:
     A checkpoint that the file system fails to read counts: otherwise a brief failure would look like lost steps. Of a
     program, the newest save counts that it reported and that still exists.
     """
-    for step in reversed(directory.checkpoint_steps()):
-        if is_complete(directory, step):
+    # a kill between the two renames that replace a checkpoint has left the old one there
+    aside = directory.moved_aside()
+    for step in sorted({*aside, *directory.checkpoint_steps()}, reverse=True):
+        if is_complete(aside.get(step, directory.checkpoint(step)), step):
             return step
     save = last_save(directory)
     return 0 if save is None else save.step
@@ -215,9 +217,9 @@ def _describe(
     )
 
 
-def is_complete(directory: RunDirectory, step: int) -> bool:
+def is_complete(path: Path, step: int) -> bool:
     """Whether a step's checkpoint is there by names and sizes; one that the file system fails to read counts."""
-    info = _describe(directory.checkpoint(step), step, verify=False)
+    info = _describe(path, step, verify=False)
     return info.intact or info.unreadable
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from hpctrain.errors import RunDirectoryError, RunDirectoryUnavailableError
-from hpctrain.files import fsync_directory
+from hpctrain.files import TEMPORARY_PREFIX, fsync_directory
 from hpctrain.run.file_system import explain
 
 R = TypeVar("R")
@@ -22,6 +22,8 @@ R = TypeVar("R")
 STEP_DIGITS = 8  # so that `ls` lists checkpoints in the order of their steps
 SET_ASIDE = re.compile(rf"damaged-step_(?P<step>\d{{{STEP_DIGITS},}})-[0-9a-f]{{8}}")
 """Names of damaged checkpoints that a resume passed over."""
+REPLACED = re.compile(rf"{re.escape(TEMPORARY_PREFIX)}replaced-step_(?P<step>\d{{{STEP_DIGITS},}})-[0-9a-f]{{8}}")
+"""Names of checkpoints that make way for a new one of their step."""
 
 
 class _PathInRun:
@@ -202,6 +204,14 @@ class RunDirectory:
         return [
             self.checkpoints / match[0] for match in sorted(found, key=lambda match: (int(match["step"]), match[0]))
         ]
+
+    def moved_aside(self) -> dict[int, Path]:
+        """Checkpoints that made way for new ones which aren't there, by step; the next attempt puts them back."""
+        names = _names(self.checkpoints)
+        found = {int(match["step"]): match[0] for match in filter(None, map(REPLACED.fullmatch, names))}
+        return {
+            step: self.checkpoints / name for step, name in found.items() if self.checkpoint(step).name not in names
+        }
 
     def create(self, mode: int) -> None:
         """Create the directory and the folders in it; parents follow the umask, the run itself gets ``mode``.

@@ -75,7 +75,8 @@ def gone_step(directory: RunDirectory) -> int | None:
     if not recorded or any(step >= recorded for step in directory.checkpoint_steps()):
         return None
     aside = (SET_ASIDE.fullmatch(path.name) for path in directory.set_aside())
-    return None if recorded in [int(match["step"]) for match in aside if match is not None] else recorded
+    steps = {*directory.moved_aside(), *(int(match["step"]) for match in aside if match is not None)}
+    return None if recorded in steps else recorded
 
 
 def describe_gone(directory: RunDirectory) -> str:

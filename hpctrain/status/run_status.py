@@ -284,7 +284,7 @@ def _with_details(status: RunStatus, records: RunRecords, claims: Sequence[int],
 def _best_warning(status: RunStatus, directory: RunDirectory, saved_step: int) -> str:
     """Warn if the best checkpoint isn't on disk, unless a live run may be about to write it."""
     step = status.best_step
-    if step is None or is_complete(directory, step) or (status.state.may_change and step > saved_step):
+    if step is None or is_complete(directory.checkpoint(step), step) or (status.state.may_change and step > saved_step):
         return ""
     return BestCheckpoint.of(directory).warning
 

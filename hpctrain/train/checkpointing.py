@@ -14,7 +14,7 @@ from torch import nn
 
 from hpctrain.checkpoint.best import Best
 from hpctrain.checkpoint.read import LoadedCheckpoint, load_newest
-from hpctrain.checkpoint.retention import remove_leftovers, set_aside
+from hpctrain.checkpoint.retention import set_aside
 from hpctrain.checkpoint.saver import CheckpointSaver, auto_interval_s
 from hpctrain.checkpoint.state import Head, LiveState, states_of
 from hpctrain.config.root import config_digest
@@ -107,15 +107,12 @@ class Checkpointing:
             show: called on rank zero while it reads the checkpoint.
 
         Raises:
-            SupersededError: a later attempt owns the run. Only rank zero raises it, perhaps after it has removed what
-                earlier attempts left behind.
+            SupersededError: a later attempt owns the run. Only rank zero raises it.
             CheckpointError: a checkpoint belongs to another training, or all were removed after the training was built.
             TaskError: the task's state can't be saved.
         """
         if self._world.is_rank_zero:
             self._claim.require_ownership()
-            if names := remove_leftovers(self._directory):
-                log.info("cleaned up after an earlier attempt: %s", ", ".join(names))
         checkpoint = load_newest(self._directory, self._world, show)
         if checkpoint is None and self._training.resumes:
             raise CheckpointError(

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from hpctrain.checkpoint.read import choose_newest, load, load_newest
+from hpctrain.checkpoint.read import choose_newest, load, load_newest, prepare_resume
 from hpctrain.checkpoint.restore import restore_weights
+from hpctrain.checkpoint.retention import move_aside
 from hpctrain.checkpoint.rng import restore_rng, rng_state
 from hpctrain.checkpoint.state import Head, LiveState, weights_digest
 from hpctrain.checkpoint.warm_start import read_weights
@@ -19,6 +20,7 @@ from hpctrain.errors import CheckpointDamagedError, CheckpointError, CheckpointU
 from hpctrain.rank.world import World
 from hpctrain.run.checkpoint_manifest import MANIFEST, read_manifest
 from hpctrain.run.checkpoints import find_damage
+from hpctrain.run.gone_checkpoints import allow_start_over
 
 HEAD = Head(step=1, samples_seen=1, world_size=1, config_digest="c0")
 FORMAT_1 = Path(__file__).parent / "format_1/step_00000003"
@@ -89,6 +91,17 @@ def test_with_none_intact_the_error_names_all_and_what_to_do(directory, writer, 
 
 def test_a_run_without_checkpoints_starts_from_nothing(directory):
     assert choose_newest(directory) == (None, ())
+
+
+@pytest.mark.parametrize("from_scratch", [False, True])
+def test_one_that_made_way_for_a_new_one_that_was_never_published_is_resumed_from(
+    directory, claim, writer, snapshot, from_scratch
+):
+    move_aside(writer.write(snapshot(1)))
+    if from_scratch:
+        allow_start_over(directory, claim.attempt)
+    assert prepare_resume(directory, claim, ALONE)
+    assert choose_newest(directory) == (directory.checkpoint(1), ())
 
 
 def test_damage_is_found_before_anything_is_loaded(writer, snapshot):

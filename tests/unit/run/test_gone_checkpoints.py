@@ -4,6 +4,8 @@ import pytest
 from fakes import manifest
 
 from hpctrain.attempt.outcome import Outcome, record_end
+from hpctrain.checkpoint.retention import move_aside
+from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.gone_checkpoints import (
     allow_start_over,
     copy_records_aside,
@@ -71,6 +73,14 @@ def test_what_retention_removed_and_what_was_set_aside_is_not_gone(directory):
     save(directory, 40 + 1).rename(directory.path / "elsewhere")
     directory.set_aside()[0].rename(directory.path / "aside")
     assert (gone_step(directory), describe_gone(directory)) == (60, "")
+
+
+def test_one_that_made_way_for_a_new_one_that_was_never_published_is_not_gone(directory):
+    attempt(directory, start=0, published=60)
+    aside = move_aside(save(directory, 60))
+    assert (saved_step(directory), gone_step(directory), describe_gone(directory)) == (60, None, "")
+    (aside / "manifest.json").unlink()
+    assert describe_gone(directory)
 
 
 def test_a_checkpoint_with_missing_files_counts_as_gone(directory):
