@@ -322,14 +322,17 @@ def append_json_line(path: Path, record: Mapping[str, Any], *, durable: bool = F
     with errors_naming(path):
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
         try:
-            size = os.fstat(descriptor).st_size
-            if size and os.pread(descriptor, 1, size - 1) != b"\n":
-                data = b"\n" + data
-            _write_all(descriptor, data)
+            _write_all(descriptor, missing_line_break(descriptor) + data)
             if durable:
                 os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def missing_line_break(descriptor: int) -> bytes:
+    """Return a line break if a crash left the last line of a file incomplete; else nothing."""
+    size = os.fstat(descriptor).st_size
+    return b"\n" if size and os.pread(descriptor, 1, size - 1) != b"\n" else b""
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TextIO
 
 from hpctrain.data.micro_batch import MicroBatch
-from hpctrain.files import write_atomic
+from hpctrain.files import missing_line_break, write_atomic
 from hpctrain.metrics.csv_file import CsvSink
 from hpctrain.metrics.media_files import MediaFiles, MediaWriter
 from hpctrain.metrics.meter import Throughput
@@ -192,8 +192,10 @@ def log_samples(
         start_step: completed steps.
     """
     step, samples = start_step + 1, list[int]()
-    file.touch()
+    with file.open("a+b") as before:
+        line_break = missing_line_break(before.fileno())
     with closing(micro_batches), closing(RecordFile(file)) as lines:
+        lines.append(line_break)
         for micro_batch in micro_batches:
             samples += micro_batch.indices[: micro_batch.num_samples].tolist()
             if micro_batch.is_last:
