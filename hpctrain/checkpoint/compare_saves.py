@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from hpctrain.checkpoint.host_memory import element_bytes
 from hpctrain.checkpoint.saved_tensors import SavedTensors, parts_of, read_part
 
 CHUNK = 2**22
@@ -130,9 +131,9 @@ def compare_tensors(name: str, one: torch.Tensor, other: torch.Tensor) -> Tensor
         return TensorDifference(name=name, problem=f"{kinds[0]} and {kinds[1]}")
     if one.is_complex():
         one, other = (torch.view_as_real(tensor.resolve_conj()) for tensor in (one, other))
-    flat = [tensor.resolve_neg().contiguous().reshape(-1) for tensor in (one, other)]
-    if torch.equal(*(tensor.view(torch.uint8) for tensor in flat)):
+    if torch.equal(element_bytes(one), element_bytes(other)):
         return None
+    flat = [tensor.resolve_neg().contiguous().reshape(-1) for tensor in (one, other)]
     # two large integers may be the same as floating-point numbers
     absolute, largest = 0.0 if one.is_floating_point() else 1.0, 0.0
     for mine, theirs in zip(torch.split(flat[0], CHUNK), torch.split(flat[1], CHUNK), strict=True):

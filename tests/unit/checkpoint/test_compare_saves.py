@@ -209,6 +209,7 @@ def test_tensors_are_compared_bit_by_bit():
     assert compare_tensors("n", large, large + 1).absolute == 1.0
     assert compare_tensors("b", torch.tensor([True]), torch.tensor([False])).absolute == 1.0
     assert compare_tensors("e", torch.empty(0), torch.empty(0)) is None
+    assert compare_tensors("s", torch.zeros(5)[::5], torch.ones(1)).absolute == 1.0
     assert compare_tensors("c", torch.tensor([1j]), torch.tensor([2j])).absolute == 1.0
     one = torch.tensor([1.0], dtype=torch.float8_e4m3fn)
     assert compare_tensors("f", one, torch.tensor([2.0], dtype=torch.float8_e4m3fn)).relative == 0.5
