@@ -68,6 +68,7 @@ class Checkpointing:
     Attributes:
         best_step: the step of the last evaluation that was among the best; a save follows it.
         clock: as given.
+        copied_step: the step of the last checkpoint that was copied, even if it is still being written.
         saver: as given.
         due_at_s: when the next save is due by rank zero's clock; infinite if none is, and on the other ranks.
     """
@@ -83,7 +84,7 @@ class Checkpointing:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.best_step: int | None = None
-        self._saving_step: int | None = None
+        self.copied_step: int | None = None
         self._training = training
         self._config = training.config
         self._world = training.world
@@ -194,13 +195,12 @@ class Checkpointing:
         """
         busy = not wait and self._world.broadcast(self.saver.busy)
         # saves of the best evaluations are extra: no other save is left out for one
-        left_out = busy and (self.best_step is None or self.best_step not in (step, self._saving_step))
+        left_out = busy and (self.best_step is None or self.best_step not in (step, self.copied_step))
         stop = self._wait_for_earlier(step) if busy and not left_out else None
         if left_out and self._world.is_rank_zero:
             log.warning("no checkpoint of step %d: the one before is still being written", step)
         if not left_out and stop is None:
             self._save(step, evaluation_due=evaluation_due, wait=wait)
-            self._saving_step = step
         self._restart_interval()
         return stop
 
@@ -240,6 +240,8 @@ class Checkpointing:
             raise error or CheckpointError(
                 f"rank zero could not write the checkpoint of step {step}: {message}", elsewhere=True
             )
+        if message is None:
+            self.copied_step = step
         if error is not None:
             log.warning("the run continues without a checkpoint of step %d: %s", step, message)
 

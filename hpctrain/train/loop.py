@@ -335,7 +335,7 @@ class Loop:
             self.log.flush()
             self._divergence.check_before_save(self.step, ends_run=self.checkpointing.is_at_end(self.step))
             stop = self.checkpointing.save(self.step, evaluation_due=self._evaluation_due, wait=wait)
-            if stop is None:
+            if self.checkpointing.copied_step == self.step:
                 self._callbacks.run_between_steps("after_save")
         self._times.record(self.step, due=True)
         return stop

@@ -3,6 +3,9 @@ from __future__ import annotations
 import inspect
 import itertools
 import logging
+import os
+import threading
+import time
 
 import pytest
 import small_callbacks
@@ -69,6 +72,21 @@ def test_hooks_are_called_around_the_steps(attempt, calls):
     first = [("on_start", 0), *itertools.chain(*each[:4]), ("after_evaluation", 4), ("after_save", 4)]
     last = [("after_evaluation", 5), ("after_save", 5), ("on_end", 5)]
     assert calls == [*first, *each[4], *last]
+
+
+def test_a_save_that_is_left_out_calls_no_hook(attempt, calls, monkeypatch):
+    fsync = os.fsync
+
+    def write_until_step_3(descriptor):
+        while threading.current_thread() is not threading.main_thread() and ("after_step", 3) not in calls:
+            time.sleep(0.001)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", write_until_step_3)
+    assert attempt(RECORDER, "checkpoint.every_steps=1", "trainer.max_steps=4").run()
+    saved = [step for name, step in calls if name == "after_save"]
+    assert (saved[0], saved[-1]) == (1, 4)
+    assert 2 not in saved
 
 
 def test_what_callbacks_log_belongs_to_the_step(attempt, directory, calls):

@@ -227,5 +227,6 @@ def test_a_file_system_that_refuses_ends_the_run_or_is_tolerated_but_at_the_end(
     with caplog.at_level(logging.WARNING, "hpctrain.train"):
         warning.save(2, evaluation_due=False, wait=True)
     assert "the run continues without a checkpoint of step 2" in caplog.text
+    assert warning.copied_step is None
     with pytest.raises(CheckpointError):
         warning.save(10, evaluation_due=False, wait=True)
