@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
-import psutil
 import torch
 
+# not psutil, which looks for the number of this process: a container may see the machine's /proc, or none
+_STATM = Path("/proc/self/statm")
 _STATUS = Path("/proc/self/status")
 
 
@@ -22,14 +24,16 @@ class Memory:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device if device.type == "cuda" else None
-        self._process = psutil.Process()
 
     def used(self) -> int:
         """Bytes in use now: by tensors on a GPU, otherwise by the process without mapped files."""
         if self._device is not None:
             return torch.cuda.memory_allocated(self._device)
-        memory = self._process.memory_info()
-        return int(memory.rss - memory.shared)
+        try:
+            _, resident, shared, *_ = _STATM.read_bytes().split()
+        except OSError:
+            return 0
+        return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
 
     def peak(self) -> int:
         """Bytes in use at the peak: by tensors on a GPU, otherwise by the process with mapped files (proc(5))."""

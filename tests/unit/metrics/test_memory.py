@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 
 import torch
 
@@ -31,3 +32,13 @@ def test_mapped_files_are_not_counted(tmp_path):
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         assert sum(mapped[at] for at in range(0, SIZE, 4096)) == 0
         assert memory.used() - before < SIZE / 4
+
+
+def test_it_is_this_process_whatever_its_number(monkeypatch, tmp_path):
+    """A container may see another process of that number in /proc, or no /proc."""
+    monkeypatch.setattr(os, "getpid", lambda: 2**31 - 1)
+    memory = Memory(torch.device("cpu"))
+    assert memory.used() > SIZE / 4
+    for name in ("_STATM", "_STATUS"):
+        monkeypatch.setattr(f"hpctrain.metrics.memory.{name}", tmp_path / name)
+    assert (memory.used(), memory.peak()) == (0, 0)
