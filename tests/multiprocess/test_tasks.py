@@ -64,7 +64,7 @@ def test_pictures_in_folders(train, pictures):
     assert loaded.digest == here.digest
     code, two, output = train("two", *of_pictures(pictures), "data.num_workers=1", world_size=2)
     assert code == 0, output
-    assert two.steps == [6]
+    assert two.steps[-1] == 6
 
 
 @pytest.mark.nightly
