@@ -316,7 +316,7 @@ class ShardedStream(IterableDataset[Any]):
         self.streams = tuple(streams)
 
     def __iter__(self) -> Iterator[Any]:
-        return chain.from_iterable(self.streams)
+        return chain.from_iterable(StreamReader(stream)._opened(0, 0, 0).samples for stream in self.streams)
 
 
 def streams_of(dataset: Any) -> tuple[Any, ...]:
