@@ -127,6 +127,7 @@ class WeightedOrder:
                 f"expected one finite weight per sample, none negative, not all zero; got shape {values.shape}, from "
                 f"{values.min(initial=0)} to {values.max(initial=0)}"
             )
+        self.num_samples = len(values)
         self.seed = seed
         with np.errstate(over="ignore"):
             total = values.sum()

@@ -8,7 +8,7 @@ import torch
 from small_task import Small
 from torch import nn
 
-from hpctrain.data.order import BucketOrder
+from hpctrain.data.order import BucketOrder, WeightedOrder
 from hpctrain.errors import TaskError
 from hpctrain.rank.agreement import Agreement
 from hpctrain.rank.stop_request import StopRequest
@@ -48,10 +48,10 @@ def test_data_without_a_length_is_refused(compose_small, lone_world, monkeypatch
         build(compose_small(), lone_world)
 
 
-def test_an_order_of_other_samples_is_refused(compose_small, lone_world, monkeypatch):
-    order = BucketOrder([1, 2, 3], 0, batch_size=2)
+@pytest.mark.parametrize("order", [BucketOrder([1, 2, 3], 0, batch_size=2), WeightedOrder([1, 2, 3], 0)])
+def test_an_order_of_other_samples_is_refused(compose_small, lone_world, monkeypatch, order):
     monkeypatch.setattr(Small, "order", lambda task, num_samples, seed: order)
-    with pytest.raises(TaskError, match=r"order\(\) returned a BucketOrder for 3 samples, but the data have \d+"):
+    with pytest.raises(TaskError, match=r"order\(\) returned a \w+Order for 3 samples, but the data have \d+"):
         build(compose_small(), lone_world).data.loader(0)
 
 
