@@ -94,8 +94,9 @@ def _built(named: NamedOptimizer, names: ModelNames, chosen: Sequence[str], glob
     own_factors = {id(parameter): group.lr_factor for group in trained for parameter in group.parameters.values()}
     for group in optimizer.param_groups:
         own_factor = factor * own_factors.get(id(group["params"][0]), 1.0)
-        # two entries: the schedule overwrites `lr` in each step, and needs the rate that it starts from
-        group["lr"] = group["initial_lr"] = group["lr"] if own_factor == 1 else group["lr"] * own_factor
+        group["lr"] = group["lr"] * own_factor
+        # the schedule overwrites `lr` in each step, in place if it is a tensor, and needs the rate that it starts from
+        group["initial_lr"] = float(group["lr"])
     base_lr = optimizer.defaults.get("lr", optimizer.param_groups[0]["lr"])
     return BuiltOptimizer(named=named, optimizer=optimizer, base_lr=float(base_lr) * factor, groups=groups)
 

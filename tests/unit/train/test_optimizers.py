@@ -67,6 +67,19 @@ def test_the_learning_rate_is_that_of_the_global_batch(scaling, expected):
     assert group["lr"] == group["initial_lr"] == pytest.approx(expected)
 
 
+class OnDevice(torch.optim.Adam):
+    def __init__(self, params, lr):
+        super().__init__(params, lr=torch.tensor(lr))
+
+
+def test_a_rate_that_is_a_tensor_belongs_to_one_group_and_what_it_starts_from_stays():
+    node = {"_target_": f"{__name__}.OnDevice", "lr": 0.25, "groups": [{"match": "bias", "eps": 1.0}]}
+    first, second = built(node, nn.Linear(1, 1), 64).param_groups
+    first["lr"].fill_(0.5)
+    assert (first["lr"].item(), second["lr"].item()) == (0.5, 0.25)
+    assert first["initial_lr"] == second["initial_lr"] == 0.25
+
+
 def test_no_decay_for_norms_and_biases():
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(4, 3))
     node = {"_target_": "torch.optim.AdamW", "lr": 0.1, "weight_decay": 0.5, "no_decay_norm_bias": True}
