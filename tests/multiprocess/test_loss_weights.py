@@ -146,3 +146,11 @@ def test_one_rank_whose_weights_can_vary_makes_all_exchange_theirs(train):
     # rank zero has its six samples, and rank 1 half of each micro-batch
     assert load(run.directory.checkpoint(2)).state["samples_seen"] == 2 * (6 + 2)
     assert "a step's batches hold 8 of its 12 samples" in output
+
+
+def test_a_rank_without_samples_doesnt_leave_the_others_alone_in_the_pass_that_counts_flops(ranks):
+    for process in ranks("few_samples:counted", world_size=2):
+        assert process.code == 0, process.output
+        of_two, of_one, of_none = process.result
+        assert of_two == of_one > 0
+        assert of_none is None

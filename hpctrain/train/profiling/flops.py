@@ -226,11 +226,12 @@ def flops_by_trial(step: TrainStep, micro_batch: MicroBatch, world: TrainingWorl
         world: the ranks.
 
     Returns:
-        FLOPs; None if the model or the task fails on so few samples.
+        FLOPs; None if a rank has no samples, or if the model or the task fails on so few.
     """
     model = step.turns[0].module.replica.model
     size = _size(micro_batch)
-    few = min(TRIAL_SAMPLES, size)
+    # the same number everywhere: a rank whose batch is empty would leave the others alone in their collectives
+    few = int(world.combine_(torch.tensor(min(TRIAL_SAMPLES, size)), "min"))
     if not few:
         return None
     batch = map_tensors(
