@@ -17,6 +17,7 @@ from hpctrain.parallel.trial_pass import OperatorMode, training_pass_undone
 from hpctrain.phrases import scaled
 from hpctrain.rank.compiler import is_any_compiled, uncompiled
 from hpctrain.train.step import TrainStep
+from hpctrain.train.task_state import TaskState
 
 Formula = Callable[..., int]
 
@@ -175,14 +176,19 @@ class FlopCounter:
         own, together = sum(sizes), self._world.share.num_together
         self._record((count.total or 0) * together / own if own else None)
 
-    def before_step(self, micro_batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
+    def before_step(self, micro_batches: Iterator[MicroBatch], task_state: TaskState) -> Iterator[MicroBatch]:
         """Count with the first samples of the next micro-batch; collective.
+
+        Args:
+            micro_batches: of this rank.
+            task_state: of the task, which the counting leaves as it is.
 
         Returns:
             The same micro-batches.
         """
         first = next(micro_batches)
-        counted = flops_by_trial(self._step, first, self._world)
+        with task_state.restored():
+            counted = flops_by_trial(self._step, first, self._world)
         self._record(None if counted is None else counted * self._world.share.num_together)
         return itertools.chain([first], micro_batches)
 

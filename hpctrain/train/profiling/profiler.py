@@ -136,8 +136,7 @@ class Profiler:
             self._eval_before_s = self._times.spent().get("eval_s", 0.0)
             self._evaluations = 0
         if self._sampler is not None and self._flops.by_trial and step == self._start_step + 1:
-            with self._training.task_state.restored():
-                micro_batches = self._flops.before_step(micro_batches)
+            micro_batches = self._flops.before_step(micro_batches, self._training.task_state)
         if self._trace is not None and self._trace.next_after(step) == step:
             self._trace.trace(step, partial(self._training.step, step, micro_batches))
         elif self._sampler is None:

@@ -16,6 +16,7 @@ from hpctrain.data.plan import BatchPlan
 from hpctrain.parallel.ddp import DataParallelReplica
 from hpctrain.tasks.task import Task
 from hpctrain.train.profiling.flops import FlopCount, FlopCounter, flops_by_trial, hides_operators, peak_flops
+from hpctrain.train.task_state import TaskState
 
 PLAN = BatchPlan(1200, global_batch_size=12, micro_batch_size=6, world_size=1, drop_last=False)
 
@@ -290,7 +291,7 @@ def test_the_threads_of_data_parallel_hide_operators_and_a_trial_sees_them(step_
     step.turns[0].module.replica = DataParallelReplica(model, lone_world)
     counter = FlopCounter(step, PLAN, lone_world, "fp32", None)
     assert counter.by_trial
-    assert list(counter.before_step(iter([micro_batch]))) == [micro_batch]
+    assert list(counter.before_step(iter([micro_batch]), TaskState(Whole(), lone_world))) == [micro_batch]
     assert counter.per_sample == expected
 
 

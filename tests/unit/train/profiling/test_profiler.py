@@ -37,6 +37,30 @@ class Tiny(Task):
 
     def loss(self, model, batch):
         return cross_entropy(model(batch[0]), batch[1])
+
+class Counting(Tiny):
+    \"\"\"Has a state that loading and training change.\"\"\"
+
+    def __init__(self, compiled=False):
+        super().__init__(compiled)
+        self.loaded = self.trained = 0
+
+    def train_dataset(self):
+        return torch.utils.data.TensorDataset(torch.randn(120, 8), torch.randint(0, 10, (120,)))
+
+    def collate_fn(self, samples):
+        self.loaded += 1
+        return tuple(map(torch.stack, zip(*samples)))
+
+    def loss(self, model, batch):
+        self.trained += 1
+        return super().loss(model, batch)
+
+    def state_dict(self):
+        return {"loaded": self.loaded, "trained": self.trained}
+
+    def load_state_dict(self, state):
+        self.loaded, self.trained = state["loaded"], state["trained"]
 """
 WORDS = ("task=custom", "task._target_=tiny_task.Tiny", "trainer.max_epochs=null", "trainer.max_steps=50")
 BATCH = ("trainer.global_batch_size=12", "trainer.micro_batch_size=6")
@@ -115,6 +139,12 @@ def test_flops_of_a_compiled_model_are_counted_before_its_second_step(make, tmp_
     side.train(4)
     side.profiler.finish(4)
     assert read_bottleneck(tmp_path).flops_per_sample == 2 * 2 * 8 * 10
+
+
+def test_a_trial_changes_the_tasks_state_no_more_than_the_batch_does_that_is_trained_on_next(make):
+    side = make("task._target_=tiny_task.Counting", "+task.compiled=true", "data.num_workers=0")
+    side.train(3)
+    assert side.training.task.state_dict() == {"loaded": 6, "trained": 6}
 
 
 def test_an_evaluation_before_the_first_step_has_no_share(make, tmp_path, clock):
