@@ -122,13 +122,24 @@ class TrainingData:
 
     @contextmanager
     def first_micro_batch(self, task_state: TaskState) -> Iterator[MicroBatch]:
-        """Yield this rank's first micro-batch; afterwards, the task's state is as before.
+        """Yield this rank's first micro-batch, on the CPU; afterwards, the task's state is as before.
+
+        It is read once, before the first step: during the run, a second pass over a stream could move a file or a
+        counter that it shares with the one that is trained on.
 
         Args:
             task_state: of the task.
         """
-        with task_state.restored(), closing_unless_lost(self.loader(0).micro_batches(self.transfer)) as micro_batches:
-            yield next(micro_batches)
+        with task_state.restored():
+            first = self._first_micro_batch
+            # new containers: a loss may change them
+            yield first._replace(batch=map_tensors(lambda tensor: tensor, first.batch))
+
+    @cached_property
+    def _first_micro_batch(self) -> MicroBatch:
+        with closing_unless_lost(self.loader(0).micro_batches()) as micro_batches:
+            first: MicroBatch = next(micro_batches)
+        return first
 
     def workers_for(self, dataset: Dataset[Any]) -> Workers:
         """Return the loading processes for a dataset of the task."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import logging
 from itertools import islice
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from small_task import Small
 from torch import nn
+from torch.utils.data import IterableDataset
 
 from hpctrain.data.order import BucketOrder, WeightedOrder
 from hpctrain.errors import TaskError
@@ -32,6 +34,31 @@ def test_the_loader_continues_from_a_step(compose_small, lone_world):
     training = build(compose_small(), lone_world)
     straight = [batch.indices.tolist() for batch in islice(iter(training.data.loader(0)), 12)]
     assert [batch.indices.tolist() for batch in islice(iter(training.data.loader(4)), 4)] == straight[8:]
+
+
+class OneFile(IterableDataset):
+    """Samples of a file that all passes read."""
+
+    def __init__(self):
+        self.file = io.StringIO("\n".join(map(str, range(60))))
+
+    def __iter__(self):
+        self.file.seek(0)
+        return ({"number": torch.tensor(float(line))} for line in self.file)
+
+
+def test_the_first_micro_batch_is_read_again_without_a_change_of_the_runs_own_pass(
+    compose_small, lone_world, monkeypatch
+):
+    monkeypatch.setattr(Small, "train_dataset", lambda task: OneFile())
+    training = build(compose_small(), lone_world)
+    with training.data.first_micro_batch(training.task_state) as first:
+        assert first.batch.pop("number").tolist() == [0, 1, 2]
+    own = iter(training.data.loader(0))
+    assert [batch.batch["number"].tolist() for batch in islice(own, 2)] == [[0, 1, 2], [3, 4, 5]]
+    with training.data.first_micro_batch(training.task_state) as again:
+        assert again.batch["number"].tolist() == [0, 1, 2]
+    assert next(own).batch["number"].tolist() == [6, 7, 8]
 
 
 def test_what_prepare_draws_changes_nothing(compose_small, lone_world, monkeypatch):
