@@ -282,7 +282,8 @@ class Turn:
         else:
             loss = self.compute_unlogged(self.module.loss_module, micro_batch)
             self._require_dependence(loss)
-            torch.autograd.backward(loss)
+            with self.loss.task_log.discarding():
+                torch.autograd.backward(loss)
         if self.gradients.is_due:
             self.gradients.check()
 

@@ -360,6 +360,13 @@ def test_what_a_hook_logs_in_the_backward_pass_counts_with_its_own_micro_batch()
     assert bench.meter.state()["train/grad"] == (pytest.approx(8 * 8 * 8 / 12 + 4 * 4 * 4 / 12), 12)
 
 
+def test_what_a_hook_logs_in_a_pass_that_belongs_to_no_step_is_discarded():
+    bench = Bench(task=Hooked())
+    with bench.log.training():
+        bench.turn.try_out(next(bench.micro_batches(12)))
+        assert bench.log.scalars == []
+
+
 class Recomputed(Classify):
     def loss(self, model, batch):
         return checkpoint(self.logged, model, batch, use_reentrant=False)
