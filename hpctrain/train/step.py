@@ -152,7 +152,8 @@ class Turn:
         self.update.begin(step)
         module = self.module
         rescale = module.replica.accumulate(self, step, micro_batches, module.accumulating, timer)
-        if self.gradients.is_due:
+        # not after a step in which no micro-batch has a weight: it updates nothing
+        if self.gradients.is_due and rescale:
             self.gradients.check()
         updated = self.update(rescale)
         if timer is not None:
@@ -311,7 +312,10 @@ class Turn:
         """
         module = self.module
         if module.exchanges_nothing:
-            self.update.backward(module.loss_module(zero_of))
+            # an optimizer would decay a parameter that the step doesn't use if it had a gradient of 0
+            if module.ddp is not None:
+                of_first = module.ddp.find_unused_parameters
+                self.update.backward(module.loss_module(partial(zero_of, of_first=of_first)))
             return
         empty = EmptyPass(shares_statistics=module.shares_statistics)
         with empty.forward(module.loss_module):

@@ -170,9 +170,14 @@ class EmptyPass:
                 handle.remove()
 
 
-def zero_of(model: nn.Module) -> Tensor:
-    """Return 0 as a loss, 0-d, that depends on every parameter: DDP waits for the gradients of each."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+def zero_of(model: nn.Module, *, of_first: bool = False) -> Tensor:
+    """Return 0 as a loss, 0-d, that depends on every parameter: DDP waits for the gradients of each.
+
+    Args:
+        model: that is trained.
+        of_first: depend on the first parameter alone, where DDP finds out which ones are used.
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad][: 1 if of_first else None]
     # over no elements, so that a parameter that isn't finite doesn't make it NaN
     sums = [parameter.reshape(-1)[:0].abs().sum().to(trained[0].device, torch.float32) for parameter in trained]
     return torch.stack(sums).sum()

@@ -724,6 +724,28 @@ def test_a_constant_loss_gives_gradients_of_zero_where_other_ranks_wait(shared, 
     assert torch.allclose(two_steps(accumulated, 8, 4), two_steps(alone, 8, 4))
 
 
+def weighted(bench, *weights):
+    for weight, micro_batch in zip(weights, bench.micro_batches(*[4] * len(weights)), strict=True):
+        yield micro_batch._replace(weight=weight, rescale=float(any(weights)))
+
+
+@pytest.mark.parametrize("averaged", [False, True])
+def test_a_micro_batch_of_weight_0_leaves_parameters_alone_that_the_step_doesnt_use(shared, averaged, caplog):
+    bench = shared(None, find_unused_parameters=True) if averaged else Bench(task=Untargeted())
+    bench.step.prepare(0)
+    bench.task.found, bench.position.step = lambda model: model.weight.sum(), 1
+    bench.optimizer.param_groups[0]["weight_decay"] = 0.1
+    before = bench.weights()
+    bench.step(0, weighted(bench, 0, 0))
+    assert torch.equal(bench.weights(), before)
+    for weights in ((4, 0), (0, 4)):
+        bench.step(1, weighted(bench, *weights))
+    assert torch.equal(bench.model.bias, before[12:])
+    assert (bench.model.weight.flatten() != before[:12]).all()
+    (message,) = caplog.messages
+    assert message.startswith("Untargeted.loss gave no gradient to bias, which it trains: ")
+
+
 def test_a_constant_loss_of_the_first_step_is_refused_if_all_ranks_have_one(shared):
     bench = shared(constant)
     bench.position.step = 1
