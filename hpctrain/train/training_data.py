@@ -122,7 +122,7 @@ class TrainingData:
 
     @contextmanager
     def first_micro_batch(self, task_state: TaskState) -> Iterator[MicroBatch]:
-        """Yield this rank's first micro-batch, on the CPU; afterwards, the task's state is as before.
+        """Yield this rank's first micro-batch; afterwards, the task's state is as before.
 
         It is read once, before the first step: during the run, a second pass over a stream could move a file or a
         counter that it shares with the one that is trained on.
@@ -132,11 +132,14 @@ class TrainingData:
         """
         with task_state.restored():
             first = self._first_micro_batch
-            # new containers: a loss may change them
-            yield first._replace(batch=map_tensors(lambda tensor: tensor, first.batch))
+            batch = map_tensors(lambda tensor: tensor, first.batch)  # new containers: a loss may change them
+            if self.transfer is not None:
+                batch = MoveOnDemand(self.task.to_device, self.world.device).finish(batch)
+            yield first._replace(batch=batch)
 
     @cached_property
     def _first_micro_batch(self) -> MicroBatch:
+        """It is on the CPU."""
         with closing_unless_lost(self.loader(0).micro_batches()) as micro_batches:
             first: MicroBatch = next(micro_batches)
         return first
