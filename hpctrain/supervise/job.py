@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from hpctrain.attempt.outcome import Outcome
 from hpctrain.attempt.requeue import Action, decide, history_with
-from hpctrain.attempt.termination import Termination, ask_termination
+from hpctrain.attempt.termination import Termination, ask_termination, diagnose
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.cluster.slurm_step import needed_job_nodes
 from hpctrain.cluster.variables import Variables
@@ -233,11 +233,11 @@ class CurrentJob:
             return True
 
     def cancel_requeue(self) -> None:
-        """Cancel the job, which was requeued before its ranks had ended, because the run needs no further attempt."""
+        """Cancel the job, which is back in the queue, because the run is over, or continues in another job."""
         try:
             self._retry(lambda: self.slurm.cancel(self.job_id))
         except SchedulerError as error:
-            log.warning("the run is over, but job %s is still in the queue (%s); scancel it", self.job_id, error)
+            log.warning("job %s is still in the queue (%s), but its run is over; scancel it", self.job_id, error)
 
     def delay(self, job_ids: Sequence[str], seconds: float) -> None:
         """Let the job, which is back in the queue, start after the end of these jobs; without any, in some seconds.
@@ -250,14 +250,26 @@ class CurrentJob:
     def forbid_requeue(self, exit_code: int) -> None:
         """Keep SLURM from starting the job once more, because the run is over, or continues in another job.
 
-        SLURM is asked only once: this job may hold many nodes.
+        Unless the job is back in the queue, SLURM is asked only once: this job may hold many nodes.
 
         Args:
             exit_code: that the batch script is about to return.
         """
+        record = None
+        try:
+            record = self.slurm.show(self.job_id)
+        except SchedulerError as error:
+            log.info("can't find out whether SLURM is preempting the job: %s", error)
+        if diagnose(None, record, restarts=self.slurms_restarts, now=0.0).requeued:
+            self.cancel_requeue()
+            return
+        # From SLURM 24.05 on, a job that was ever preempted with a grace time is requeued when it ends, even if it was
+        # requeued and trained on in between (_slurm_rpc_complete_batch_script in slurmctld's proc_req.c). The signal
+        # may also have come in this attempt, whose ranks ended anyway.
+        was_preempted = self.restarts or (record is not None and record.preempt_time is not None)
         # After a nonzero code SLURM requeues a job if slurm.conf lists that code (RequeueExit), or if it was submitted
         # with --requeue=expedite, from 25.11 on (_set_job_requeue_exit_value in slurmctld's job_mgr.c).
-        if exit_code != ExitCode.FINISHED or self._may_be_requeued_at_its_end():
+        if was_preempted or exit_code != ExitCode.FINISHED:
             forbid_requeue(self.slurm, self.job_id)
 
     def resubmit(self, exclude: tuple[str, ...], *, continues: bool = True) -> str:
@@ -351,22 +363,6 @@ class CurrentJob:
         recent = [entry for entry in requeued if entry.restart_count is None or entry.restart_count >= before]
         recorded = waits + sum(not entry.restarts_ranks for entry in recent)
         return self.restarts - before - recorded
-
-    def _may_be_requeued_at_its_end(self) -> bool:
-        """Whether SLURM may requeue the job although its script ends with 0.
-
-        From SLURM 24.05 on, a job that was ever preempted with a grace time is requeued when it ends, even if it was
-        requeued and trained on in between (_slurm_rpc_complete_batch_script in slurmctld's proc_req.c).
-        """
-        if self.restarts:
-            return True
-        try:
-            # the signal may have come in this attempt, whose ranks ended anyway
-            record = self.slurm.show(self.job_id)
-        except SchedulerError as error:
-            log.info("can't find out whether SLURM is preempting the job: %s", error)
-            return False
-        return record is not None and record.preempt_time is not None
 
     def _read_restarts(self) -> None:
         """Learn what SLURM counts while the job runs: the variable may differ, and the next count shows a requeue."""

@@ -263,9 +263,6 @@ class Supervisor:
     def _leave(self, decision: RequeueDecision) -> int:
         """Carry out the decision outside of this allocation. A requeue comes last, since it ends this process."""
         exit_code = decision.reason.meaning.exit_code
-        if decision.reason is Reason.COMPLETED:
-            self._forbid_requeue(exit_code)
-            return exit_code
         requeued = self.job.end_early_requeues()
         if decision.action is Action.END:
             if requeued and not self.shares_job:

@@ -63,9 +63,12 @@ def preempted(slurm, supervisor):
 NO_REQUEUE = ["JobId=7 Requeue=0"]
 
 
-@pytest.mark.parametrize(
+ENDS = pytest.mark.parametrize(
     ("plan", "code"), [(COMPLETES, ExitCode.FINISHED), ({"ranks": all_ranks("failed", 20), "code": 1}, ExitCode.FAILED)]
 )
+
+
+@ENDS
 def test_a_job_that_was_preempted_does_not_come_back_after_the_end_of_its_run(slurm, preempted, plan, code):
     """SLURM 24.05 would requeue it."""
     assert preempted(plan | {"start": 14}).run() == code
@@ -257,10 +260,11 @@ def test_a_step_that_srun_ends_for_a_rank_requeues_nothing(slurm, supervisor):
     assert not slurm.requeued
 
 
-def test_no_requeue_follows_once_it_is_decided_how_the_run_goes_on(slurm, supervisor):
-    slurm.plan({"start": 0, "ranks": all_ranks("failed", 6), "code": 1})
+@ENDS
+def test_no_requeue_follows_once_it_is_decided_how_the_run_goes_on(slurm, supervisor, plan, code):
+    slurm.plan({"start": 0} | plan)
     one = supervisor()
-    assert one.run() == ExitCode.FAILED
+    assert one.run() == code
     slurm.job(STOPS["preempted_cancel_without_grace"])
     send_sigterm(one).join(60)
     assert not slurm.requeued
@@ -280,19 +284,37 @@ def test_a_sigterm_that_needs_no_requeue_now(slurm, supervisor, stop):
 
 
 @pytest.mark.parametrize("silent", [False, True])
-def test_a_run_that_failed_after_its_job_was_requeued_does_not_come_back(slurm, supervisor, silent):
+@ENDS
+def test_a_run_that_ended_after_its_job_was_requeued_does_not_come_back(slurm, supervisor, plan, code, silent):
     if silent:
         slurm.fall_silent("scancel", times=1)
-    slurm.plan({"waits": True, "start": 0, "ranks": all_ranks("failed", 6), "code": 1})
+    slurm.plan({"start": 0, "waits": True} | plan)
     slurm.job(STOPS["preempted_cancel_without_grace"])
     one = supervisor()
-    code = in_a_thread(one.run)
+    ended = in_a_thread(one.run)
     until(lambda: one.ledger.last_claim() == 1)
     send_sigterm(one)
     until(lambda: slurm.requeued)
     slurm.let_ranks_end()
-    assert code() == ExitCode.FAILED
+    assert ended() == code
     assert slurm.cancelled == ["7"]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "code", "shared"),
+    [
+        (all_ranks("preempted", 14), ExitCode.INTERRUPTED, False),
+        (all_ranks("failed", 6), ExitCode.FAILED, False),
+        (all_ranks("completed", 80), ExitCode.FINISHED, False),
+        (all_ranks("completed", 80), ExitCode.FINISHED, True),
+    ],
+)
+def test_a_job_that_slurm_has_requeued_itself_does_not_come_back_after_the_end_of_its_run(
+    slurm, supervisor, ranks, code, shared
+):
+    slurm.plan({"start": 0, "ranks": ranks, "job": STOPS["preempted_without_grace"]})
+    assert supervisor("cluster.requeue.max_preemptions=0", shares_job=shared).run() == code
+    assert slurm.cancelled == ([] if shared else ["7"])
 
 
 def test_where_no_second_attempt_can_begin_the_queue_gives_the_disk_time(slurm, supervisor):
