@@ -252,8 +252,8 @@ def failed_nodes(answer: str, since: float) -> tuple[str, ...]:
     for line in answer.splitlines():
         values = dict(_NODE_FIELD.findall(line))
         state, started = values.get("State", ""), values.get("SlurmdStartTime", "")
-        # the star is SLURM's mark of a node that doesn't respond
-        lost = set(state.rstrip("*").split("+")) & _LOST or state.endswith("*")
+        # the star marks a node that doesn't respond; on SLURM 20.11 it follows the base state, as in DOWN*+DRAIN
+        lost = "*" in state or set(state.split("+")) & _LOST
         if "NodeName" in values and (lost or (started.isdigit() and int(started) > since)):
             found.append(values["NodeName"])
     return tuple(found)

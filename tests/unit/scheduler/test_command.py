@@ -205,7 +205,9 @@ def test_dead_nodes_and_those_that_started_again_have_failed():
     assert command.failed_nodes(NODES, since=0) == ("n1", "n2", "n3", "n4")
 
 
-@pytest.mark.parametrize("state", ["DOWN", "DOWN*", "IDLE*", "ALLOCATED+NOT_RESPONDING", "FAIL", "DOWN+DRAIN"])
+@pytest.mark.parametrize(
+    "state", ["DOWN", "DOWN*", "DOWN*+DRAIN", "MIXED*+CLOUD", "IDLE*", "ALLOCATED+NOT_RESPONDING", "FAIL", "DOWN+DRAIN"]
+)
 def test_states_of_nodes_that_are_gone(state):
     assert command.failed_nodes(f"NodeName=n1 State={state} SlurmdStartTime=5", since=10) == ("n1",)
 
