@@ -14,7 +14,7 @@ from typing import NoReturn, Protocol, TextIO
 from hpctrain.attempt.rank_python import other_version
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.root import RunConfig
-from hpctrain.errors import ERROR_PREFIX, ExitCode, HpctrainError
+from hpctrain.errors import ERROR_PREFIX, ExitCode, HpctrainError, RunDirectoryError
 from hpctrain.phrases import DATE_TIME
 from hpctrain.run.directory import RunDirectory, umask_of
 from hpctrain.run.exit_record import ExitRecord, read_exit_records
@@ -80,10 +80,13 @@ def main(workload: Callable[[RunDirectory], Workload]) -> NoReturn:
     """
     open_streams()
     ignore_write_errors()
-    directory = RunDirectory.existing(sys.argv[1])
+    directory = None
     code: int = ExitCode.FAILED
     reason, problem = Reason.FAILED, ""
     try:
+        if not sys.argv[1:]:
+            raise RunDirectoryError("expected a run directory, found no argument; `python -m hpctrain` launches ranks")
+        directory = RunDirectory.existing(sys.argv[1])
         # before the configuration is read, of which another version may have other keys
         problem = other_version(Handover.read(os.environ).version)
         if not problem:
@@ -96,7 +99,8 @@ def main(workload: Callable[[RunDirectory], Workload]) -> NoReturn:
         problem = f"the rank's process failed: {explain(error)}"
     if problem:
         print(f"{ERROR_PREFIX}{visible(problem)}", file=sys.stderr)  # noqa: T201 - no log yet
-        record_early_end(directory, reason, problem, os.environ)
+        if directory is not None:
+            record_early_end(directory, reason, problem, os.environ)
     end_process(code)
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -35,6 +36,20 @@ def test_a_rank_with_another_version_than_its_launcher_ends_before_it_reads_the_
     assert record.reason is Reason.FAILED
     assert f"has hpctrain {__version__}, and the run was submitted with hpctrain 9.8.7" in record.message
     assert done.stderr == f"hpctrain: error: {record.message}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["WRONG"], "WRONG is not a run directory: no such directory"),
+        ([], "expected a run directory, found no argument"),
+    ],
+)
+def test_without_a_run_directory_a_rank_says_so_in_one_line(words, found):
+    command = [sys.executable, "-m", "hpctrain.program", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(f"hpctrain: error: {found}; .*\n", done.stderr)
 
 
 def test_without_an_attempt_nothing_is_recorded(directory):
