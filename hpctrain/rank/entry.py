@@ -13,8 +13,9 @@ from typing import NoReturn, Protocol, TextIO
 
 from hpctrain.attempt.rank_python import other_version
 from hpctrain.cluster.environment import ClusterEnvironment
+from hpctrain.cluster.variables import Variables
 from hpctrain.config.root import RunConfig
-from hpctrain.errors import ERROR_PREFIX, ExitCode, HpctrainError, RunDirectoryError
+from hpctrain.errors import ERROR_PREFIX, ClusterEnvironmentError, ExitCode, HpctrainError, RunDirectoryError
 from hpctrain.phrases import DATE_TIME
 from hpctrain.run.directory import RunDirectory, umask_of
 from hpctrain.run.exit_record import ExitRecord, read_exit_records
@@ -92,7 +93,9 @@ def main(workload: Callable[[RunDirectory], Workload]) -> NoReturn:
         if not problem:
             code = run_rank(workload(directory))
     except HpctrainError as error:
-        print(f"{ERROR_PREFIX}{visible(str(error))}", file=sys.stderr)  # noqa: T201 - no log yet
+        problem = str(error)
+        if isinstance(error.__cause__, OSError):  # of a file that may be readable in the next attempt
+            reason = Reason.INFRASTRUCTURE
     except OSError as error:
         reason = Reason.INFRASTRUCTURE
         # at its start, or while it records its end
@@ -116,12 +119,21 @@ def record_early_end(directory: RunDirectory, reason: Reason, message: str, envi
     with suppress(OSError, HpctrainError):
         handover = Handover.read(environ)
         if handover.attempt is not None:
-            rank = ClusterEnvironment.from_environment(environ).rank
-            if rank in read_exit_records(directory.attempt(handover.attempt)):
-                return  # its work had ended already
+            rank = _rank(environ)
+            if rank is None or rank in read_exit_records(directory.attempt(handover.attempt)):
+                return  # it is unknown, or its work had ended already
             host = socket.gethostname()
             record = ExitRecord(rank=rank, host=host, reason=reason, step=0, message=message, time=time.time())
             record.write(directory.attempt(handover.attempt))
+
+
+def _rank(environ: Mapping[str, str]) -> int | None:
+    try:
+        return ClusterEnvironment.from_environment(environ).rank
+    except ClusterEnvironmentError:  # which may be why it can't start
+        launched = Variables(environ)
+        rank = launched.number("SLURM_PROCID")
+        return launched.number("RANK") if rank is None else rank
 
 
 def end_process(code: int) -> NoReturn:

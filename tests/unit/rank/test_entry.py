@@ -52,6 +52,29 @@ def test_without_a_run_directory_a_rank_says_so_in_one_line(words, found):
     assert re.fullmatch(f"hpctrain: error: {found}; .*\n", done.stderr)
 
 
+@pytest.mark.parametrize("reason", [Reason.FAILED, Reason.INFRASTRUCTURE])
+def test_a_rank_that_is_refused_says_why_in_its_exit_record(directory, reason):
+    """Its launcher would otherwise start it again, as one that was killed."""
+    if reason is Reason.INFRASTRUCTURE:
+        directory.config.unlink()
+        directory.config.symlink_to("/proc/self/mem")  # a read of which fails, as on a file system with errors
+    environ = os.environ | RANK_ONE | Handover(attempt=1, logged=True).variables()
+    command = [sys.executable, "-m", "hpctrain.program", str(directory.path)]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    record = read_exit_records(directory.attempt(1))[1]
+    assert record.reason is reason
+    assert "config.yaml" in record.message
+    assert done.stderr == f"hpctrain: error: {record.message}\n"
+
+
+@pytest.mark.parametrize("name", ["RANK", "SLURM_PROCID"])
+def test_a_rank_whose_variables_contradict_each_other_leaves_a_record(directory, name):
+    environ = {name: "1"} | Handover(attempt=1, logged=True).variables()
+    record_early_end(directory, Reason.FAILED, "no", environ | {"WORLD_SIZE": "2"})
+    assert read_exit_records(directory.attempt(1))[1].message == "no"
+
+
 def test_without_an_attempt_nothing_is_recorded(directory):
     record_early_end(directory, Reason.FAILED, "no", RANK_ONE)
     assert not read_exit_records(directory.attempt(1))
