@@ -107,7 +107,12 @@ class Ranks:
             return RanksEnd(complaints=str(error)) if has_begun else RanksEnd(refusal=str(error))
         environ = srun_environ(self._plan, {**self._environ, **variables})
         step = Step(command, environ, ends_with_a_node=outlives_a_node)
-        unseen = self._watch(step)
+        try:
+            unseen = self._watch(step)
+        except OSError as error:
+            why = f"srun can't be started ({error.strerror}); load SLURM's module in cluster.setup, if it isn't in PATH"
+            is_final = isinstance(error, FileNotFoundError) and not self._have_begun()
+            return RanksEnd(refusal=why) if is_final else RanksEnd(complaints=why)
         log.info("srun exited with code %d", step.code)
         unable = unable_python(self._directory, attempt, step.complaints, self._plan.rank_python)
         if unable and self._have_begun():

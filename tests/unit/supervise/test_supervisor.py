@@ -607,6 +607,33 @@ def test_a_node_that_has_lost_the_python_does_not_end_a_run_whose_ranks_have_beg
     assert "the ranks' Python on n2" in Ledger(one.directory).attempts()[1].detail
 
 
+@pytest.mark.parametrize(("is_there", "reason"), [(False, "failed"), (True, "infrastructure")])
+def test_an_srun_that_cannot_be_started_ends_the_attempt_in_one_line(slurm, supervisor, is_there, reason):
+    slurm.environ["PATH"] = str(slurm.home)  # the machine may have one
+    srun = slurm.home / "srun"
+    srun.chmod(0o644) if is_there else srun.unlink()
+    one = supervisor("cluster.requeue.max_failures=0")
+    assert one.run() == ExitCode.FAILED
+    assert story(one) == [(0, reason, 0, None)]
+    assert "srun can't be started (" in Ledger(one.directory).attempts()[0].detail
+
+
+def test_an_srun_that_is_lost_once_ranks_have_begun_may_come_back(slurm, supervisor):
+    slurm.environ["PATH"] = str(slurm.home)
+    slurm.plan({"start": 0, "ranks": all_ranks("hang", 40), "saves": [40]})
+    one = supervisor()
+    run = one.ranks.run
+
+    def lose_after_the_first(attempt, code, **more):
+        if attempt > 1:
+            (slurm.home / "srun").unlink()
+        return run(attempt, code, **more)
+
+    one.ranks.run = lose_after_the_first
+    assert one.run() == ExitCode.INTERRUPTED
+    assert [reason for _, reason, _, _ in story(one)] == ["hang", "infrastructure"]
+
+
 def test_the_ranks_learn_the_supervisors_version(slurm, supervisor):
     slurm.plan(COMPLETES)
     keeps = slurm.home / "environ"
