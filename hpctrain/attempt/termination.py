@@ -110,7 +110,7 @@ class Termination:
         return fields
 
     def write(self, claim: Path) -> None:
-        """Write it into the attempt's claim, for the next attempt if SLURM kills this one before it records the end."""
+        """Write it into the attempt's claim: for its ranks, and the next attempt if this one can't record its end."""
         write_json(claim / FILE_NAME, self.as_json())
 
 

@@ -85,7 +85,9 @@ class UnrecordedEnds:
     def _explain(self, entry: Attempt, outcome: Outcome) -> Outcome:
         """Replace the outcome by SLURM's explanation of why ranks left no record."""
         claim = self.directory.attempt(entry.attempt)
-        termination = Termination.read(claim) or self._ask(entry)
+        termination = Termination.read(claim)
+        if termination is None or not termination.killing:  # if it wasn't, something else may have come first
+            termination = self._ask(entry)
         assert termination.reason is not None
         if outcome.reason is Reason.HANG:
             # Ranks that wait in vain may do so because of a dead node. So a recorded hang gives way to what SLURM

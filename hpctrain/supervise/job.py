@@ -162,7 +162,9 @@ class CurrentJob:
             return self.termination(outcome.stop_signal)
 
     def check(self) -> None:
-        """Find out whether SLURM is killing the job; if so, record why, and requeue the job if that is what follows.
+        """Find out whether SLURM is ending the job; if so, record why, and when SLURM will kill it, for its ranks.
+
+        If SLURM is killing the job, requeue it if that is what follows.
 
         Called when the batch script receives a stop signal, when srun aborts the step, and when a task ends badly.
         """
@@ -318,13 +320,16 @@ class CurrentJob:
     def _check(self) -> bool:
         """Check the job once; return whether SLURM is killing it and later signals need no further check."""
         termination = self.termination()
-        if termination is None or not termination.killing:
+        if termination is None:
             return False
-        termination = self._remember(termination, "killing")
+        if termination.killing:
+            termination = self._remember(termination, "killing")
         attempt = self.attempt  # once: the main thread may claim the first one meanwhile
         if attempt:
             with contextlib.suppress(OSError):  # the requeue matters more
                 termination.write(self.directory.attempt(attempt))
+        if not termination.killing:
+            return False
         if termination.reason is None or not termination.needs_requeue:
             return attempt > 0
         if not attempt:

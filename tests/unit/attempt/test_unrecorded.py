@@ -77,16 +77,19 @@ def test_a_job_that_slurm_has_forgotten(close):
     )
 
 
-def test_what_the_batch_script_could_still_write_down_is_believed(close, directory):
+@pytest.mark.parametrize("killing", [True, False])
+def test_what_the_batch_script_could_still_write_down_is_believed(directory, killing):
+    """Unless it is a warning, after which a node may have died."""
     claim = directory.claims / "0001"
-    termination = Termination(Reason.TIME_LIMIT, "JobState=COMPLETING Reason=TimeLimit")
+    termination = Termination(Reason.TIME_LIMIT, "JobState=COMPLETING Reason=TimeLimit", killing=killing)
     assert Termination.read(claim) is None
     ledger = Ledger(directory)
     ledger.claim()
     termination.write(claim)
     UnrecordedEnds(directory, Slurm({"PATH": ""}), "7", 1).close(2)
     (closed,) = ledger.attempts()
-    assert (closed.reason, "Reason=TimeLimit" in closed.detail) == (Reason.TIME_LIMIT, True)
+    assert closed.reason is (Reason.TIME_LIMIT if killing else Reason.NODE_FAILURE)
+    assert ("Reason=TimeLimit" in closed.detail) is killing
 
 
 @pytest.mark.parametrize(

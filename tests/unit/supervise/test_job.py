@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from supervising import RUNNING, STOPS
 
+from hpctrain.attempt.termination import Termination
 from hpctrain.errors import SchedulerError
 from hpctrain.launch.prepare import plan
 from hpctrain.run.directory import RunDirectory
@@ -106,6 +107,18 @@ def test_a_requeued_job_was_preempted_unless_one_of_its_nodes_failed(job, slurm,
     found = job().termination()
     assert found.reason is reason
     assert found.evidence.startswith("n2 failed; ") is (reason is Reason.NODE_FAILURE)
+
+
+def test_the_ranks_of_a_job_that_is_preempted_learn_when_slurm_will_kill_it(job, slurm, directory):
+    slurm.job(STOPS["preempted"])
+    one = job()
+    one.check()
+    one.claim()
+    assert Termination.read(directory.attempt(1)) is None
+    one.check()
+    found = Termination.read(directory.attempt(1))
+    assert (found.reason, found.deadline, found.killing) == (Reason.PREEMPTED, 1795260658, False)
+    assert not slurm.requeued
 
 
 def test_a_question_is_repeated_while_slurm_does_not_answer(job, slurm):
