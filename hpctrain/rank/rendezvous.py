@@ -13,10 +13,11 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
-from torch._C._distributed_c10d import FileStore, Store, TCPStore
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 from torch.distributed import DistNetworkError, DistStoreError
 
 from hpctrain.cluster.environment import ClusterEnvironment
@@ -76,8 +77,11 @@ def meet(
     """
     deadline = time.monotonic() + timeout_s
     handshake = Handshake(secret, token)
+    url = urlsplit(init_method)
+    if url.scheme == "file":
+        return _meet_at_file(environment, Path(url.path), handshake, timeout_s)
     with ExitStack() as stack:
-        store, zero = _open(environment, init_method, handshake, timeout_s, stack)
+        store, zero = _open(environment, url, handshake, timeout_s, stack)
         if environment.rank == 0:
             return handshake.welcome(store, zero, range(1, environment.world_size), timeout_s)
         return handshake.introduce(store, zero, environment.rank, deadline - time.monotonic())
@@ -103,32 +107,52 @@ def open_private_store(path: Path, world_size: int, timeout_s: float) -> Store:
         ) from error
 
 
+def _meet_at_file(environment: ClusterEnvironment, path: Path, handshake: Handshake, timeout_s: float) -> SealedStore:
+    """Meet at a file that an earlier start of the same ranks may have left: each start has its own prefix in it."""
+    path = path.with_name(f"{path.name}.{handshake.name}")
+    deadline = time.monotonic() + timeout_s
+    store = _shared_file_store(path, environment.world_size, timeout_s)
+    if environment.rank == 0:
+        zero = handshake.announce(store)
+        return handshake.welcome(PrefixStore(zero.hex(), store), zero, range(1, environment.world_size), timeout_s)
+    while True:
+        zero = _awaited(store, path, handshake, deadline - time.monotonic())
+        is_over = partial(_is_over, store, zero, handshake)
+        left_s = deadline - time.monotonic()
+        try:
+            return handshake.introduce(PrefixStore(zero.hex(), store), zero, environment.rank, left_s, is_over)
+        except RendezvousError:
+            while not is_over():  # until this start's rank zero begins
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(PAUSE_S)
+
+
+def _is_over(store: Store, zero: bytes, handshake: Handshake) -> bool:
+    return handshake.recognise(store) != zero
+
+
 def _open(
-    environment: ClusterEnvironment, init_method: str, handshake: Handshake, timeout_s: float, stack: ExitStack
+    environment: ClusterEnvironment, url: SplitResult, handshake: Handshake, timeout_s: float, stack: ExitStack
 ) -> tuple[Store, bytes]:
     """The store, and rank zero's nonce in it; ``stack`` removes what ranks need only until they have met."""
-    url = urlsplit(init_method)
     is_zero, world_size = environment.rank == 0, environment.world_size
-    if url.scheme == "env" and environment.num_nodes == 1:
-        path = Path(lockable_folder() or tempfile.gettempdir()) / f"{first_part()}{handshake.name}"
-        try:
-            if is_zero:
-                remove_abandoned(str(path.parent))
-                file = stack.enter_context(private_folder(path))
-            else:
-                file = _wait_for_file(path, timeout_s)
-        except OSError as error:
-            raise RendezvousError(
-                f"rank {environment.rank} can't use the folder {path}, where the ranks of this machine meet "
-                f"({error.strerror}); set TMPDIR to a folder of this machine in which files can be written and locked"
-            ) from error
-        # by its descriptor: torch opens the file for each access, and its path is removed once all have met
-        store = _file_store(Path(f"/proc/self/fd/{file}"), world_size, timeout_s)
-    elif url.scheme == "file":
-        path = Path(url.path).with_name(f"{Path(url.path).name}.{handshake.name}")
-        store = _shared_file_store(path, world_size, timeout_s)
-    else:
+    if url.scheme != "env" or environment.num_nodes > 1:
         return _open_on_port(environment, url, handshake, timeout_s)
+    path = Path(lockable_folder() or tempfile.gettempdir()) / f"{first_part()}{handshake.name}"
+    try:
+        if is_zero:
+            remove_abandoned(str(path.parent))
+            file = stack.enter_context(private_folder(path))
+        else:
+            file = _wait_for_file(path, timeout_s)
+    except OSError as error:
+        raise RendezvousError(
+            f"rank {environment.rank} can't use the folder {path}, where the ranks of this machine meet "
+            f"({error.strerror}); set TMPDIR to a folder of this machine in which files can be written and locked"
+        ) from error
+    # by its descriptor: torch opens the file for each access, and its path is removed once all have met
+    store = _file_store(Path(f"/proc/self/fd/{file}"), world_size, timeout_s)
     return store, handshake.announce(store) if is_zero else _awaited(store, path, handshake, timeout_s)
 
 

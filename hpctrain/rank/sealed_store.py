@@ -10,7 +10,7 @@ from __future__ import annotations
 import hmac
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from torch._C._distributed_c10d import PrefixStore, Store
@@ -162,7 +162,9 @@ class Handshake:
                 raise RendezvousError(problem, waited=True)
             time.sleep(POLL_S)
 
-    def introduce(self, store: Store, zero: bytes, rank: int, timeout_s: float) -> SealedStore:
+    def introduce(
+        self, store: Store, zero: bytes, rank: int, timeout_s: float, is_over: Callable[[], bool] = lambda: False
+    ) -> SealedStore:
         """Prove this rank's knowledge to rank zero, and wait until it has proved its own.
 
         Args:
@@ -170,6 +172,7 @@ class Handshake:
             zero: rank zero's nonce, which was recognised. Never read again: an intruder may have replaced it since.
             rank: of this process.
             timeout_s: bound in seconds on the wait.
+            is_over: whether rank zero won't answer any more, because the nonce is of an earlier start.
 
         Raises:
             RendezvousError: rank zero didn't answer in time, or gave a wrong answer.
@@ -177,7 +180,7 @@ class Handshake:
         nonce, welcome = secrets.token_bytes(NONCE_BYTES), f"{_key(rank)}/welcome"
         try:
             _set(store, _key(rank), self._seal.mac("rank", self._token, str(rank), zero, nonce) + nonce)
-            wait_for_key(store, welcome, timeout_s)
+            wait_for_key(store, welcome, timeout_s, is_over)
         except (RuntimeError, TimeoutError) as error:  # torch raises the former if rank zero and its store are gone
             raise RendezvousError(
                 f"rank zero did not answer rank {rank} within {timeout_s:.0f} s; check its log", waited=True
@@ -198,17 +201,17 @@ def _key(rank: int) -> str:
     return f"hpctrain/rank/{rank}"
 
 
-def wait_for_key(store: Store, key: str, timeout_s: float) -> None:
+def wait_for_key(store: Store, key: str, timeout_s: float, is_over: Callable[[], bool] = lambda: False) -> None:
     """Wait for a key by looking for it: in torch's own wait, Python handles no signal, not even a second Ctrl-C.
 
     Raises:
-        TimeoutError: it didn't come in time.
+        TimeoutError: it didn't come in time, or won't come.
         RuntimeError: from torch, if the store is gone.
     """
     begin = time.monotonic()
     while not store.check([key]):
         waited_s = time.monotonic() - begin
-        if waited_s > timeout_s:
+        if waited_s > timeout_s or is_over():
             raise TimeoutError
         time.sleep(min(LONGEST_PAUSE_S, max(POLL_S, waited_s / 20)))
 

@@ -2,16 +2,19 @@ from __future__ import annotations
 
 import re
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from torch._C._distributed_c10d import FileStore
 
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.errors import RendezvousError
 from hpctrain.rank.classification import Classification, classify
 from hpctrain.rank.rendezvous import meet, open_private_store, probe
+from hpctrain.rank.sealed_store import Handshake, SealedStore
 from hpctrain.run.reason import Reason
 
 ADDRESS = "127.0.11.7"
@@ -81,3 +84,38 @@ def test_a_file_in_which_no_other_rank_writes(tmp_path: Path) -> None:
         meet(environment, init_method=f"file://{tmp_path}/store", secret=b"s", token="t", timeout_s=0.3)
     assert time.monotonic() - began < 20
     assert classify(raised.value, 2) == Classification(Reason.INFRASTRUCTURE, blames_peer=True)
+
+
+def meet_at(path: Path, rank: int) -> SealedStore:
+    place = {**PLACE, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    environment = ClusterEnvironment.from_environment(place)
+    return meet(environment, init_method=f"file://{path}", secret=b"s", token="t", timeout_s=20.0)
+
+
+def start(path: Path) -> tuple[SealedStore, SealedStore]:
+    """Both ranks meet, rank one first."""
+    found: list[SealedStore] = []
+    one = threading.Thread(target=lambda: found.append(meet_at(path, 1)))
+    one.start()
+    time.sleep(0.1)
+    zero = meet_at(path, 0)
+    one.join()
+    return zero, found[0]
+
+
+@pytest.mark.parametrize("completed", [True, False])
+def test_a_file_that_an_earlier_start_has_left(tmp_path: Path, completed: bool) -> None:
+    """It has the same name: ranks that are started by hand have the same secret and token each time."""
+    path = tmp_path / "store"
+    if completed:
+        earlier, _ = start(path)
+        earlier.set("a", "of the earlier start")
+        earlier.add("n", 1)
+    else:  # rank zero was killed while it waited
+        handshake = Handshake(b"s", "t")
+        earlier_file = FileStore(f"{path}.{handshake.name}", 2)
+        handshake.announce(earlier_file)
+    zero, one = start(path)
+    assert not one.check(["a"])
+    zero.set("a", "of this one")
+    assert (one.get("a"), one.add("n", 1)) == (b"of this one", 1)
