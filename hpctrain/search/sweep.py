@@ -68,7 +68,8 @@ class Sweep:
     code_now: bool = False
     record: SweepRecord | None = None
     retry_failed: bool = True
-    _seen: dict[RunDirectory, tuple[bool, int, int]] = field(default_factory=dict, init=False, compare=False)
+    # of the launches of each run, when it was decided which runs are left alone
+    _records_before: dict[RunDirectory, tuple[bool, int, int]] = field(default_factory=dict, init=False, compare=False)
 
     @cached_property
     def code(self) -> LaunchCode:
@@ -161,7 +162,7 @@ class Sweep:
 
     def _left_alone(self, runs: Sequence[SweepRun]) -> dict[RunDirectory, int | None]:
         """Return the exit codes of the runs that aren't launched, None for live ones, and print a line on each."""
-        self._seen.update((run.directory, _launches(run.directory)) for run in runs)
+        self._records_before.update((run.directory, _launch_records(run.directory)) for run in runs)
         existing = [run for run in runs if run.directory.config.is_file()]
         statuses = statuses_before_launch([run.directory for run in existing], force=self.force)
         codes: dict[RunDirectory, int | None] = {}
@@ -232,8 +233,8 @@ class Sweep:
         with contextlib.ExitStack() as undo:
             undo.enter_context(undone_on_error(self.home.path, command=self.command))
             for run in runs:
-                now = _launches(run.directory)
-                if self._seen.get(run.directory, now) != now:
+                now = _launch_records(run.directory)
+                if self._records_before.get(run.directory, now) != now:
                     problem = "another command has just launched this run; type the command again for what it left"
                     raise RunDirectoryError(f"{run.directory.path}: {problem}")
             self.home.create_for_sweep(mode)
@@ -344,7 +345,7 @@ def sweep_home(config: RunConfig) -> Iterator[RunDirectory]:
         yield home
 
 
-def _launches(run: RunDirectory) -> tuple[bool, int, int]:
+def _launch_records(run: RunDirectory) -> tuple[bool, int, int]:
     """What each launch of a run changes: whether it exists, the size of the records of its jobs, its newest attempt."""
     jobs_bytes = run.jobs.stat().st_size if run.jobs.is_file() else 0
     return run.config.is_file(), jobs_bytes, max(run.claimed_attempts(), default=0)
