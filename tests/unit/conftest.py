@@ -36,7 +36,8 @@ def slurm(tmp_path, monkeypatch):
     """SLURM's commands without a cluster; the PATH has them too."""
     fake = FakeSlurm(tmp_path / "bin")
     monkeypatch.setenv("PATH", fake.environ["PATH"])
-    return fake
+    yield fake
+    assert fake.unplanned == []
 
 
 @pytest.fixture

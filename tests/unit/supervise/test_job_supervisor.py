@@ -4,9 +4,10 @@ import json
 import re
 import signal
 import time
+from dataclasses import replace
 
 import pytest
-from supervising import COMPLETES, KILLED, RUNNING, STOPS, all_ranks, story
+from supervising import COMPLETES, KILLED, RUNNING, STOPS, ends, story
 
 from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Ledger
@@ -16,7 +17,7 @@ from hpctrain.status.jobs import RunRecords
 from hpctrain.supervise.job_supervisor import JobSupervisor
 from hpctrain.supervise.signals import WATCHED
 
-PAUSES = {"start": 0, "ranks": all_ranks("paused", 40), "saves": [40]}
+PAUSES = ends("paused", 40)
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def test_one_run_after_another(slurm, job, two):
 
 
 def test_a_preempted_run_is_not_left(slurm, job, two):
-    slurm.plan({"start": 0, "ranks": all_ranks("preempted", 14), "saves": [14]})
+    slurm.plan(ends("preempted", 14))
     first, plan = two[0]
     end = job().run(plan)
     assert (end.reason, end.job_ends, slurm.requeued) == (Reason.PREEMPTED, True, ["7"])
@@ -77,7 +78,7 @@ def test_a_preempted_run_is_not_left(slurm, job, two):
 
 @pytest.mark.parametrize(("stop", "requeued"), [("preempted_cancel_without_grace", ["7"]), ("cancelled", [])])
 def test_a_job_that_ends_while_a_run_pauses_comes_back_for_the_others(slurm, job, two, stop, requeued):
-    slurm.plan({**PAUSES, "job": STOPS[stop]})
+    slurm.plan(replace(PAUSES, job=STOPS[stop]))
     (first, plan), _ = two
     end = job().run(plan)
     assert (end.reason, end.job_ends, slurm.requeued) == (Reason.PAUSED, True, requeued)
@@ -107,14 +108,14 @@ def test_requeues_under_another_run_are_not_counted(slurm, job, two, unwritable)
 def test_an_attempt_that_another_job_left_without_a_record_is_not_a_requeue_of_this_one(slurm, job, two):
     second, other = two[1]
     Ledger(second.directory).claim()
-    slurm.plan(COMPLETES)
+    slurm.plan(COMPLETES, first=2)
     assert job(restarts=3).run(other).reason is Reason.COMPLETED
     closed = Ledger(second.directory).attempts()[0]
     assert (closed.reason, closed.requeued_by) == (Reason.INFRASTRUCTURE, None)
 
 
 def test_a_cancellation_stays_when_the_job_leaves(slurm, job, two):
-    slurm.plan({**KILLED, "job": STOPS["cancelled"]})
+    slurm.plan(replace(KILLED, job=STOPS["cancelled"]))
     first, plan = two[0]
     end = job().run(plan)
     assert (end.reason, end.job_ends) == (Reason.CANCELLED, True)
