@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from signalled import PHASES, SENT
 
 from hpctrain.attempt.outcome import Outcome, record_end
 from hpctrain.attempt.unrecorded import UnrecordedEnds
@@ -32,6 +31,7 @@ from hpctrain.run.launcher import Handover
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.slurm import Slurm
+from tests.multiprocess.programs.signalled import PHASES, SENT
 
 SEED = int(os.environ.get("HPCTRAIN_SOAK_SEED") or secrets.randbelow(10**6))
 STEPS, SAVE_EVERY, EVALUATE_EVERY = 80, 15, 25
@@ -45,7 +45,13 @@ Less than a hang takes here: a rank that a second Ctrl-C ended during the rendez
 PER_RUN = 6
 WORLD_SIZES = (1, 2, 3)
 TRAINING = (
-    *("task=custom", "task._target_=trial.Trial", "+task.dropout=0.3", "+task.batchnorm=true", "+task.noise=true"),
+    *(
+        "task=custom",
+        "task._target_=tests.multiprocess.programs.trial.Trial",
+        "+task.dropout=0.3",
+        "+task.batchnorm=true",
+        "+task.noise=true",
+    ),
     *("+task.num_samples=56", "+task.eval_samples=30", "schedule=cosine", "optimizer.lr=0.01"),
     *("trainer.global_batch_size=12", f"trainer.max_steps={STEPS}", "trainer.max_epochs=null"),
     *(f"trainer.eval_every_steps={EVALUATE_EVERY}", f"checkpoint.every_steps={SAVE_EVERY}", "checkpoint.keep=3"),

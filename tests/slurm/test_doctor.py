@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from disk import mount, unmount
+
+from tests.slurm.programs.disk import mount, unmount
 
 if TYPE_CHECKING:
     from conftest import SlurmSandbox
-    from disk import Disk
+
+    from tests.slurm.programs.disk import Disk
 
 AHEAD_S = 90
 

@@ -7,13 +7,13 @@ import signal
 from pathlib import Path
 
 import pytest
-from disk import Disk
-from followed_run import FollowedRun
-from submitted_runs import STEPS, SubmittedRuns
 
 from hpctrain.files import TEMPORARY_PREFIX, read_json_lines
 from hpctrain.run.exit_record import read_exit_records
 from hpctrain.run.ledger import Ledger
+from tests.slurm.programs.disk import Disk
+from tests.slurm.programs.followed_run import FollowedRun
+from tests.slurm.programs.submitted_runs import STEPS, SubmittedRuns
 
 OFTEN = "checkpoint.every_steps=10"
 SHORT_TIMEOUTS = ("health.hang_timeout_s=8", "health.eval_timeout_s=8", "health.save_timeout_s=8")

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from submitted_runs import PROGRAMS, Straight
+
+from tests.slurm.programs.submitted_runs import PROGRAMS, Straight
 
 if TYPE_CHECKING:
     from conftest import SlurmSandbox

@@ -18,7 +18,8 @@ from hpctrain.run.directory import RunDirectory
 
 if TYPE_CHECKING:
     from conftest import SlurmSandbox
-    from fork_server import ForkServer
+
+    from tests.support.fork_server import ForkServer
 
     Submit = Callable[..., str]
 

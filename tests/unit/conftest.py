@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import resource
-import sys
-from pathlib import Path
 
 import pytest
 
 from hpctrain.run.directory import RunDirectory
-
-# for the modules beside this one; last, since their siblings have common names
-sys.path.append(str(Path(__file__).parent))
-
-from fakes import Clock, FakeSlurm
+from tests.unit.fakes import Clock, FakeSlurm
 
 
 @pytest.fixture

@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from slurm_programs import UNREACHABLE, KilledError, Programs, RefusedError
-
 from hpctrain.errors import SchedulerError
 from hpctrain.run.checkpoint_manifest import ALGORITHM, FORMAT_VERSION, MANIFEST, encode_manifest
 from hpctrain.run.directory import RunDirectory
@@ -22,13 +20,14 @@ from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.run.start_record import StartRecord
 from hpctrain.scheduler.command import SchedulerSilentError, UnknownJobError
+from tests.unit.slurm_programs import UNREACHABLE, KilledError, Programs, RefusedError
 
 COMMANDS = ("squeue", "scontrol", "sacct", "scancel", "sbatch", "srun")
 PROGRAM = """\
 #!{python} -SE
 import sys
 sys.path.insert(0, {folder!r})
-from slurm_programs import main
+from tests.unit.slurm_programs import main
 main()
 """
 NODE = "NodeName={} State={} SlurmdStartTime={} Reason=None\n"
@@ -129,7 +128,7 @@ class FakeSlurm:
         self._lock = threading.Lock()
         home.mkdir(exist_ok=True)
         for name in COMMANDS:
-            self._install(name, PROGRAM.format(python=sys.executable, folder=str(Path(__file__).parent)))
+            self._install(name, PROGRAM.format(python=sys.executable, folder=str(Path(__file__).parents[2])))
         self.queue()
         self.run_steps()
         self.environ = {

@@ -9,11 +9,10 @@ import threading
 import time
 from pathlib import Path
 
-from fakes import Step, exit_record
-
 from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.ledger import Ledger
 from hpctrain.supervise.signals import watch_signals
+from tests.unit.fakes import Step, exit_record
 
 ABORTED = "srun: Job step aborted: Waiting up to 22 seconds for job step to finish.\n"
 CAPTURED = (Path(__file__).parent / "attempt" / "captured" / "stops.txt").read_text()

@@ -11,11 +11,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from followed_run import FollowedRun
-
 from hpctrain.cli.inspect import main as inspect
 from hpctrain.config.plain_yaml import is_program
 from hpctrain.files import TEMPORARY_PREFIX
+from tests.slurm.programs.followed_run import FollowedRun
 
 if TYPE_CHECKING:
     from conftest import SlurmSandbox

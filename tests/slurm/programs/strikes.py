@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from followed_run import FollowedRun
+from tests.slurm.programs.followed_run import FollowedRun
 
 if TYPE_CHECKING:
     from conftest import SlurmSandbox

@@ -1,15 +1,14 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
-from greedy import WORDS
 
 from hpctrain.cli import main
 from hpctrain.cli.fit_batch import BatchSearch, Trial, _advice, _answer
 from hpctrain.config.compose import Composer
+from tests.unit.greedy import WORDS
 
 UNIT = Path(__file__).parents[1]
 CUDA_GRAPHS = ("trainer.compile=true", "trainer.compile_mode=max-autotune")
@@ -17,7 +16,6 @@ CUDA_GRAPHS = ("trainer.compile=true", "trainer.compile_mode=max-autotune")
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(UNIT), prepend=os.pathsep)  # for the processes that try
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

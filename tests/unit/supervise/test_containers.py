@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fakes import Step, exit_record
-from supervising import COMPLETES, STOPS, ends, story
 
 from hpctrain.errors import ExitCode
 from hpctrain.launch.containers import RankContainer
 from hpctrain.run.ledger import Ledger
 from hpctrain.supervise.ranks import srun_command
+from tests.unit.fakes import Step, exit_record
+from tests.unit.supervising import COMPLETES, STOPS, ends, story
 
 PYXIS = ("cluster.container.image='nvcr.io#nvidia/pytorch:24.10-py3'", "cluster.container.engine=pyxis")
 

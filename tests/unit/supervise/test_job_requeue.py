@@ -6,13 +6,24 @@ import time
 from dataclasses import replace
 
 import pytest
-from supervising import ABORTED, COMPLETES, KILLED, RUNNING, STOPS, ends, in_a_thread, send_sigterm, story, until
 
 from hpctrain.attempt.termination import Termination
 from hpctrain.errors import ExitCode
 from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import EndFacts
 from hpctrain.run.reason import Reason
+from tests.unit.supervising import (
+    ABORTED,
+    COMPLETES,
+    KILLED,
+    RUNNING,
+    STOPS,
+    ends,
+    in_a_thread,
+    send_sigterm,
+    story,
+    until,
+)
 
 
 def test_an_array_task_requeues_itself_alone(slurm, supervisor):

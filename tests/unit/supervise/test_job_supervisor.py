@@ -7,7 +7,6 @@ import time
 from dataclasses import replace
 
 import pytest
-from supervising import COMPLETES, KILLED, RUNNING, STOPS, ends, story
 
 from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Ledger
@@ -16,6 +15,7 @@ from hpctrain.scheduler.slurm import Slurm
 from hpctrain.status.jobs import RunRecords
 from hpctrain.supervise.job_supervisor import JobSupervisor
 from hpctrain.supervise.signals import WATCHED
+from tests.unit.supervising import COMPLETES, KILLED, RUNNING, STOPS, ends, story
 
 PAUSES = ends("paused", 40)
 

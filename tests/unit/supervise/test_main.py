@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from supervising import COMPLETES, KILLED, STOPS, ends, story, until
 
 from hpctrain.config.root import ProgramConfig
 from hpctrain.config.stored import load_run
 from hpctrain.files import append_json_line
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
+from tests.unit.supervising import COMPLETES, KILLED, STOPS, ends, story, until
 
 SUPERVISE = "import runpy; runpy.run_module('hpctrain.supervise', run_name='__main__')"
 IN_ANOTHER_THREAD = """

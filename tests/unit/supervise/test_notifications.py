@@ -7,11 +7,11 @@ import time
 from dataclasses import replace
 
 import pytest
-from fakes import Step
-from supervising import COMPLETES, KILLED, STOPS, all_ranks, ends
 
 from hpctrain.attempt.notification import KILLED_S, SOON_S
 from hpctrain.errors import ExitCode
+from tests.unit.fakes import Step
+from tests.unit.supervising import COMPLETES, KILLED, STOPS, all_ranks, ends
 
 PREEMPTED = ends("preempted", 14)
 HANGS = ("notify.command='sleep 600'", "notify.timeout_s=600")

@@ -8,8 +8,6 @@ import time
 from dataclasses import replace
 
 import pytest
-from fakes import Step, exit_record
-from supervising import RUNNING, all_ranks, ends, story
 
 from hpctrain.cluster.environment import derived_ports
 from hpctrain.config.compose import ProgramComposer
@@ -21,6 +19,8 @@ from hpctrain.scheduler.slurm import Slurm
 from hpctrain.supervise.job import CurrentJob
 from hpctrain.supervise.ranks import program_variables, srun_command
 from hpctrain.supervise.supervisor import Supervisor
+from tests.unit.fakes import Step, exit_record
+from tests.unit.supervising import RUNNING, all_ranks, ends, story
 
 COMPLETES_WITHOUT_STEPS = ends("completed", 0)
 

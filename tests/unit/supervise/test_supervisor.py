@@ -14,8 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fakes import NODE, Step, exit_record
-from supervising import COMPLETES, KILLED, RUNNING, STOPS, all_ranks, ends, in_a_thread, story, until
 
 from hpctrain.errors import ExitCode
 from hpctrain.run.code import current_code
@@ -25,6 +23,8 @@ from hpctrain.run.ledger import EndFacts, Ledger, StartFacts
 from hpctrain.run.reason import Reason
 from hpctrain.startup import __version__
 from hpctrain.supervise.ranks import srun_command
+from tests.unit.fakes import NODE, Step, exit_record
+from tests.unit.supervising import COMPLETES, KILLED, RUNNING, STOPS, all_ranks, ends, in_a_thread, story, until
 
 FAILS = replace(KILLED, stderr="srun: error: Node failure on n2\n")
 SIGNALLED = {"message": "CppCompileError: C++ compile error", "stop_signal": int(signal.SIGTERM)}

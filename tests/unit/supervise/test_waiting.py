@@ -8,12 +8,12 @@ import time
 from dataclasses import replace
 
 import pytest
-from runs_before import end_attempt, run_before
-from supervising import COMPLETES, KILLED, RUNNING, STOPS, ends, story
 
 from hpctrain.errors import ExitCode
 from hpctrain.run.job_records import JobRecords
 from hpctrain.run.ledger import Ledger
+from tests.unit.runs_before import end_attempt, run_before
+from tests.unit.supervising import COMPLETES, KILLED, RUNNING, STOPS, ends, story
 
 
 @pytest.fixture
