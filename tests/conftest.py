@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hydra._internal.hydra import Hydra
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
@@ -67,24 +66,6 @@ def untouched_logging():
     logger.handlers.clear()
     logger.propagate = True
     logger.setLevel(logging.NOTSET)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def hydra_composes_once() -> Iterator[None]:
-    """The tests of a process share what Hydra composes, except where a test asks for `hydra_composes_each_time`."""
-    from tests.support.composed_once import compose_once
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Hydra, "compose_config", compose_once)
-        yield
-
-
-@pytest.fixture
-def hydra_composes_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of the composition itself."""
-    from tests.support.composed_once import HYDRAS_OWN
-
-    monkeypatch.setattr(Hydra, "compose_config", HYDRAS_OWN)
 
 
 @pytest.fixture

@@ -58,6 +58,8 @@ from hpctrain.phrases import either, scaled
 PRIMARY = "train"
 
 
+_shared: dict[tuple[Path, str], dict[tuple[str, ...], tuple[bytes, str]]] = {}
+"""What `Composer._chosen` has composed in this process, by folder and main configuration, without folders of a user."""
 LARGEST = 1_000_000
 """Most bytes of an override, or of a file of options. Parsers in Python read 1 MB in seconds, and 50 MB in minutes."""
 
@@ -104,7 +106,8 @@ class Composer:
         GlobalHydra.instance().clear()
         self.hydra = Hydra.create_main_hydra2("hpctrain", search_path)
         self.options = GroupOptions(self.hydra.config_loader)
-        self._composed: dict[tuple[str, ...], tuple[bytes, str]] = {}
+        # a program may compose many runs, each with a composer; a user's folders may change meanwhile
+        self._composed = {} if self.folders else _shared.setdefault((conf_dir(), self.primary), {})
         self._parsed: dict[str, list[Override]] = {}
         setup_globals()  # the resolvers `hydra:` and `now:` of interpolations
 

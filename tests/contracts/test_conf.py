@@ -16,7 +16,6 @@ from hpctrain.config.stored import load_run, to_yaml
 from hpctrain.config.sweep import kind_of
 from tests.contracts.configuration_reference import reference
 
-pytestmark = pytest.mark.usefixtures("hydra_composes_each_time")
 OPTIONS = sorted(
     (path.parent.name, path.stem) for path in conf_dir().glob("*/*.yaml") if path.parent.parent == conf_dir()
 )
