@@ -17,8 +17,7 @@ import pytest
 from tests.slurm.programs.disk import mount, unmount
 
 if TYPE_CHECKING:
-    from conftest import SlurmSandbox
-
+    from tests.slurm.conftest import SlurmSandbox
     from tests.slurm.programs.disk import Disk
 
 AHEAD_S = 90

@@ -12,7 +12,7 @@ import pytest
 from tests.slurm.programs.submitted_runs import PROGRAMS, Straight
 
 if TYPE_CHECKING:
-    from conftest import SlurmSandbox
+    from tests.slurm.conftest import SlurmSandbox
 
 PIPELINE = PROGRAMS / "pipeline.py"
 

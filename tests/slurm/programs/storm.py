@@ -19,7 +19,7 @@ from tests.slurm.programs.strikes import STRIKES, Strike, Striker, StruckRun
 from tests.slurm.programs.submitted_runs import SubmittedRuns
 
 if TYPE_CHECKING:
-    from conftest import SlurmSandbox
+    from tests.slurm.conftest import SlurmSandbox
 
 STEPS = 400
 PACE_S = 0.15

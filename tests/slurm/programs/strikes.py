@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from tests.slurm.programs.followed_run import FollowedRun
 
 if TYPE_CHECKING:
-    from conftest import SlurmSandbox
+    from tests.slurm.conftest import SlurmSandbox
 
 SUPERVISORS = 3
 """New ones that the batch script's shell starts in an allocation."""

@@ -18,8 +18,7 @@ from tests.slurm.programs.disk import Disk
 from tests.slurm.programs.followed_run import TIMEOUT_S, FollowedRun
 
 if TYPE_CHECKING:
-    from conftest import SlurmSandbox
-
+    from tests.slurm.conftest import SlurmSandbox
     from tests.support.fork_server import ForkServer
 
 PROGRAMS = Path(__file__).parent
