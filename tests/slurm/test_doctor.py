@@ -89,7 +89,7 @@ def test_no_fault_is_found_on_a_cluster_that_works_and_the_site_file_trains(doct
     assert record["measured"]["checkpoint_bytes"] > 1000
     site = doctor.folder / record["site_file"]
     assert "partition: low" in site.read_text()
-    trained = doctor.run(f"cluster={site.stem}", "nodes=2", "trainer.max_steps=1", "cluster.wait=true")
+    trained = doctor.run(f"cluster={site.stem}", "trainer.max_steps=1", "cluster.wait=true")
     assert trained.returncode == 0, trained.stdout + trained.stderr
     # a request of another user may hold commands, which the site file would run in all jobs
     os.chown(Path(record["folder"]) / "request.yaml", 65_534, 65_534)
