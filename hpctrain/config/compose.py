@@ -58,8 +58,8 @@ from hpctrain.phrases import either, scaled
 PRIMARY = "train"
 
 
-_shared: dict[tuple[Path, str], dict[tuple[str, ...], tuple[bytes, str]]] = {}
-"""What `Composer._chosen` has composed in this process, by folder and main configuration, without folders of a user."""
+_shared: dict[tuple[object, ...], bytes] = {}
+"""What Hydra has composed in this process without folders of a user, pickled: see `Composer.hydras`."""
 LARGEST = 1_000_000
 """Most bytes of an override, or of a file of options. Parsers in Python read 1 MB in seconds, and 50 MB in minutes."""
 
@@ -106,8 +106,7 @@ class Composer:
         GlobalHydra.instance().clear()
         self.hydra = Hydra.create_main_hydra2("hpctrain", search_path)
         self.options = GroupOptions(self.hydra.config_loader)
-        # a program may compose many runs, each with a composer; a user's folders may change meanwhile
-        self._composed = {} if self.folders else _shared.setdefault((conf_dir(), self.primary), {})
+        self._composed: dict[tuple[str, ...], tuple[bytes, str]] = {}
         self._parsed: dict[str, list[Override]] = {}
         setup_globals()  # the resolvers `hydra:` and `now:` of interpolations
 
@@ -202,6 +201,16 @@ class Composer:
         Raises:
             ConfigError: a file doesn't consist of keys. Other mistakes raise `MISTAKES`.
         """
+        if self.folders:
+            return self._with_hydra(overrides, mode)
+        # a program may compose many runs, each with a composer; hpctrain's own folder doesn't change meanwhile
+        key = (conf_dir(), self.primary, mode, *overrides)
+        if key not in _shared:
+            _shared[key] = pickle.dumps(self._with_hydra(overrides, mode))
+        shared: DictConfig = pickle.loads(_shared[key])
+        return shared
+
+    def _with_hydra(self, overrides: Sequence[str], mode: RunMode) -> DictConfig:
         try:
             return self.hydra.compose_config(
                 self.primary, list(overrides), mode, with_log_configuration=False, from_shell=mode == RunMode.MULTIRUN
