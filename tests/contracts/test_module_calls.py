@@ -22,32 +22,35 @@ STEPS = (100, 400)
 
 @pytest.fixture(scope="module")
 def module_calls(tmp_path_factory):
-    """Run hpctrain in a folder of its own, and count how often its modules are entered."""
+    """Run hpctrain in a folder of its own: how often its modules are entered, by the main thread and by others."""
 
-    def run(*arguments: str) -> Counter[str]:
+    def run(*arguments: str) -> tuple[Counter[str], Counter[str]]:
         folder = tmp_path_factory.mktemp("traced")
         program = [sys.executable, str(ROOT / "tests" / "support" / "module_calls.py"), "calls.json", *arguments]
         environ = {**os.environ, "PYTHONPATH": str(ROOT)}
         subprocess.run(program, cwd=folder, env=environ, check=True, capture_output=True)
-        return Counter(json.loads((folder / "calls.json").read_text()))
+        main, threads = json.loads((folder / "calls.json").read_text())
+        return Counter(main), Counter(threads)
 
     return run
 
 
 def test_a_submission_passes_few_modules(module_calls):
-    calls = module_calls("cluster=slurm", "nodes=4", "cluster.dry_run=true")
-    print(f"\na submission: {len(calls)} modules")
-    assert len(calls) <= 45
+    main, threads = module_calls("cluster=slurm", "nodes=4", "cluster.dry_run=true")
+    modules = len(main.keys() | threads.keys())
+    print(f"\na submission: {modules} modules")
+    assert modules <= 45
 
 
 @pytest.mark.nightly
 def test_a_training_and_each_of_its_steps_pass_few_modules(module_calls):
-    short, long = (module_calls(f"trainer.max_steps={steps}", *QUIET) for steps in STEPS)
-    steps = STEPS[1] - STEPS[0]
-    per_step = {module: (count - short[module]) / steps for module, count in long.items()}
-    in_each_step = [module for module, calls in per_step.items() if calls > 0.95]
+    (short, threads), (long, _) = (module_calls(f"trainer.max_steps={steps}", *QUIET) for steps in STEPS)
+    modules = len(short.keys() | threads.keys())
+    # Whole calls: once an epoch the samples are shuffled, and now and then the watchdog wakes the main thread up.
+    per_step = {module: int((count - short[module]) / (STEPS[1] - STEPS[0]) + 0.05) for module, count in long.items()}
+    in_each_step = [module for module, calls in per_step.items() if calls > 0]
     calls_per_step = sum(per_step.values())
-    print(f"\na training: {len(short)} modules; each step: {len(in_each_step)} modules, {calls_per_step:.1f} calls")
-    assert len(short) <= 150
+    print(f"\na training: {modules} modules; each step: {len(in_each_step)} modules, {calls_per_step} calls")
+    assert modules <= 150
     assert len(in_each_step) <= 13
     assert calls_per_step <= 25

@@ -1,8 +1,9 @@
-"""Run hpctrain with these arguments, and write how often each of its modules was entered, as JSON.
+"""Run hpctrain with these arguments, and write how often each of its modules was entered.
 
     python tests/support/module_calls.py FILE cluster=slurm nodes=4 cluster.dry_run=true
 
-Counted are calls of functions in this process and its threads, on every version of Python alike: comprehensions, which
+FILE gets a JSON object for the main thread, and one for all other threads of this process, whose calls depend on the
+clock. Counted are calls of functions, on every version of Python alike: comprehensions, which
 are functions up to Python 3.11, aren't counted, and neither are the bodies of modules and classes.
 """
 
@@ -52,14 +53,15 @@ def _is_function(frame: FrameType) -> bool:
 if __name__ == "__main__":
     _, file, *arguments = sys.argv
     calls = ModuleCalls()
+    calls_of_threads = ModuleCalls()
 
     @atexit.register
     def write() -> None:
         """Stop counting, and write the file."""
         sys.setprofile(None)
-        Path(file).write_text(json.dumps(calls.counts))
+        Path(file).write_text(json.dumps([calls.counts, calls_of_threads.counts]))
 
     sys.argv = ["hpctrain", *arguments]
-    threading.setprofile(calls)
+    threading.setprofile(calls_of_threads)
     sys.setprofile(calls)
     runpy.run_module("hpctrain", run_name="__main__", alter_sys=True)
