@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
+CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
 HOP = re.compile(r"^\d+\. (?P<start>\*in a new process\* )?`(?P<path>[a-z_.]+(?:\.[A-Za-z_]+)+)`", re.MULTILINE)
 MODULES = {
     "From nodes=4 to a rank": 16,
@@ -66,12 +67,51 @@ def defined(body: list[ast.stmt], names: list[str]) -> bool:
     return False
 
 
-def test_the_floors_are_those_that_import_linter_holds():
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    (layers,) = [one["layers"] for one in contracts if one["type"] == "layers"]
+@pytest.fixture(scope="module")
+def floors() -> list[list[str]]:
+    """import-linter's layers: the one list of rooms and modules. It is exhaustive, so that each folder is in it."""
+    (layers,) = [contract["layers"] for contract in CONTRACTS if contract["type"] == "layers"]
+    return [layer.split(" : ") for layer in layers]
+
+
+@pytest.fixture(scope="module")
+def rooms(floors) -> set[str]:
+    """The folders among them."""
+    return {name for floor in floors for name in floor if (ROOT / "hpctrain" / name).is_dir()}
+
+
+@pytest.fixture(scope="module")
+def torch_free() -> set[str]:
+    """The folders that import-linter keeps from importing torch."""
+    (modules,) = [contract["source_modules"] for contract in CONTRACTS if contract["type"] == "forbidden"]
+    names = {module.removeprefix("hpctrain.") for module in modules}
+    return {name for name in names if (ROOT / "hpctrain" / name).is_dir()}
+
+
+def test_the_floors_are_those_that_import_linter_holds(floors):
     block = PAGE.partition("## Rooms and floors")[2].partition("```text\n")[2].partition("```")[0]
-    drawn = [line.split() for line in block.splitlines()]
-    assert drawn == [layer.replace(":", " ").split() for layer in layers]
+    assert [line.split() for line in block.splitlines()] == floors
+
+
+def test_the_table_of_rooms_has_all_of_them_once(floors):
+    table = PAGE.partition("| room | what it holds |")[2].partition("\n\n")[0]
+    names = [name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert sorted(names) == sorted(name for floor in floors for name in floor)
+
+
+def test_the_two_halves_are_all_rooms(rooms, torch_free):
+    section = PAGE.partition("## Two halves")[2].partition("\n## ")[0]
+    login, worker = (set(words.split()) for words in re.findall(r"half\*\* \(`([^`]+)`\)", section))
+    assert not login & worker
+    assert login == torch_free - {"program"}
+    assert worker == rooms - login - {"program", "adapters"}  # these run in a user's program
+
+
+def test_the_readme_lists_all_rooms_by_half(rooms, torch_free):
+    tree = (ROOT / "README.md").read_text().partition("\nhpctrain/\n")[2].partition("```")[0]
+    login, _, worker = tree.partition("┘")
+    assert set(re.findall(r"(\w+)/", login)) == torch_free
+    assert set(re.findall(r"(\w+)/", worker)) - {"profiling"} == rooms - torch_free
 
 
 @pytest.mark.parametrize("title", MODULES)
