@@ -238,8 +238,8 @@ class PageLockedMemory:
         self._block_sizes.append(block.num_bytes)
         ends = accumulate(map(_aligned, block.tensor_bytes), initial=0)
         # not views, which would share the block's storage
-        whole = memory.numpy()
+        array = memory.numpy()
         return [
-            torch.frombuffer(whole, dtype=torch.uint8, count=count, offset=offset)
+            torch.frombuffer(array, dtype=torch.uint8, count=count, offset=offset)
             for count, offset in zip(block.tensor_bytes, ends, strict=False)
         ]

@@ -225,11 +225,11 @@ class LiveState:
         copy.finish()
         return snapshot
 
-    def _snapshot(self, copy: HostCopy, kept: Snapshot) -> Snapshot:
+    def _snapshot(self, copy: HostCopy, buffers: Snapshot) -> Snapshot:
         return Snapshot(
-            model=_named_tensors(self.model, copy, kept.model),
-            optimizer=copy.of(self._optimizer_state(), kept.optimizer, "optimizer"),
-            state=copy.of(self._other_state(), kept.state, "state"),
+            model=_named_tensors(self.model, copy, buffers.model),
+            optimizer=copy.of(self._optimizer_state(), buffers.optimizer, "optimizer"),
+            state=copy.of(self._other_state(), buffers.state, "state"),
         )
 
     def _tensors(self) -> Iterator[Tensor]:
@@ -237,7 +237,7 @@ class LiveState:
 
     def _optimizer_state(self) -> dict[str, Any]:
         if isinstance(self.optimizer, Mapping):
-            return {NAMED: {name: one.state_dict() for name, one in self.optimizer.items()}}
+            return {NAMED: {name: optimizer.state_dict() for name, optimizer in self.optimizer.items()}}
         return self.optimizer.state_dict()
 
     @cached_property
@@ -246,17 +246,17 @@ class LiveState:
         return names_by_id(self.model)
 
     def _other_state(self) -> dict[str, Any]:
-        several, scaler = self.optimizer, self.scaler
+        optimizers, scalers = self.optimizer, self.scaler
         names: object
-        if isinstance(several, Mapping):
-            names = {name: parameter_names(self._names, one) for name, one in several.items()}
+        if isinstance(optimizers, Mapping):
+            names = {name: parameter_names(self._names, optimizer) for name, optimizer in optimizers.items()}
         else:
-            names = parameter_names(self._names, several)
+            names = parameter_names(self._names, optimizers)
         scales: object = None
-        if isinstance(scaler, Mapping):
-            scales = {name: one.state_dict() or None for name, one in scaler.items()}
-        elif scaler is not None:
-            scales = scaler.state_dict() or None
+        if isinstance(scalers, Mapping):
+            scales = {name: scaler.state_dict() or None for name, scaler in scalers.items()}
+        elif scalers is not None:
+            scales = scalers.state_dict() or None
         return {
             **asdict(self.head),
             "scaler": scales,
@@ -287,13 +287,13 @@ def weights_digest(state: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _named_tensors(model: nn.Module, copy: HostCopy, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _named_tensors(model: nn.Module, copy: HostCopy, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
     plain = PlainNames(model)
     saved = model.state_dict()
     tensors: OrderedDict[str, Tensor] = OrderedDict()
     for name, value in saved.items():
         key = plain(name)
-        tensors[key] = copy.of(value, kept.get(key), f"model[{key!r}]")
+        tensors[key] = copy.of(value, buffers.get(key), f"model[{key!r}]")
     # torch keeps the modules' versions here, by which they recognize a state of an earlier version of themselves
     if (versions := getattr(saved, "_metadata", None)) is not None:
         tensors._metadata = {plain(path): dict(entry) for path, entry in versions.items()}  # type: ignore[attr-defined]

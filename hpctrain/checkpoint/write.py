@@ -23,7 +23,7 @@ import xxhash
 from torch import Tensor
 
 from hpctrain.checkpoint.host_memory import sharing_key
-from hpctrain.checkpoint.retention import after_full, discard_replaced, is_full, move_aside
+from hpctrain.checkpoint.retention import discard_replaced, explain_full, is_full, move_replaced
 from hpctrain.checkpoint.state import Snapshot, tensors_in, weights_digest
 from hpctrain.errors import CheckpointError
 from hpctrain.files import errors_naming, fsync_directory, temporary_name
@@ -93,18 +93,18 @@ class ChecksummedFile:
 
     def write(self, data: bytes | memoryview) -> int:
         """Write all of ``data``, and return its length in bytes."""
-        rest = memoryview(data).cast("B")
-        count = len(rest)
+        view = memoryview(data).cast("B")
+        count = len(view)
         self.bytes += count
-        while len(rest) and self._error is None:
-            if self._filled % mmap.PAGESIZE == 0 and len(rest) >= UNCOPIED_FROM_BYTES and _is_aligned(rest):
-                rest = self._write_uncopied(rest)
+        while len(view) and self._error is None:
+            if self._filled % mmap.PAGESIZE == 0 and len(view) >= UNCOPIED_FROM_BYTES and _is_aligned(view):
+                view = self._write_uncopied(view)
                 continue
-            piece = rest[: _BLOCK_BYTES - self._filled]
+            piece = view[: _BLOCK_BYTES - self._filled]
             self._digest.update(piece)
             self._bytes_of_block[self._filled : self._filled + len(piece)] = np.frombuffer(piece, np.uint8)
             self._filled += len(piece)
-            rest = rest[len(piece) :]
+            view = view[len(piece) :]
             if self._filled == _BLOCK_BYTES:
                 self._write_block()
         return count
@@ -224,8 +224,8 @@ class CheckpointWriter:
             }
             if self._safetensors:
                 files[SAFETENSORS] = threads.submit(_write_safetensors, path / SAFETENSORS, snapshot.model)
-        written = {name: files[name].result() for name in files}
-        write_manifest(path, snapshot.state, written, version=FORMAT_VERSION, weights_digest=digest.result())
+        entries = {name: files[name].result() for name in files}
+        write_manifest(path, snapshot.state, entries, version=FORMAT_VERSION, weights_digest=digest.result())
 
 
 def write_part(path: Path, part: Any) -> dict[str, Any]:
@@ -308,7 +308,7 @@ def unpublished(directory: RunDirectory, claim: Claim, step: int) -> Iterator[Pa
         reason = (error.strerror if isinstance(error, OSError) else None) or error
         advice = limit_met(error, directory.checkpoints) or "check that the file system is writable"
         if is_full(error):
-            advice = after_full(directory, error, temporary)
+            advice = explain_full(directory, error, temporary)
         raise CheckpointError(
             f"the checkpoint of step {step} can't be written to {final}: {reason}; earlier checkpoints are unchanged; "
             f"{advice}"
@@ -331,7 +331,7 @@ def publish(temporary: Path, final: Path, claim: Claim) -> Path:
         OSError: the file system refuses.
     """
     claim.require_ownership()
-    replaced = move_aside(final) if final.exists() else None
+    replaced = move_replaced(final) if final.exists() else None
     try:
         temporary.rename(final)
     except BaseException:

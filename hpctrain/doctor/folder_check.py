@@ -91,7 +91,7 @@ TRIALS = (
 """What runs need of a file system."""
 
 
-def room_findings(folder: Path, needed_bytes: int, purpose: str) -> Iterator[Finding]:
+def disk_space_findings(folder: Path, needed_bytes: int, purpose: str) -> Iterator[Finding]:
     """Find out whether the file system has room, by reserving it for a moment where it can (fallocate(2)).
 
     Args:
@@ -109,7 +109,7 @@ def room_findings(folder: Path, needed_bytes: int, purpose: str) -> Iterator[Fin
             why=why,
             remedy=f"remove files; `df -i {folder}` counts them, `{quota}` those of a quota",
         )
-    if lack := _lack(folder, system, needed_bytes, purpose):
+    if lack := _describe_lack(folder, system, needed_bytes, purpose):
         yield Finding(
             check="room",
             problem=f"{folder}: {lack}",
@@ -119,7 +119,7 @@ def room_findings(folder: Path, needed_bytes: int, purpose: str) -> Iterator[Fin
         )
 
 
-def _lack(folder: Path, system: FileSystem, needed_bytes: int, purpose: str) -> str:
+def _describe_lack(folder: Path, system: FileSystem, needed_bytes: int, purpose: str) -> str:
     """Describe what is lacking for a purpose; empty if nothing is."""
     needed = scaled(needed_bytes, "B")
     # what isn't there isn't reserved: for a moment, that would take the rest from a run that is saving
@@ -196,7 +196,7 @@ def check_folder(folder: Path) -> tuple[str, list[Finding]]:
                 )
                 findings.append(finding)
         else:
-            findings += room_findings(folder, NEEDED_BYTES, "for logs and records")
+            findings += disk_space_findings(folder, NEEDED_BYTES, "for logs and records")
     finally:
         shutil.rmtree(trials, ignore_errors=True)
     return text, findings

@@ -132,12 +132,12 @@ def _requeues(view: SlurmView) -> Iterator[Finding]:
 
 
 def _absent_partitions(view: SlurmView) -> Iterator[Finding]:
-    names, typed = {partition.name for partition in view.partitions}, view.cluster.partition
-    problems = [f"there is no partition {name}" for name in (typed or "").split(",") if name and name not in names]
+    names, request = {partition.name for partition in view.partitions}, view.cluster.partition
+    problems = [f"there is no partition {name}" for name in (request or "").split(",") if name and name not in names]
     # where a plugin of the site chooses the partition, none has to be named
     by_site = view.settings.text("JobSubmitPlugins")
     has_default = any(partition.is_default for partition in view.partitions)
-    if view.is_typed and not (typed or by_site or has_default):
+    if view.is_typed and not (request or by_site or has_default):
         problems.append("there is no default partition")
     for problem in problems:
         remedy = f"set cluster.partition to one of {view.partition_names}"
@@ -186,7 +186,7 @@ def _misfits_of(view: SlurmView, partition: Partition) -> Iterator[Finding]:
 def _short_accounts(view: SlurmView) -> Iterator[Finding]:
     account = view.cluster.account
     # the database has lower case (sacctmgr(1))
-    limits = [one.max_wall_min for one in view.accounts if account is None or account.lower() == one.account]
+    limits = [row.max_wall_min for row in view.accounts if account is None or account.lower() == row.account]
     longest = max((limit for limit in limits if limit is not None), default=None)
     if not view.is_typed or "limits" not in view.settings.text("AccountingStorageEnforce"):
         return

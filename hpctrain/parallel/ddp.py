@@ -82,7 +82,7 @@ class DdpReplica(Replica):
         assert isinstance(loss_module, DistributedDataParallel)
         return loss_module.no_sync
 
-    def settle(self, loss_module: nn.Module, backward: Callable[[], None]) -> None:
+    def fix_layout(self, loss_module: nn.Module, backward: Callable[[], None]) -> None:
         """Have DDP reach its final bucket layout before the first step; collective.
 
         DDP reduces its first backward with one layout and rebuilds it for all later ones. With three ranks or more the

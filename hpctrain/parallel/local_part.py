@@ -36,5 +36,5 @@ def local_parts(tensors: Iterable[Tensor]) -> list[Tensor]:
 def whole(tensor: Tensor) -> Tensor:
     """Return all of a tensor on every rank; collective for a DTensor."""
     sharded: Any = tensor
-    found: Tensor = sharded.full_tensor() if is_dtensor(tensor) else tensor
-    return found
+    full: Tensor = sharded.full_tensor() if is_dtensor(tensor) else tensor
+    return full

@@ -183,7 +183,7 @@ class Replica:
         del loss_module
         return None
 
-    def settle(self, loss_module: nn.Module, backward: Callable[[], None]) -> None:
+    def fix_layout(self, loss_module: nn.Module, backward: Callable[[], None]) -> None:
         """Reach the layout in which all steps are computed, before the first one; collective.
 
         Args:

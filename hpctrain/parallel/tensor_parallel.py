@@ -51,18 +51,18 @@ class FusedColumnwise(ParallelStyle):
         if layer.bias is not None:
             # whole on each rank: FSDP2 can cut it in its only dimension, and only at one place
             layer.bias = nn.Parameter(distribute_tensor(layer.bias.detach(), device_mesh, [Replicate()]))
-        own = device_mesh.get_local_rank()
+        rank = device_mesh.get_local_rank()
 
-        def forward(given: Tensor) -> Tensor:
+        def forward(features: Tensor) -> Tensor:
             # in plain tensors: DTensor has no rule for a product with such a weight
-            if isinstance(given, DTensor):
-                given = given.to_local(grad_placements=[Partial()])
+            if isinstance(features, DTensor):
+                features = features.to_local(grad_placements=[Partial()])
             weight = cast(DTensor, layer.weight).to_local()
             bias = None
             if layer.bias is not None:
                 whole_bias = cast(DTensor, layer.bias).to_local(grad_placements=[Partial()])
-                bias = whole_bias.view(self.parts, ranks, -1)[:, own].flatten()
-            return linear(given, weight, bias)
+                bias = whole_bias.view(self.parts, ranks, -1)[:, rank].flatten()
+            return linear(features, weight, bias)
 
         layer.forward = forward  # type: ignore[method-assign, assignment]
         return module
@@ -125,7 +125,7 @@ def divide(model: nn.Module, plan: Mapping[str, ParallelStyle], mesh: DeviceMesh
             raise TaskError(f"tensor_parallel_plan names {pattern}, but the model has {listed(modules)}")
         for module in matching:
             parallelize_module(module, mesh, style)
-    _share_again(model, before)
+    _restore_sharing(model, before)
     # It warns of the two steps in which it gathers a weight that two dimensions of the mesh cut: a callback may ask for
     # that, and the training never does.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
@@ -135,22 +135,22 @@ def divide(model: nn.Module, plan: Mapping[str, ParallelStyle], mesh: DeviceMesh
     _open_contexts.enter_context(loss_parallel())
 
 
-def _share_again(model: nn.Module, before: Mapping[str, nn.Parameter]) -> None:
+def _restore_sharing(model: nn.Module, before: Mapping[str, nn.Parameter]) -> None:
     """Restore what modules shared, and what was frozen: dividing a layer gives it new parameters."""
     first: dict[int, str] = {}
     for name, old in before.items():
-        found = model.get_parameter(name)
-        found.requires_grad_(old.requires_grad)
-        if (shared := first.setdefault(id(old), name)) == name:
+        parameter = model.get_parameter(name)
+        parameter.requires_grad_(old.requires_grad)
+        if (first_name := first.setdefault(id(old), name)) == name:
             continue
-        one = model.get_parameter(shared)
-        if _layout(found) != _layout(one):
+        first_parameter = model.get_parameter(first_name)
+        if _layout(parameter) != _layout(first_parameter):
             raise TaskError(
-                f"tensor_parallel_plan divides {shared} and {name} in different ways, but they are one parameter: give "
-                "both modules styles that divide it alike"
+                f"tensor_parallel_plan divides {first_name} and {name} in different ways, but they are one parameter: "
+                "give both modules styles that divide it alike"
             )
         path, _, attribute = name.rpartition(".")
-        setattr(model.get_submodule(path), attribute, one)
+        setattr(model.get_submodule(path), attribute, first_parameter)
 
 
 def _layout(tensor: Tensor) -> object:

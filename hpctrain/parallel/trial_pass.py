@@ -34,7 +34,9 @@ def buffers_and_rng_restored(model: nn.Module, world: World) -> Iterator[None]:
     These are the random states of torch on the CPU and on the rank's GPUs, of NumPy and of Python.
     """
     buffers = [(module, dict(module._buffers)) for module in model.modules()]
-    saved = [(buffer, buffer.detach().clone()) for _, own in buffers for buffer in own.values() if buffer is not None]
+    saved = [
+        (buffer, buffer.detach().clone()) for _, slots in buffers for buffer in slots.values() if buffer is not None
+    ]
     try:
         with modes_restored(model), random_states_restored(world.gpus):
             yield
@@ -42,11 +44,11 @@ def buffers_and_rng_restored(model: nn.Module, world: World) -> Iterator[None]:
         with torch.no_grad():
             for buffer, values in saved:
                 buffer.copy_(values)
-            for module, own in buffers:
+            for module, slots in buffers:
                 # the forward pass may have put other tensors in their places, even of another shape, or added some
-                for name in module._buffers.keys() - own.keys():
+                for name in module._buffers.keys() - slots.keys():
                     delattr(module, name)
-                module._buffers.update(own)
+                module._buffers.update(slots)
 
 
 @contextmanager
@@ -111,7 +113,7 @@ class _CopyOnWrite(OperatorMode):  # type: ignore[no-untyped-call]  # torch leav
         self._parameters = [(parameter, parameter.detach()) for parameter in parameters]
         self._copies: dict[int, Tensor] = {}
         self._by_storage: dict[int, list[int]] = defaultdict(list)
-        self._written: dict[Any, tuple[tuple[int, str], ...]] = {}
+        self._write_arguments: dict[Any, tuple[tuple[int, str], ...]] = {}
         for index, (_, values) in enumerate(self._parameters):
             # the memory of such tensors isn't a single storage
             opaque = values.layout is not torch.strided or is_traceable_wrapper_subclass(values)
@@ -146,9 +148,9 @@ class _CopyOnWrite(OperatorMode):  # type: ignore[no-untyped-call]  # torch leav
 
     def _outputs(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
         """The tensors with memory that an operator writes to."""
-        if func not in self._written:
-            self._written[func] = _written_arguments(func)
-        values = [args[place] if place < len(args) else kwargs.get(name) for place, name in self._written[func]]
+        if func not in self._write_arguments:
+            self._write_arguments[func] = _written_arguments(func)
+        values = [args[place] if place < len(args) else kwargs.get(name) for place, name in self._write_arguments[func]]
         tensors = (leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)) if values else ()
         return [tensor for tensor in tensors if tensor.layout is torch.strided]
 

@@ -52,7 +52,7 @@ log = logging.getLogger("hpctrain.program")
 
 
 @dataclass(slots=True)
-class Event:
+class ProgramEvent:
     """One report of a program.
 
     Attributes:
@@ -68,7 +68,7 @@ class Event:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def parse(cls, line: bytes) -> Event | None:
+    def parse(cls, line: bytes) -> ProgramEvent | None:
         """The event in a line; None if the line is malformed."""
         try:
             fields = parse_json(line)
@@ -84,11 +84,11 @@ class Event:
         return None if metrics is None else cls(kind, fields.get("rank"), fields, metrics)
 
 
-def _metrics(found: object) -> dict[str, float] | None:
-    if not isinstance(found, dict):
+def _metrics(metrics: object) -> dict[str, float] | None:
+    if not isinstance(metrics, dict):
         return None
     values = {}
-    for name, value in found.items():
+    for name, value in metrics.items():
         if value in NONFINITE or (isinstance(value, float) and not math.isfinite(value)):
             values[name] = float(value)
         elif NUMBER.accepts(value):
@@ -115,8 +115,8 @@ class EventPipe:
         with contextlib.suppress(OSError):
             fcntl.fcntl(self.descriptor, fcntl.F_SETPIPE_SZ, CAPACITY_BYTES)
         self._capacity = fcntl.fcntl(self.descriptor, fcntl.F_GETPIPE_SZ)
-        self.waiting: deque[Event] = deque()
-        self._rest = b""
+        self.waiting: deque[ProgramEvent] = deque()
+        self._partial_line = b""
         self._warned = False
 
     def read(self) -> bool:
@@ -125,12 +125,12 @@ class EventPipe:
             data = os.read(self.descriptor, self._capacity)
         except BlockingIOError:
             return False
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > LONGEST_LINE_BYTES:
-            self._rest = b""
+        *lines, self._partial_line = (self._partial_line + data).split(b"\n")
+        if len(self._partial_line) > LONGEST_LINE_BYTES:
+            self._partial_line = b""
             self._warn(data)
         for line in lines:
-            event = Event.parse(line)
+            event = ProgramEvent.parse(line)
             if event is not None:
                 self.waiting.append(event)
             elif line.strip():
@@ -148,7 +148,7 @@ class EventPipe:
 
 
 @dataclass(slots=True)
-class Progress:
+class ProgramProgress:
     """What the processes of one rank have reported so far.
 
     Attributes:
@@ -174,7 +174,7 @@ class Progress:
     with_stacks: set[int] = field(default_factory=set)
     _steps: dict[int, int] = field(default_factory=dict)
 
-    def add(self, event: Event) -> None:
+    def add(self, event: ProgramEvent) -> None:
         """Take an event into account."""
         match event.kind:
             case "step":
@@ -246,7 +246,7 @@ class Records:
         )
         times.record_in(rank.claim_folder)
 
-    def add(self, event: Event, progress: Progress) -> None:
+    def add(self, event: ProgramEvent, progress: ProgramProgress) -> None:
         """Record an event.
 
         Raises:
@@ -263,7 +263,7 @@ class Records:
                 self._unsaved.append((event.fields["step"], self._rank.folder / event.fields["path"]))
                 self._record_saves()
 
-    def look(self, progress: Progress) -> None:
+    def record_waiting(self, progress: ProgramProgress) -> None:
         """Record what waits; call it about once a second.
 
         Raises:
@@ -282,7 +282,7 @@ class Records:
         if self._started is None and self._keeps_at is not None:
             self._keep_config()
 
-    def close(self, progress: Progress) -> None:
+    def close(self, progress: ProgramProgress) -> None:
         """Record what waits, and close the files.
 
         Raises:
@@ -297,7 +297,7 @@ class Records:
             self._sink.close()
         self._times.record(progress.step, due=True)
 
-    def _start(self, pid: int, progress: Progress) -> None:
+    def _start(self, pid: int, progress: ProgramProgress) -> None:
         if self._started is None:
             self._times.recount("train_s", "import_s")
             self._times.enter("first_step_s")
@@ -306,7 +306,7 @@ class Records:
             self._times.add_facts(total_steps=progress.total_steps)
             self._times.record(progress.step, due=True)
 
-    def _step(self, event: Event) -> None:
+    def _step(self, event: ProgramEvent) -> None:
         step = event.fields["step"]
         if self._times.doing == "first_step_s":
             self._times.enter("train_s")
@@ -320,7 +320,7 @@ class Records:
         if event.metrics:
             self._log(step, event)
 
-    def _log(self, step: int, event: Event) -> None:
+    def _log(self, step: int, event: ProgramEvent) -> None:
         reporter = self._reporter_of(event)
         if step < self._logged_step and self._repeats(step, reporter):
             self._reopen(step)
@@ -337,7 +337,7 @@ class Records:
         if values:
             self._sink.log(step, values)
 
-    def _reporter_of(self, event: Event) -> Process | None:
+    def _reporter_of(self, event: ProgramEvent) -> Process | None:
         """The process that reports; one that has ended already if its start isn't known."""
         pid = event.fields.get("pid", self._started)
         if pid is None or (self._reporter is not None and self._reporter.pid == pid):

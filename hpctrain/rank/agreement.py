@@ -114,9 +114,9 @@ class Agreement:
 
     def restarted(self) -> Agreement:
         """Make an agreement for steps counted from zero, such as an evaluation's batches, with this one's interval."""
-        other = Agreement(self._world, self._stop, self._max_interval_s, self._clock)
-        other._interval_s = self._interval_s
-        return other
+        agreement = Agreement(self._world, self._stop, self._max_interval_s, self._clock)
+        agreement._interval_s = self._interval_s
+        return agreement
 
     def decide(self, step: int, *, save: bool, end: bool = False) -> Decision:
         """Decide what to do after ``step``; collective, to be called after every step."""

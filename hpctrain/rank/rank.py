@@ -20,7 +20,7 @@ from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.root import Config
 from hpctrain.errors import HpctrainError, SchedulerError, error_text
 from hpctrain.rank.classification import NCCL_ERRORS
-from hpctrain.rank.stacks import STDERR, Position
+from hpctrain.rank.stacks import STDERR, StackPosition
 from hpctrain.rank.stop_request import StopRequest
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord, first_cause, read_exit_records
@@ -256,7 +256,7 @@ class Rank:
         )
         self.member.write(record)
 
-    def record_hang(self, message: str, position: Position) -> None:
+    def record_hang(self, message: str, position: StackPosition) -> None:
         """Record that this rank hangs; runs in the watchdog's thread.
 
         Args:
@@ -277,10 +277,10 @@ class Rank:
         record.write(member.claim_folder)
         if self.world is not None and not alone:
             # after the first record: reading asks the device, which may be what hangs
-            found = self.world.collectives()
+            collectives = self.world.collectives()
             # a rank whose GPU waits for NCCL waits for other ranks, wherever Python is
-            blames_peer = record.blames_peer or (found is not None and found.waits_on_nccl)
-            record = replace(record, collectives=found, blames_peer=blames_peer)
+            blames_peer = record.blames_peer or (collectives is not None and collectives.waits_on_nccl)
+            record = replace(record, collectives=collectives, blames_peer=blames_peer)
             record.write(member.claim_folder)
         # the other ranks lose their connections when this process ends: give them time to record their own state first
         cause = record if alone else self.cause_among_peers(ask_for_stacks=True) or record

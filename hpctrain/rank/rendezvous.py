@@ -116,7 +116,7 @@ def _meet_at_file(environment: ClusterEnvironment, path: Path, handshake: Handsh
         zero = handshake.announce(store)
         return handshake.welcome(PrefixStore(zero.hex(), store), zero, range(1, environment.world_size), timeout_s)
     while True:
-        zero = _awaited(store, path, handshake, deadline - time.monotonic())
+        zero = _wait_for_nonce(store, path, handshake, deadline - time.monotonic())
         is_over = partial(_is_over, store, zero, handshake)
         left_s = deadline - time.monotonic()
         try:
@@ -153,7 +153,7 @@ def _open(
         ) from error
     # by its descriptor: torch opens the file for each access, and its path is removed once all have met
     store = _file_store(Path(f"/proc/self/fd/{file}"), world_size, timeout_s)
-    return store, handshake.announce(store) if is_zero else _awaited(store, path, handshake, timeout_s)
+    return store, handshake.announce(store) if is_zero else _wait_for_nonce(store, path, handshake, timeout_s)
 
 
 def _open_on_port(
@@ -186,7 +186,7 @@ def _wait_for_file(path: Path, timeout_s: float) -> int:
     )
 
 
-def _awaited(store: Store, path: Path, handshake: Handshake, timeout_s: float) -> bytes:
+def _wait_for_nonce(store: Store, path: Path, handshake: Handshake, timeout_s: float) -> bytes:
     try:
         wait_for_key(store, ZERO_KEY, timeout_s)
     except (RuntimeError, TimeoutError) as error:
@@ -251,12 +251,12 @@ def _connect(
 ) -> tuple[Store, bytes]:
     began = time.monotonic()
     deadline = began + timeout_s
-    likeliest, *others = addresses
-    in_turn = itertools.cycle(others)
+    likeliest, *other_nodes = addresses
+    in_turn = itertools.cycle(other_nodes)
     problem = "nothing listens there yet"
     stranger = ""
     while time.monotonic() < deadline:
-        count = min(len(others), OTHER_NODES) if time.monotonic() - began > OTHERS_AFTER_S else 0
+        count = min(len(other_nodes), OTHER_NODES) if time.monotonic() - began > OTHERS_AFTER_S else 0
         nodes = (likeliest, *itertools.islice(in_turn, count))
         for address, port in itertools.product(nodes, ports):
             try:
@@ -264,13 +264,13 @@ def _connect(
             except OSError as error:
                 problem = str(error)
                 continue
-            found = _try_store(address, port, handshake)
-            if found is not None:
-                found[0].set_timeout(timedelta(seconds=timeout_s))
-                return found
+            connection = _try_store(address, port, handshake)
+            if connection is not None:
+                connection[0].set_timeout(timedelta(seconds=timeout_s))
+                return connection
             stranger = f"the program on port {port} of {address} is not this run's rank zero, or has a different secret"
         time.sleep(PAUSE_S)
-    where = f"any of the nodes {listed(addresses)}" if others else likeliest
+    where = f"any of the nodes {listed(addresses)}" if other_nodes else likeliest
     # the network is not to blame if it has carried an answer
     network = "if rank zero is waiting too, set cluster.network_interface to the interface that connects the nodes"
     raise RendezvousError(
@@ -300,20 +300,20 @@ def probe(address: str, port: int, *, own_port: int | None = None) -> None:
 
 def _try_store(address: str, port: int, handshake: Handshake) -> tuple[Store, bytes] | None:
     """Connect to the store on a port; return it with rank zero's nonce, if it holds rank zero's proof."""
-    found: list[tuple[Store, bytes]] = []
+    stores: list[tuple[Store, bytes]] = []
 
     def attempt() -> None:
         with contextlib.suppress(DistNetworkError, DistStoreError):
             timeout = timedelta(seconds=HANDSHAKE_S)
             store = TCPStore(address, port, is_master=False, timeout=timeout, wait_for_workers=False)
             if (zero := handshake.recognise(store)) is not None:
-                found.append((store, zero))
+                stores.append((store, zero))
 
     # in a thread: TCPStore waits forever for the first answer of a program that listens there and never writes
     thread = threading.Thread(target=attempt, name="rendezvous", daemon=True)
     thread.start()
     thread.join(HANDSHAKE_S)
-    return found[0] if found else None
+    return stores[0] if stores else None
 
 
 def share_refusal(store: Store, topic: str, why: str, num_others: int) -> None:

@@ -68,7 +68,7 @@ def write_stacks(path: Path | None, title: str, token: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class StackPosition:
     """A thread's innermost Python frame, and its stack.
 
     Attributes:
@@ -83,7 +83,7 @@ class Position:
     waits: bool
 
     @classmethod
-    def of(cls, thread_id: int) -> Position:
+    def of(cls, thread_id: int) -> StackPosition:
         """The position of a thread of this process, by its `threading.get_ident()`."""
         frame = sys._current_frames().get(thread_id)
         if frame is None:
@@ -153,8 +153,8 @@ class StackTimer:
 
     def postpone(self, seconds: float) -> None:
         """Let it fire after so many seconds from now, and not before."""
-        whole = math.floor(seconds)
-        self._set(whole, max(1, int((seconds - whole) * 1e9)))
+        whole_s = math.floor(seconds)
+        self._set(whole_s, max(1, int((seconds - whole_s) * 1e9)))
 
     def cancel(self) -> None:
         """Keep it from firing until it is postponed again."""

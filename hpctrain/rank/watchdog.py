@@ -19,7 +19,7 @@ from hpctrain.attempt.hang import PEERS_S, REQUESTS_EVERY_S, HangWatch, Phase
 from hpctrain.config.health import Health
 from hpctrain.errors import ExitCode
 from hpctrain.rank.rank import FINISH_WRITING_S, Rank
-from hpctrain.rank.stacks import STDERR, Position, StackTimer, write_stacks
+from hpctrain.rank.stacks import STDERR, StackPosition, StackTimer, write_stacks
 from hpctrain.run.stacks import StacksRequests
 
 RECORD_HANG_S = 15.0
@@ -114,7 +114,7 @@ class Watchdog:
 
     def _complain(self, complaint: str) -> None:
         """Report a hang in a user's program, which only its user may end."""
-        text = f"{complaint}; it is at {Position.of(self._thread_id).text}; stacks: {self._rank.stacks}"
+        text = f"{complaint}; it is at {StackPosition.of(self._thread_id).text}; stacks: {self._rank.stacks}"
         os.write(STDERR, f"hpctrain: {self._rank.description} hangs: {text}; Ctrl-C twice ends it\n".encode())
         self._write("hang", secrets.token_hex(4))
 
@@ -137,7 +137,7 @@ class Watchdog:
     def _end(self, complaint: str) -> None:
         _end_within(RECORD_HANG_S)
         try:
-            position = Position.of(self._thread_id)
+            position = StackPosition.of(self._thread_id)
             message = f"{complaint}; it was at {position.text}"
             # not through logging: the watched thread may hold its locks
             os.write(STDERR, f"hpctrain: {self._rank.description} hangs: {message}\n".encode())

@@ -99,17 +99,17 @@ class _Recorder:
         return _Envelope(*map(bytes, self._pieces))
 
     def write(self, data: Any) -> int:
-        rest = memoryview(data).cast("B")
-        if len(rest) == 30 and bytes(rest[:4]) == _LOCAL_HEADER:
+        view = memoryview(data).cast("B")
+        if len(view) == 30 and bytes(view[:4]) == _LOCAL_HEADER:
             # APPNOTE.TXT of the zip format, 4.3.7: the last fields are the lengths of the name and of an extra field
             self._header = self._bytes
-            self._sizes = struct.unpack("<HH", rest[26:30])
-        elif len(rest) == self._sizes[0] and bytes(rest[-len(_ELEMENTS) :]) == _ELEMENTS:
+            self._sizes = struct.unpack("<HH", view[26:30])
+        elif len(view) == self._sizes[0] and bytes(view[-len(_ELEMENTS) :]) == _ELEMENTS:
             self._begin = self._header + 30 + sum(self._sizes)
         if self._bytes != self._begin:
-            self._pieces[0 <= self._begin < self._bytes] += rest
-        self._bytes += len(rest)
-        return len(rest)
+            self._pieces[0 <= self._begin < self._bytes] += view
+        self._bytes += len(view)
+        return len(view)
 
     def flush(self) -> None:
         """Do nothing; torch.save calls it."""

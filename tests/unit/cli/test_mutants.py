@@ -35,7 +35,7 @@ from hpctrain.doctor.nodes import node_findings
 from hpctrain.doctor.rank_findings import rank_findings
 from hpctrain.errors import ERROR_PREFIX, HpctrainError
 from hpctrain.launch.prepare import prepare
-from hpctrain.program.reports import Event, Progress
+from hpctrain.program.reports import ProgramEvent, ProgramProgress
 from hpctrain.run.checkpoint_manifest import MANIFEST, encode_manifest
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.sweep_record import SweepRecord
@@ -358,10 +358,10 @@ def examine(folder: Path) -> None:
 
 def report_events(path: Path) -> None:
     """Take the reports of a program into account."""
-    progress = Progress()
+    progress = ProgramProgress()
     with contextlib.suppress(OSError):
         for line in path.read_bytes().split(b"\n") if path.is_file() and path.stat().st_size < 2**20 else ():
-            if (event := Event.parse(line)) is not None:
+            if (event := ProgramEvent.parse(line)) is not None:
                 progress.add(event)
 
 
