@@ -32,6 +32,8 @@ def judging_metric(policy: Checkpoint, metric: str, mode: str) -> tuple[str, str
 def resolve_keep_best(policy: Checkpoint, metric: str, mode: str, *, evaluates: bool) -> Checkpoint:
     """Return the policy with `checkpoint.keep_best=null` replaced by its number, 0 or 1.
 
+    The login half can't resolve it: only the task shows whether the run evaluates.
+
     Args:
         policy: conf/checkpoint.
         metric: of the task.
@@ -52,6 +54,9 @@ class Scored(NamedTuple):
 
 class Best(Stateful):
     """Scores evaluations by one metric, and remembers the best ones; the same on every rank.
+
+    Scores are in manifests, where `status` finds the best of the remaining checkpoints without torch. The state has the
+    best so far, too: a resumed run ranks its evaluations like an uninterrupted one, whatever retention has removed.
 
     Attributes:
         top: the best evaluation so far; None before the first.

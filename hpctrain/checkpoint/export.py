@@ -49,7 +49,7 @@ REPORT_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What is exported of a checkpoint.
+    """Weights of a checkpoint that an export writes.
 
     Attributes:
         streams: by name; tied weights have the same one.

@@ -291,7 +291,8 @@ def _by_index(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> Ite
 
 def _unmap_state(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
     # Copied out of the mapping: the first step would copy it page by page, several times slower, and a mapped file
-    # takes up disk space until the run ends, even after its checkpoint was removed.
+    # takes up disk space until the run ends, even after its checkpoint was removed. To read the file into memory that
+    # the tensors keep is no faster (0.36 s against 0.35 s from the disk for 50 million parameters), and needs a parser.
     memory = HostMemory()
     of_parameters: set[object] = set()
     for index, parameter in _by_index(optimizer, saved):

@@ -1,4 +1,4 @@
-"""Which checkpoints are kept, the disk space that they take, and the removal of the others.
+"""Retention of checkpoints: the policy, the disk space that they take, and the removal of the others.
 
 A crash never leaves a part of a checkpoint visible.
 """

@@ -49,7 +49,7 @@ class Writer(Protocol):
 class CheckpointSaver:
     """Saves whole checkpoints on rank zero, in the background or not; at most one save is in flight.
 
-    Every rank has one. `begin` says which of them save.
+    Every rank has one. `begin` decides which of them save.
 
     In the background, the copy goes into buffers that are kept from save to save, so that it runs at the speed of
     memory. They take as much host memory as weights, averages and optimizer together. Before the first copy, this
@@ -140,6 +140,8 @@ class CheckpointSaver:
     def lock_ahead(self, state: LiveState) -> None:
         """Page-lock memory for the copies of GPU tensors in a thread, each time that an optimizer has its first state.
 
+        Not before: only then are the sizes of its state known.
+
         It takes 0.4 s for each GB, and as long in pauses. The first save waits for what isn't locked by then.
 
         Args:
@@ -158,7 +160,8 @@ class CheckpointSaver:
         Args:
             state: between two steps.
             wait: return only when the checkpoint is published, or raise its error.
-            retain: whether to remove older checkpoints now; False saves time at the end of an attempt.
+            retain: whether to remove older checkpoints now. False at the end of an attempt, which may have only seconds
+                left: retention reads checkpoints back.
 
         Raises:
             CheckpointError: the copy, or the write that was waited for, failed; also that of an earlier save.

@@ -153,6 +153,8 @@ _LENGTH_BYTES = 8
 def write_safetensors(path: Path, weights: Mapping[str, WeightStream], on_write: Callable[[int], None]) -> None:
     """Write a new file, and make it durable. For the same tensors it has the same bytes as the package's `save_file`.
 
+    Only the header is the package's, which writes elements only if all tensors are in memory together.
+
     Args:
         path: must not exist.
         weights: by name.

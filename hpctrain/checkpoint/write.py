@@ -65,7 +65,8 @@ class ChecksummedFile:
             self._descriptor = os.open(path, flags, 0o666)
         self._path = path
         self.bytes = 0
-        # against damage, not forgery: a cryptographic digest of every byte would take several times longer
+        # Against damage, not forgery: a cryptographic digest of every byte would take several times longer. One for
+        # each file, and no tree of them, so that `xxhsum -H2` can check it.
         self._digest = xxhash.xxh3_128()
         # page-aligned, as direct I/O requires, and shared, so that forking a DataLoader worker can't copy it
         self._block = memoryview(mmap.mmap(-1, _BLOCK_BYTES))
@@ -82,7 +83,7 @@ class ChecksummedFile:
 
     @property
     def entry(self) -> dict[str, Any]:
-        """What the manifest has of the file."""
+        """The file's entry in the manifest."""
         return {"bytes": self.bytes, "checksum": self.checksum}
 
     def __enter__(self) -> ChecksummedFile:
@@ -116,7 +117,7 @@ class ChecksummedFile:
         """Write the rest, make the file durable, and close it.
 
         Raises:
-            OSError: this write or an earlier one failed; the file is closed all the same.
+            OSError: this write or an earlier one failed; the file is closed nevertheless.
         """
         with errors_naming(self._path):
             try:
@@ -248,7 +249,8 @@ def _write_safetensors(path: Path, model: Mapping[str, Tensor]) -> dict[str, Any
     # extra state of a module has no place in the format
     tensors = {name: value.contiguous() for name, value in model.items() if isinstance(value, Tensor)}
     try:
-        # not `save_file`, which refuses tied weights: each of their names gets the same elements
+        # By the package, which tests every dtype. It writes through the page cache, so the checksum is of the file read
+        # back. Not by `save_file`, which refuses tied weights: each of their names gets the same elements.
         specs = {
             name: TensorSpec(
                 dtype=str(value.dtype).removeprefix("torch."),

@@ -1,4 +1,9 @@
-"""The program of the doctor's batch script: ``python -m hpctrain.doctor FOLDER``."""
+"""The program of the doctor's batch script: ``python -m hpctrain.doctor FOLDER``.
+
+Two steps: shells on the nodes, which need neither Python nor the shared folder, and so can report that these are
+missing; then ranks, started as a run's are, on the nodes that passed. Not ssh, which many sites forbid, and whose
+environment isn't a job's; and not nccl-tests, which a user would have to build: ranks measure NCCL through torch.
+"""
 
 from __future__ import annotations
 

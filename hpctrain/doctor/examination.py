@@ -105,7 +105,7 @@ class Examination:
         self.check_slurm()
         run_dir = self._config.run_dir
         home = Path("runs").absolute() if run_dir is None else Path(run_dir).absolute().parent
-        # a mount that doesn't answer hangs here: then the line before says where
+        # a mount that doesn't answer hangs here: then the line before names the place
         self._report(f"trying the file system of {home}")
         text, findings = check_folder(home)
         self.result.findings += findings
@@ -149,8 +149,7 @@ class Examination:
             why = "a run with the same request would be refused, too"
             self.result.findings.append(Finding(check="job", problem=error.problem, why=why, remedy=error.remedy))
             return None
-        self.result.folder = folder.path
-        self.result.job_id = job_id
+        self.result.add_job(folder.path, job_id)
         self._report(f"submitted job {job_id} for {counted(config.nodes, 'node')}")
         self._report(f"folder {folder.path}")
         return folder
@@ -163,8 +162,8 @@ class Examination:
         """
         result = self.result
         config = load(folder.request)
-        result.folder = folder.path
-        job_id = result.job_id = result.job_id or _job_id(folder)
+        job_id = result.job_id or _job_id(folder)
+        result.add_job(folder.path, job_id)
         try:
             job, state = wait_for_job(folder, job_id, self._slurm, self._report)
         except JobNeverStartsError as error:
@@ -199,7 +198,7 @@ class Examination:
             result.findings += compare_with_baseline(
                 folder.baseline, answers.request, result.figures, renew=self._options.renew, explained=explained
             )
-            self._write_site_file(folder, answers)
+            result.site_file = self._write_site_file(folder, answers)
 
     def _unanswered(self, folder: DoctorFolder, job_id: str, state: str, stage: str | None) -> Finding:
         """The finding on a job that left no record (no stage), or not all answers.
@@ -226,23 +225,23 @@ class Examination:
         first = next((answer.versions for answer in job.answers.values() if answer.versions), {})
         return {**first, "hpctrain": self._versions["hpctrain"]}
 
-    def _write_site_file(self, folder: DoctorFolder, answers: RankAnswers) -> None:
+    def _write_site_file(self, folder: DoctorFolder, answers: RankAnswers) -> Path | None:
         if any(record.stage != "done" for record in answers.records.values()) or self._options.has_site:
-            return
+            return None
         if folder.request.stat().st_uid != os.geteuid():
             # its keys, such as cluster.setup, would run in all jobs of this user
             self._report(
                 f"{folder.path} belongs to another user, so no site file is written; to get one, type the "
                 "examination's command yourself"
             )
-            return
+            return None
         # of the request as typed: the job had a shorter time limit
         cluster = self._config.cluster
         assert isinstance(cluster, SlurmCluster)
         path = FOLDER / f"{self._options.site or site_name(self.result.facts.get('cluster', ''))}.yaml"
         if path.exists():
             self._report(f"{path} is there already, and stays as it is; --site NAME writes another one")
-            return
+            return None
         changes = site_changes(cluster, self._partition, answers.job)
         # values that may be secret stand below, and only once
         words = [word for word in self._options.typed if not may_be_secret(word.partition("=")[0])]
@@ -250,7 +249,7 @@ class Examination:
         path.parent.mkdir(parents=True, exist_ok=True)
         text = site_text(keys, shlex.join(["python", "-m", "hpctrain", *words]), changes)
         write_atomic(path, text, mode=0o600 if any(may_be_secret(f"cluster.{key}") for key in keys) else 0o666)
-        self.result.site_file = path
+        return path
 
 
 def _short_job(cluster: object) -> SlurmCluster:
@@ -320,7 +319,7 @@ def wait_for_job(
         report: gets a line for each change.
 
     Returns:
-        What the job left, None if nothing; and the state in which SLURM says that it ended, empty if it doesn't know.
+        The job's record, None without one; and the state in which it ended by SLURM's record, empty if SLURM has none.
 
     Raises:
         JobNeverStartsError: it will never start.

@@ -105,7 +105,7 @@ class DoctorFolder:
 
     @property
     def measured(self) -> Path:
-        """What the ranks measured together."""
+        """Measurements that the ranks made together."""
         return self.path / "measured.json"
 
     @property
@@ -115,7 +115,7 @@ class DoctorFolder:
 
     @property
     def baseline(self) -> Path:
-        """The first measurements, which later examinations beside this one are compared with."""
+        """The first measurements, with which later examinations in the same folder are compared."""
         return self.path.parent / "baseline.json"
 
     @property
@@ -126,7 +126,7 @@ class DoctorFolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorOptions:
-    """The words and flags of the command, beside the run's configuration.
+    """The words and flags of the command, without the run's configuration.
 
     Attributes:
         typed: the words after `python -m hpctrain`.
@@ -149,7 +149,7 @@ class DoctorOptions:
 
 @dataclass(frozen=True, slots=True)
 class NodeAnswer:
-    """What a node's shell reported.
+    """Report of a node's shell.
 
     Attributes:
         node: its name.
@@ -209,7 +209,7 @@ class DoctorJobRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRecord:
-    """What a rank measured by itself, and how far it came.
+    """Measurements that a rank made by itself, and the stage that it reached.
 
     Attributes:
         node: its name.

@@ -137,7 +137,8 @@ def _describe_lack(folder: Path, system: FileSystem, needed_bytes: int, purpose:
 def _reserve(folder: Path, count: int) -> int | None:
     """Reserve space in a file that is removed at once; the error's number if the file system refuses for want of room.
 
-    fallocate(2) of the C library: `os.posix_fallocate` would write to each block where it isn't supported.
+    A quota shows in no common way (user, group and project quotas, Lustre, GPFS), so this asks the file system itself,
+    by fallocate(2) of the C library: `os.posix_fallocate` would write to each block where it isn't supported.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     try:

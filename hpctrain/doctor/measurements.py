@@ -1,4 +1,4 @@
-"""What the ranks measured: links between nodes, figures to compare with a baseline, and lines to read."""
+"""Measurements of the ranks: links between nodes, figures to compare with a baseline, and lines to read."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ LOWER_IS_BETTER = "_s"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """What was measured between two nodes.
+    """Measurements of the link between two nodes.
 
     Attributes:
         first, second: their names.
@@ -138,6 +138,8 @@ def suspicious_pairs(pairs: Sequence[Pair]) -> list[Pair]:
 
 def nodes_at_fault(bad: Sequence[Pair], pairs: Sequence[Pair]) -> list[str]:
     """The nodes to which bad pairs point: most of a node's pairs are bad, and most pairs without it aren't.
+
+    A node is compared with its peers: there is no table of what a network should reach.
 
     Args:
         bad: some of the pairs.
@@ -231,7 +233,7 @@ class RankAnswers:
 
 
 def figures(answers: RankAnswers) -> dict[str, float]:
-    """What is compared: seconds, whose names end with `_s`, and rates per second."""
+    """Return the figures to compare with a baseline: seconds, whose names end with `_s`, and rates per second."""
     values: dict[str, float] = {}
     if pairs := answers.pairs:
         values["pair_bandwidth"] = min(pair.bytes_per_s for pair in pairs)
@@ -249,7 +251,7 @@ def figures(answers: RankAnswers) -> dict[str, float]:
 
 
 def measured_lines(answers: RankAnswers, named_figures: Mapping[str, float]) -> Iterator[str]:
-    """What a reader sees of the measurements.
+    """Yield a line for the reader on each kind of measurement.
 
     Args:
         answers: of the job.

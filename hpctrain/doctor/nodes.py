@@ -114,7 +114,7 @@ def _clock_ahead_s(text: str, begun_at: float, now: float) -> tuple[float, float
         there = float(text.rstrip("N").rstrip("."))  # some shells' date prints N itself
     except ValueError:
         return None
-    # it was read between the two
+    # It was read between the two: bounds, so that a step that starts slowly is never taken for a wrong clock.
     return there - now, there - begun_at
 
 
@@ -127,7 +127,7 @@ def _versions(text: str) -> dict[str, str]:
 
 
 def node_findings(job: DoctorJobRecord, *, folder: Path, python: str, versions: Mapping[str, str]) -> Iterator[Finding]:
-    """What the answers of the nodes' shells mean.
+    """Yield the findings on the answers of the nodes' shells.
 
     Args:
         job: the record of the job, after its first step.
@@ -289,7 +289,7 @@ def unanswered_job(state: str, stage: str) -> Finding:
     """The finding on a job that ended before it had answered.
 
     Args:
-        state: in which SLURM says that it ended; empty if it doesn't know.
+        state: in which it ended by SLURM's record; empty if SLURM has none.
         stage: what it was doing; empty if it never began.
     """
     moments = {"": "before it began", "nodes": "while the nodes were asked", "ranks": "while ranks measured"}

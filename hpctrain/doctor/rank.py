@@ -275,7 +275,7 @@ def parse_smi(answer: str) -> list[dict[str, str]]:
 
 
 def smi_report() -> dict[str, Any]:
-    """What nvidia-smi reports of this node: `gpus`, or `smi_problem` if it fails; empty where it isn't installed."""
+    """Return nvidia-smi's report on this node: `gpus`, or `smi_problem` if it fails; empty where it isn't installed."""
     command = ["nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS.values())}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SMI_S, check=False)
@@ -374,7 +374,7 @@ def _exchange(world: World, peer: int, size: int, count: int, *, pause_s: float 
 
 
 def _echo(world: World, peer: int) -> dict[str, float]:
-    """Return a peer's messages until it says that there are no more."""
+    """Return a peer's messages until it announces that there are no more."""
     losses: dict[str, float] = {}
     while True:
         announced = torch.zeros(2, dtype=torch.int64)
@@ -397,7 +397,7 @@ def _losses(side: str, before: tuple[int, int]) -> dict[str, float]:
 
 
 def segments(statistics_file: Path = Path("/proc/net/snmp")) -> tuple[int, int]:
-    """The TCP segments that this node has sent, and those that it had to send again; 0 where the kernel doesn't tell.
+    """Return the TCP segments that this node has sent, and those that it sent again; 0 if the kernel has no counts.
 
     proc(5), /proc/net/snmp.
     """

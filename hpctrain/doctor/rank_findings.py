@@ -1,4 +1,4 @@
-"""What the records of the ranks, and their measurements, mean."""
+"""Findings on the records and the measurements of the ranks."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def _warning(check: str, node: str, problem: str, why: str, remedy: str = "") ->
 
 
 def _slowdown(gpu: Mapping[str, str]) -> str:
-    """Why a GPU has lowered its clocks, or may soon; empty if nothing suggests it."""
+    """Return the reason for which a GPU has lowered its clocks, or may soon; empty if nothing suggests it."""
     reasons = ("hardware_slowdown", "thermal_slowdown", "power_brake")
     is_hot = gpu["temperature"].isdecimal() and int(gpu["temperature"]) >= HOT
     active = [reason.replace("_", " ") for reason in reasons if gpu[reason] == "Active"]

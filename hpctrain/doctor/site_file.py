@@ -46,7 +46,7 @@ class Change:
 
 
 def site_changes(cluster: Slurm, partition: Partition | None, record: DoctorJobRecord) -> list[Change]:
-    """What makes a request work.
+    """Return the changes that make a request work.
 
     Args:
         cluster: of the request.

@@ -1,4 +1,4 @@
-"""What SLURM's settings mean for a run, seen from the machine where the command is typed."""
+"""Findings on SLURM's settings, seen from the machine where the command is typed."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class SlurmView:
 
 
 def slurm_findings(view: SlurmView) -> Iterator[Finding]:
-    """What SLURM's settings mean for a run."""
+    """Yield the findings on SLURM's settings."""
     version = tuple(int(part) for part in view.settings.version.split(".")[:2] if part.isdecimal())
     if len(version) == 2 and version < OLDEST:
         yield Finding(
@@ -145,7 +145,7 @@ def _absent_partitions(view: SlurmView) -> Iterator[Finding]:
 
 
 def _misfits(view: SlurmView) -> Iterator[Finding]:
-    """Why the partitions of the request don't fit it; one of several that fits is enough."""
+    """Yield the findings on partitions that don't fit the request, unless one of them fits."""
     misfits = [list(_misfits_of(view, partition)) for partition in view.chosen if view.is_typed]
     if all(misfits):
         yield from itertools.chain(*misfits)

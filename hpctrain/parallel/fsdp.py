@@ -29,7 +29,7 @@ from hpctrain.phrases import counted, listed
 BROADCAST_BYTES = 250 << 20
 """The size in bytes of the pieces in which buffers are sent; DDP's own."""
 MIXED = "mixed torch.Tensor and DTensor"
-"""What torch says of an operation on a shard and a whole tensor."""
+"""In torch's error on an operation with a shard and a whole tensor."""
 LARGE_BYTES = 100 << 20
 """Weights of one rank that are worth a warning if they are gathered at once."""
 SHOWN_REPLICAS = 4
@@ -44,8 +44,9 @@ log = logging.getLogger("hpctrain.train")
 class ShardedLossModule(LossModule):
     """The root of a sharded model: gathers what belongs to no block while a whole loss or evaluation is computed.
 
-    Calling it is collective: each block gathers its weights from the ranks that share a replica. As DDP does, a call
-    that computes gradients begins with rank zero's buffers on every rank.
+    FSDP2 wraps the loss, and not the model: a task may call parts of the model, or its methods, and would find shards
+    there. Calling it is collective: each block gathers its weights from the ranks that share a replica. As DDP does, a
+    call that computes gradients begins with rank zero's buffers on every rank.
 
     Args:
         module: whose blocks are sharded already.
@@ -108,7 +109,7 @@ class ShardedLossModule(LossModule):
             return nn.Module.__call__(self, compute)
 
     def _versions(self) -> list[int | None]:
-        """How often torch has changed each weight that is gathered as long as the model is called."""
+        """Return torch's version counter of each weight that is gathered as long as the model is called."""
         weights = (parameters[name] for _, parameters, name in self._places)
         return [None if weight is None else weight._version for weight in weights]
 
@@ -130,7 +131,7 @@ class ShardedLossModule(LossModule):
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """Inside the context, without gradients, the model itself may be called; collective, as are these calls."""
+        """Context manager in which the model itself may be called without gradients; collective, as are the calls."""
         root = cast(FSDPModule, self)
         root.unshard()
         try:

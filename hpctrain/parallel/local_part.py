@@ -1,6 +1,6 @@
 """The part of a tensor that this rank holds: of a sharded one its shard, of any other all of it.
 
-Importing torch's DTensor takes half a second, which runs without a mesh are spared: until somebody has imported it, no
+Importing torch's DTensor takes half a second, which runs without a mesh are spared: until the module is imported, no
 tensor can be one.
 """
 

@@ -117,7 +117,7 @@ class TrainingWorld(World):
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """How the ranks of an attempt share the model.
+    """Mesh in which the ranks of an attempt share the model.
 
     Attributes:
         shape: its degrees.

@@ -1,4 +1,4 @@
-"""Where in a whole tensor the part of this rank is, and which ranks hold the same one."""
+"""Layout of a sharded tensor: the part that this rank holds, and the ranks that hold the same one."""
 
 from __future__ import annotations
 

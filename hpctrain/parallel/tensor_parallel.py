@@ -28,7 +28,8 @@ class FusedColumnwise(ParallelStyle):
 
     `ColwiseParallel` would give the first ranks all queries. With this style, each rank has its own rows of each
     matrix, in the same order: of `nn.Linear(width, 3 * width)` the queries, keys and values of its own heads. The input
-    is the same on all ranks; the result is a plain tensor with this rank's features.
+    is the same on all ranks; the result is a plain tensor with this rank's features. The rows aren't reordered by head,
+    which would change the meaning of existing checkpoints, and the initial weights.
 
     Args:
         parts: number of matrices.
@@ -79,7 +80,7 @@ class FusedColumnwise(ParallelStyle):
 
 
 def find_plan(model: nn.Module, task: object, ranks: int) -> Mapping[str, ParallelStyle]:
-    """Return the plan of the task, or else that of the model.
+    """Return the plan of the task, or else that of the model; none is guessed: a wrong one computes something else.
 
     Args:
         model: of the training.
@@ -105,7 +106,8 @@ def find_plan(model: nn.Module, task: object, ranks: int) -> Mapping[str, Parall
 def divide(model: nn.Module, plan: Mapping[str, ParallelStyle], mesh: DeviceMesh) -> None:
     """Divide the layers of a model by a plan, in place; collective if its parameters have values.
 
-    Parameters stay frozen, and those that modules share stay shared. From then on, cross-entropy of logits whose
+    Parameters stay frozen, and those that modules share stay shared. Those that the plan doesn't name stay plain: as
+    DTensors, they would meet plain inputs in their modules, which fails. From then on, cross-entropy of logits whose
     classes are divided among ranks is computed without gathering them.
 
     Args:

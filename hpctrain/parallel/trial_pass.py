@@ -53,7 +53,7 @@ def buffers_and_rng_restored(model: nn.Module, world: World) -> Iterator[None]:
 
 @contextmanager
 def training_pass_undone(model: nn.Module, world: World, *, compiled: bool) -> Iterator[None]:
-    """As `buffers_and_rng_restored`; also restore the parameters that require no gradient when the context begins.
+    """Do as `buffers_and_rng_restored`, and restore the parameters that require no gradient when the context begins.
 
     Args:
         model: that the passes go through.

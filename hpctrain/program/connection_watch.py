@@ -37,6 +37,8 @@ log = logging.getLogger("hpctrain.program")
 class ConnectionWatch:
     """Watches, on rank zero, whether another rank connects to its program, and warns once if none does.
 
+    It only warns: a connection may come later, and independent ranks need none.
+
     Args:
         rank: any rank; only rank zero of several is watched.
         root: the first process of its program.

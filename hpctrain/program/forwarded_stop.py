@@ -22,7 +22,8 @@ ORPHAN_S = 2.0
 class ForwardedStop:
     """Passes a stop on to a program.
 
-    Its first process gets the signal. If that one doesn't handle it, it would die at once and leave its programs
+    Its first process gets the signal, and not its whole group: DataLoader workers would die while the program saves. If
+    that one doesn't handle it, it would die at once and leave its programs
     behind. So those below it that handle the signal get it first, and the others only once these have ended. A shell
     passes it on to all that it runs, and is suspended until then: it would run the next command of its script,
     although the one before was interrupted. Other programs aren't suspended: they may read what their children write.

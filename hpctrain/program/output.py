@@ -62,7 +62,8 @@ _BARE = re.compile(r"RuntimeError: (Connection reset by peer|Broken pipe|Socket 
 class ProgramOutput:
     """The output of a program; if it goes to a file, a thread of this process writes it.
 
-    If the program wrote to the file itself, a full disk would make its next print fail.
+    If the program wrote to the file itself, a full disk would make its next print fail, and the lines that are lost
+    couldn't be counted.
 
     Attributes:
         writer: the descriptor that the program gets as standard output and error.
@@ -218,7 +219,7 @@ def _first_of_chain(lines: Sequence[str], start: int, starts: Sequence[int]) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramEnd:
-    """How a program ended.
+    """End of a program: its exit code, and what was asked of it or reported by it before.
 
     Attributes:
         code: its exit code; the negative number of a signal that killed it.
@@ -254,7 +255,7 @@ class ProgramEnd:
 
 @dataclass(frozen=True, slots=True)
 class ProgramOutcome:
-    """What the end of a program means: fields of its exit record."""
+    """Meaning of a program's end: fields of its exit record."""
 
     reason: Reason
     message: str = ""
@@ -274,6 +275,7 @@ def outcome_of(end: ProgramEnd, output: str, run: ProgramRun, world_size: int) -
     if end.cut_short:
         return ProgramOutcome(Reason.INTERRUPTED, "ended at once by a second Ctrl-C, without a save")
     was_stopped = end.stop_signal is not None or end.stopping != ""
+    # after a stop, 0 doesn't mean that the run is complete: a program that has saved usually exits so
     code_counts = not was_stopped or run.on_stop == "exit_code"
     if end.done or (end.code == 0 and code_counts):
         return ProgramOutcome(Reason.COMPLETED)

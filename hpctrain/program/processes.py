@@ -340,7 +340,7 @@ def _ignore_signals() -> None:
 
 @dataclass(frozen=True, slots=True)
 class ProgramStacks:
-    """What is known of where a program is.
+    """Stacks of a program's processes, and the position that they show.
 
     Attributes:
         text: the processes, and the stacks of those that wrote them.
@@ -361,7 +361,7 @@ class ProgramStacks:
             reporters: numbers of the processes that write stacks when they get SIGUSR1.
             folder: of the session, in which they write them.
         """
-        # as a number of another namespace, in a container, it could be anybody's
+        # in a container, the number belongs to another namespace, and could be that of any process here
         reporting = [process for process in (root, *root.descendants()) if process.pid in {*reporters}]
         # it would kill one that has replaced itself by another program
         processes = [process for process in reporting if process.handles(signal.SIGUSR1)]

@@ -1,4 +1,4 @@
-"""What a program reports: events that it writes into a named pipe, and what rank zero records of them."""
+"""Reports of a program: events that it writes into a named pipe, and the records that rank zero makes of them."""
 
 from __future__ import annotations
 
@@ -101,6 +101,9 @@ def _metrics(metrics: object) -> dict[str, float] | None:
 class EventPipe:
     """The pipe of a session, which this process keeps open so that programs may come and go.
 
+    It is a named one: subprocess and torchrun close inherited descriptors. It works for children of children, in
+    containers that mount the folder, and from other languages.
+
     Args:
         folder: of the session.
 
@@ -149,14 +152,14 @@ class EventPipe:
 
 @dataclass(slots=True)
 class ProgramProgress:
-    """What the processes of one rank have reported so far.
+    """Progress of one rank's processes, as they have reported it so far.
 
     Attributes:
         started: whether a session has begun.
         step: completed steps, as the lowest rank among them reported last.
         first_step: the first reported one; None before it.
         total_steps: of the whole run, if reported.
-        done: whether the program said that the run is complete.
+        done: whether the program called `session.done()`: the run is complete.
         stopping: why the program is stopping by itself; empty if it isn't.
         changes: how often it made progress.
         reporters: the processes that began a session.
@@ -347,7 +350,7 @@ class Records:
     def _repeats(self, step: int, reporter: Process | None) -> bool:
         """Whether a process has taken the place of one that has ended, and repeats steps after the newest save.
 
-        One that torchrun has started again does so. One that evaluates runs beside the one that trains, or evaluates
+        One that torchrun has started again does so. One that evaluates runs while the other trains, or evaluates
         what is saved.
         """
         if self._reporter is None or reporter is None or reporter.pid == self._reporter.pid or self._reporter.alive:

@@ -1,4 +1,8 @@
-"""A program as the work of a rank's process: set up, run the program, and write the exit record."""
+"""A program as the work of a rank's process: set up, run the program, and write the exit record.
+
+The program is a child, and doesn't replace this process: then no exit record would be written after a crash, and no
+process would notice a hang.
+"""
 
 from __future__ import annotations
 

@@ -236,15 +236,15 @@ class LoadingStop:
         stop = self._stop
         try:
             # once: a second signal must not interrupt what the dataset does to end its read
-            stop.on_signal = self._interrupt
+            stop.call_on_signal(self._interrupt)
             if stop.pending:
                 self._interrupt()
             return fetch(request)
         finally:
-            stop.on_signal = None
+            stop.call_on_signal(None)
 
     def _interrupt(self) -> None:
-        self._stop.on_signal = None
+        self._stop.call_on_signal(None)
         raise StopWhileLoading
 
     def _key(self) -> str:

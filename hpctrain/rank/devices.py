@@ -27,7 +27,7 @@ from hpctrain.run.process import boot_id
 
 TOPIC = "devices"
 HIDDEN = re.compile(r"No CUDA GPUs are available|Found no NVIDIA driver|no CUDA-capable device is detected")
-"""What torch says where a container or a job step has no GPUs, although the driver's list in /proc shows the node's."""
+"""torch's errors where a container or a job step has no GPUs, although the driver's list in /proc shows the node's."""
 
 log = logging.getLogger("hpctrain.train")
 
@@ -71,7 +71,7 @@ class RankDevices:
     Attributes:
         rank: that has them.
         host: the name of its machine.
-        machine: tells machines with the same name apart.
+        machine: distinguishes machines with the same name.
         gpus: their addresses on the PCI bus, such as ``0000:17:00.0``; empty on the CPU. The slices of a GPU that
             NVIDIA's MIG makes have the same address, and NCCL takes them for the same GPU.
         name: of the first GPU.
@@ -120,7 +120,7 @@ class RankDevices:
 
 @dataclass(frozen=True, slots=True)
 class DeviceConflict:
-    """Why the devices of the ranks aren't compatible.
+    """Conflict between the devices of ranks.
 
     Attributes:
         ranks: that report it, and to which the others point.
@@ -314,7 +314,7 @@ def _refuse_missing_gpus(gpus_per_node: int | None, *, is_rank_zero: bool) -> No
 
 
 def _driver_error() -> str:
-    """What the driver says; empty if it says nothing."""
+    """Return the first line of the driver's error; empty if CUDA can be initialised."""
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     except Exception as error:  # whatever a broken driver raises is the answer

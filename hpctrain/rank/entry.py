@@ -29,7 +29,7 @@ from hpctrain.terminal import VisibleFormatter, can_redraw, visible
 
 
 class Workload(Protocol):
-    """What a rank's process does: it trains, or runs the user's program."""
+    """Work of a rank's process: a training, or a program of the user's."""
 
     @property
     def config(self) -> RunConfig:

@@ -1,4 +1,7 @@
-"""Messages between ranks as bytes, read without executing them: JSON, or a state in the format of `torch.save`."""
+"""Messages between ranks as bytes, read without executing them: JSON, or a state in the format of `torch.save`.
+
+Never a plain pickle, as torch's collectives for objects send: an intruder in the place of a rank could run code.
+"""
 
 from __future__ import annotations
 

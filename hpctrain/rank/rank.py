@@ -85,7 +85,7 @@ class Member:
 
     @property
     def stacks_request(self) -> Path:
-        """Where requests for stacks are left."""
+        """The file by which other processes request stacks."""
         return self.directory.stacks_request(self.attempt)
 
     def describe(self, step: int) -> str:
@@ -180,7 +180,7 @@ class Rank:
 
     @property
     def why_ended(self) -> str:
-        """Why the run was completed before its last step; empty if it wasn't."""
+        """The reason for which the run was completed before its last step; empty if it wasn't."""
         return self.running.why_ended if self.running is not None else ""
 
     @property
@@ -190,12 +190,12 @@ class Rank:
 
     @property
     def communication_error(self) -> str:
-        """What NCCL has reported about this rank's communicator; empty if nothing."""
+        """The error that NCCL has reported about this rank's communicator; empty without one."""
         return "" if self.world is None else self.world.communication_error()
 
     @property
     def superseded(self) -> bool:
-        """Whether a later attempt owns the run; False while the attempt is unknown or the file system can't tell."""
+        """Whether a later attempt owns the run; False while the attempt is unknown or the file system fails."""
         if self.member is None:
             return False
         try:
@@ -215,7 +215,7 @@ class Rank:
 
     @property
     def stacks_request(self) -> Path | None:
-        """Where requests for stacks are left, once its attempt is known."""
+        """The file by which other processes request stacks, once its attempt is known."""
         return None if self.member is None else self.member.stacks_request
 
     @property
@@ -236,7 +236,7 @@ class Rank:
     ) -> None:
         """Write the exit record, if the attempt is known; an error of the file system is only logged.
 
-        `attempt.outcome.Outcome.of_attempt` reads the records of all ranks, and says how the attempt ended.
+        `attempt.outcome.Outcome.of_attempt` reads the records of all ranks, and derives how the attempt ended.
 
         Args:
             reason: why this rank ends.

@@ -56,7 +56,9 @@ def meet(
     """Open the store that all ranks of this attempt share, and find out that they are its ranks; collective.
 
     With `env://`, ranks of one machine meet at a file, in a folder that rank zero makes and no other user can enter.
-    Its name follows from secret and token. Once all ranks have opened the file, rank zero removes it.
+    Its name follows from secret and token. Once all ranks have opened the file, rank zero removes it. Every user of the
+    machine could connect to a port, even of the loopback interface. The file isn't in the run directory: NFS shows new
+    values to other nodes seconds later, and gloo waits for dozens of them when it starts.
 
     On several machines, rank zero listens on the first free one of the environment's candidate ports and proves there
     that it knows the secret. The other ranks try the candidates in turn, on each node that may be rank zero's, and use
@@ -159,6 +161,8 @@ def _open(
 def _open_on_port(
     environment: ClusterEnvironment, url: SplitResult, handshake: Handshake, timeout_s: float
 ) -> tuple[Store, bytes]:
+    # Derived ports, and not port 0 with its number in a file: on a network file system, the others see that seconds
+    # later. Several, since retries of the attempt with one port would all fail where another program keeps it.
     addresses, ports = environment.address_candidates, environment.port_candidates
     if url.scheme == "tcp":
         assert url.hostname is not None
@@ -322,7 +326,7 @@ def share_refusal(store: Store, topic: str, why: str, num_others: int) -> None:
     Args:
         store: that the ranks share.
         topic: what may be refused; each only once.
-        why: the refusal; empty if there is none, for which nobody waits.
+        why: the refusal; empty if there is none, and then this doesn't wait.
         num_others: number of the other ranks.
     """
     store.set(f"hpctrain/refusal/{topic}", why)
@@ -333,7 +337,7 @@ def share_refusal(store: Store, topic: str, why: str, num_others: int) -> None:
 
 
 def read_refusal(store: Store, topic: str) -> str:
-    """Wait for what rank zero says, and return it: empty if it refuses nothing; collective with `share_refusal`.
+    """Wait for rank zero's decision, and return its refusal, empty without one; collective with `share_refusal`.
 
     Args:
         store: that the ranks share.

@@ -1,8 +1,11 @@
 """Authentication of the ranks: a handshake by a shared secret, then a store that takes only their values.
 
-torch's TCPStore serves whoever connects: anyone may list, read, replace and delete its keys. So nothing in it counts
-unless it carries a message authentication code (HMAC-SHA256, RFC 2104) of a rank that knows the secret. The handshake
-is the mutual challenge and response of ISO/IEC 9798-4; its nonces make the values of an earlier attempt worthless.
+torch's TCPStore listens on all interfaces and serves every client, which may list (since torch 2.13), read, replace and
+delete its keys. In a test, another account took the place of rank 1. So nothing in it counts unless it carries a
+message authentication code (HMAC-SHA256, RFC 2104) of a rank that knows the secret. An intruder can still read values,
+and prevent a start. The handshake is the mutual challenge and response of ISO/IEC 9798-4; its nonces make the values of
+an earlier attempt worthless, although a user's secret stays the same. A store of our own that authenticates connections
+would be a Python server in the background of rank zero's training, for which NCCL's threads would wait.
 """
 
 from __future__ import annotations
@@ -65,7 +68,7 @@ class SealedStore(Store):
         self._seal = seal
 
     def unsealed(self) -> PrefixStore:
-        """The inner store under a prefix that only the ranks can derive, though whoever connects can list it."""
+        """The inner store under a prefix that only the ranks can derive, though every client can list it."""
         return PrefixStore(self._seal.mac("prefix").hex(), self.inner)
 
     def set(self, key: str, value: bytes | str) -> None:

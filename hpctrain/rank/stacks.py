@@ -26,7 +26,7 @@ _THREAD = 4
 _WAITING = ("/torch/distributed/", "/torch/nn/parallel/distributed.py", "/hpctrain/parallel/", "/hpctrain/rank/")
 """Parts of the paths of modules whose innermost call waits for other ranks."""
 _OWN = tuple(f"/hpctrain/rank/{name}.py" for name in ("entry", "rank", "stacks", "watchdog"))
-"""Modules beside those that attend to this process alone."""
+"""Modules of `rank` that never wait for other ranks."""
 _BACKWARD = "/torch/autograd/graph.py"
 """DDP waits for the other ranks' gradients in this module, in C++ frames that Python doesn't show."""
 
@@ -123,7 +123,7 @@ class StackTimer:
     """Writes the stack of the thread that creates it to standard error, unless it is postponed in time.
 
     The kernel signals that thread (timer_create(2)), which writes its own stack. `faulthandler.dump_traceback_later`
-    is not for this: its thread reads the frames of all others while they run. In a process that goes on after it was
+    is not for this: its thread reads the frames of all others while they run. In a process that continues after it was
     suspended (SIGSTOP, `scontrol suspend`), that timer has expired meanwhile, and some of them died of it with SIGSEGV.
 
     If it isn't postponed within another `ENDS_AFTER_S` either, the process ends by SIGALRM. These seconds begin when

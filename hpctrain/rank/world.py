@@ -172,7 +172,7 @@ class World:
             group = dist.group.WORLD
             assert group is not None
             error = group._get_backend(self.device).get_error()
-        except Exception:  # the group ended meanwhile, or this version of torch doesn't report it: the watchdog goes on
+        except Exception:  # the group ended meanwhile, or this version of torch doesn't report it
             return ""
         return "" if error.name == "SUCCESS" else str(error.name)
 

@@ -302,6 +302,8 @@ KEEP_BEST = "checkpoint.keep_best"
 class BestCheckpoint:
     """The best of a run's checkpoints.
 
+    If a better evaluation has no checkpoint, that is a warning: scripts of runs with keep_best=0 use the best on disk.
+
     Attributes:
         info: the checkpoint with the best score; None if none has a score.
         warning: if the checkpoint of the best evaluation isn't on disk, a line on that; else empty.

@@ -1,4 +1,7 @@
-"""The secret by which the ranks of an attempt recognise each other; only their user can read it."""
+"""The secret by which the ranks of an attempt recognise each other; only their user can read it.
+
+It is a file, and not a variable of the environment, which users print into logs that others may read.
+"""
 
 from __future__ import annotations
 

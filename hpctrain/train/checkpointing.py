@@ -168,6 +168,8 @@ class Checkpointing:
         if self._world.is_rank_zero:
             self._write_evaluation(step, means)
         if self._keeps_best and self._world.broadcast(among_the_best):
+            # saved at once: with saves by time, no checkpoint would have these weights. Not every evaluation is saved,
+            # since most aren't among the best.
             self.best_step = step
 
     def _write_evaluation(self, step: int, means: Mapping[str, float]) -> None:

@@ -1,6 +1,7 @@
 """The files of a rank in a sharded checkpoint, and their description for torch.distributed.checkpoint (DCP).
 
-hpctrain never reads the description, a pickle of DCP's `Metadata` as `FileSystemWriter.finish` of torch 2.13 writes it.
+Other programs can read the files by DCP. hpctrain never reads the description, a pickle of DCP's `Metadata` as
+`FileSystemWriter.finish` of torch 2.13 writes it.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class WrittenFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Envelope:
-    """What torch.save writes around the elements of a tensor; the same for all tensors of one dtype and shape.
+    """Bytes that torch.save writes around the elements of a tensor; the same for all tensors of one dtype and shape.
 
     Attributes:
         before: bytes before the elements.
@@ -154,7 +155,7 @@ def encode_metadata(tensors: Mapping[str, IndexedTensor], paths: Mapping[str, tu
 
     Args:
         tensors: by name.
-        paths: where each tensor is in nested dicts: names have dots in them, so that DCP couldn't tell.
+        paths: where each tensor is in nested dicts: names have dots in them, from which DCP couldn't derive it.
     """
     described: dict[str, STORAGE_TYPES] = {}
     stored: dict[MetadataIndex, _StorageInfo] = {}

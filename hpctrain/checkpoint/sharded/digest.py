@@ -1,10 +1,11 @@
 """The digest of a model's weights that doesn't depend on how ranks share them.
 
+A SHA-256 needs all elements in order, and so in one process. A sum can be divided.
 Each rank adds up its own elements, each times a number that depends on its place in the whole tensor; the sums of all
 ranks are added, modulo 2^64. Any division of a tensor into boxes gives the same sums. The keys of places are those of
 splitmix64 (Steele, Lea and Flood, OOPSLA 2014), made odd, one for each index of each dimension; that of an element is
 their product. Two such sums make 128 bits. They find accidental differences, such as a flipped bit, exchanged rows or a
-wrong update; they don't protect against somebody who looks for weights with the same sums.
+wrong update; they don't protect against an attacker who searches for weights with the same sums.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from hpctrain.checkpoint.host_memory import element_bytes
 from hpctrain.checkpoint.sharded.chunk_file import Chunk
 
 PREFIX = "sum128:"
-"""Begins such a digest, so that nobody takes it for the SHA-256 of a whole checkpoint's weights."""
+"""Begins such a digest, to distinguish it from the SHA-256 of a whole checkpoint's weights."""
 LANES = 2
 MODULUS = 1 << 64
 _BLOCK_ELEMENTS = 1 << 17

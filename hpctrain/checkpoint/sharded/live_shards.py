@@ -66,7 +66,7 @@ PartCache: TypeAlias = dict[tuple[Path, tuple[int, ...], Hashable], tuple[tuple[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedSnapshot(Snapshot):
-    """What one rank writes of a checkpoint, in host memory.
+    """One rank's part of a checkpoint, in host memory.
 
     Attributes:
         model: of each part that this rank writes, by its key, its elements; also of optimizer states and averages.
@@ -211,7 +211,7 @@ class LiveShards(LiveState):
 
     @property
     def _stage_group(self) -> int:
-        """Which of the groups of ranks with the same stages this rank belongs to."""
+        """Number of this rank's group among the groups of ranks with the same stages."""
         return self.world.rank // self._group_size
 
     @property
@@ -233,9 +233,9 @@ class LiveShards(LiveState):
         return states
 
     def _trees(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        """What rank zero writes into `state.pt`: optimizer, state, and what of the model isn't a tensor.
+        """Return rank zero's part of `state.pt`: optimizer, state, and entries of the model that aren't tensors.
 
-        The first rank of each further position in a pipeline tells rank zero the states of its parameters.
+        The first rank of each further position in a pipeline sends rank zero the states of its parameters.
         """
         if not self.world.is_rank_zero:
             return self._marked_optimizers() if self.world.share.leads else {}, asdict(self.head), {}

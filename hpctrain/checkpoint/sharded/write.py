@@ -40,7 +40,8 @@ class ShardedWriter:
     """Writes the snapshots of all ranks into one directory; each call is collective over the ranks' writing threads.
 
     Rank zero makes the directory, collects what the others wrote, and publishes it. Nothing is published unless all
-    ranks have written their parts.
+    ranks have written their parts. No model is gathered on rank zero: memory and time would grow with it. DCP's own
+    writer has no checksums, unpickles what other ranks send, and doesn't publish a save in one rename.
 
     Args:
         directory: of the run.
@@ -92,7 +93,7 @@ class ShardedWriter:
         return self._world.size * sum(chunk.tensor.nbytes for chunk in snapshot.chunks)
 
     def _write_part_of(self, snapshot: ShardedSnapshot | Exception) -> None:
-        """Write this rank's part where rank zero says, and wait for the end of the save."""
+        """Write this rank's part into rank zero's directory, and wait for the end of the save."""
         if (path := self._world.broadcast(None)) is not None:
             self._world.gather(self._try_to_write(snapshot, Path(path)))
         if problem := self._world.broadcast(None):

@@ -1,4 +1,4 @@
-"""Which modules of a model each stage of a pipeline has."""
+"""Division of a model's modules into the stages of a pipeline."""
 
 from __future__ import annotations
 

@@ -24,7 +24,8 @@ def passes_of(position: int, degree: int, stages_per_rank: int, num_micro_batche
 
     After some forward passes, each further one is followed by a backward pass, so that a rank keeps the activations of
     a few micro-batches only. The orders are those of `Schedule1F1B` and `ScheduleInterleaved1F1B` of
-    torch.distributed.pipelining (Narayanan et al. 2021), but for any number of micro-batches.
+    torch.distributed.pipelining (Narayanan et al. 2021), but for any number of micro-batches. Zero-bubble schedules
+    divide the backward pass by private functions of torch, and aren't used.
 
     Args:
         position: of the rank in the pipeline, from 0 for the model's first layers.

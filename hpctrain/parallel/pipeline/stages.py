@@ -173,7 +173,8 @@ class _StageDone(BaseException):
 class Stages:
     """The stages of this rank.
 
-    The model keeps all of its modules, so that names, parameter groups and checkpoints are those of the whole model.
+    The model keeps all of its modules, so that names, parameter groups and checkpoints are those of the whole model:
+    any mesh can resume from them.
     Parameters and buffers that only other ranks have stay on the `meta` device, without memory. During the pass of a
     stage, placeholders take the places of the modules that this stage doesn't have.
 
@@ -212,7 +213,7 @@ class Stages:
 
     @contextmanager
     def absent_set_aside(self) -> Iterator[None]:
-        """Inside the context, the model lacks the parameters and buffers that only other ranks have."""
+        """Context manager that takes out of the model the parameters and buffers that only other ranks have."""
         aside = []
         for path, module in self.model.named_modules(remove_duplicate=False):
             prefix = f"{path}." if path else ""
@@ -329,7 +330,7 @@ class Stages:
 
 @contextmanager
 def forward_replaced(model: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Inside the context, calls of a module call another function in the place of its forward."""
+    """Context manager that replaces a module's forward by another function."""
     override = vars(model).get("forward")
     model.forward = forward
     try:
