@@ -28,8 +28,7 @@ class FusedColumnwise(ParallelStyle):
 
     `ColwiseParallel` would give the first ranks all queries. With this style, each rank has its own rows of each
     matrix, in the same order: of `nn.Linear(width, 3 * width)` the queries, keys and values of its own heads. The input
-    is the same on all ranks; the result is a plain tensor with this rank's features. The rows aren't reordered by head,
-    which would change the meaning of existing checkpoints, and the initial weights.
+    is the same on all ranks; the result is a plain tensor with this rank's features.
 
     Args:
         parts: number of matrices.
@@ -70,6 +69,7 @@ class FusedColumnwise(ParallelStyle):
 
     def _cut(self, weight: Tensor, mesh: DeviceMesh) -> DTensor:
         """Return this rank's rows of each matrix."""
+        # not rows in the order of heads: existing checkpoints and initial weights would have another meaning
         placement: Placement = _StridedShard(0, split_factor=self.parts)
         parts = weight.view(self.parts, mesh.size(), -1, weight.shape[1])
         rows = parts[:, mesh.get_local_rank()].flatten(0, 1)
