@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hpctrain.checkpoint.host_memory import HostMemory
-from hpctrain.checkpoint.state import CHANGED_BUFFERS, NAMED, PlainNames, names_by_id, parameter_names
+from hpctrain.checkpoint.state import CHANGED_BUFFERS, NAMED, PlainNames, by_name, names_by_id, parameter_names
 from hpctrain.checkpoint.stored_tensor import StoredTensor
 from hpctrain.data.micro_batch import map_tensors
 from hpctrain.errors import CheckpointError
@@ -63,23 +63,22 @@ def _restore_optimizers(
     optimizers: torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer],
     changed: Collection[str] | Mapping[str, Collection[str]],
 ) -> None:
-    # the only optimizer has the name ''
-    by_name = optimizers if isinstance(optimizers, Mapping) else {"": optimizers}
-    options = changed if isinstance(changed, Mapping) else {"": changed}
+    named = by_name(optimizers)
+    options: Mapping[str, Collection[str]] = by_name(changed)
     states, saved_names = saved["optimizers"], saved["parameters"]
     if NAMED in states and "param_groups" not in states:
         states = states[NAMED]
     else:
         states, saved_names = {"": states}, {"": saved_names}
-    if states.keys() != by_name.keys():
+    if states.keys() != named.keys():
         there = "one optimizer without a name" if "" in states else f"the optimizers {listed(states)}"
-        here = "one" if "" in by_name else listed(by_name)
+        here = "one" if "" in named else listed(named)
         raise CheckpointError(
             f"the checkpoint has {there}, the configuration has {here}. Resume with the optimizers "
             "that were saved, or start a new run from its weights with init_from"
         )
     names = names_by_id(model)
-    for name, optimizer in by_name.items():
+    for name, optimizer in named.items():
         try:
             restore_optimizer(
                 optimizer,
@@ -96,11 +95,10 @@ def _restore_scalers(
     saved: Mapping[str, Any], scalers: torch.amp.GradScaler | Mapping[str, torch.amp.GradScaler]
 ) -> None:
     states = saved["scaler"] or {}
-    by_name = scalers if isinstance(scalers, Mapping) else {"": scalers}
     # of the only loss, the state is saved as it is; of several, by name
     is_named = all(isinstance(value, Mapping | None) for value in states.values())
     states = states if is_named else {"": states}
-    for name, scaler in by_name.items():
+    for name, scaler in by_name(scalers).items():
         if not scaler.is_enabled():
             continue
         if state := states.get(name):
@@ -353,17 +351,14 @@ def _local_copy(saved: StoredTensor, memory: HostMemory, parameter: Tensor | Non
         return memory.empty_like(form) if device.type == "cpu" else torch.empty_like(form, device=device)
 
     if parameter is None or not is_dtensor(parameter):
-        part = empty(saved.shape)
-        saved.copy_into(part, Region.whole(saved.shape))
-        return part
-    # only where a mesh is: it imports torch's DTensor, which takes half a second
-    from hpctrain.parallel.sharded_tensor import local_sizes, pieces_like, placed_like
+        copy = empty(saved.shape)
+    else:
+        # only where a mesh is: it imports torch's DTensor, which takes half a second
+        from hpctrain.parallel.sharded_tensor import local_sizes, pieces_like, placed_like
 
-    pieces = pieces_like(parameter, saved.shape)
-    part = empty(local_sizes(pieces))
-    for piece in pieces:
-        saved.copy_into(part[piece.place.slices()], piece.region)
-    return placed_like(part, parameter, saved.shape)
+        copy = placed_like(empty(local_sizes(pieces_like(parameter, saved.shape))), parameter, saved.shape)
+    copy_saved(copy, saved)
+    return copy
 
 
 def describe_difference(what: str, names: Iterable[str]) -> list[str]:

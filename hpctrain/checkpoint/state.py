@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,14 @@ from hpctrain.checkpoint.host_memory import HostCopy, element_bytes, sharing_key
 from hpctrain.checkpoint.page_locked import PageLockedMemory
 from hpctrain.run.evaluation import Score
 
+T = TypeVar("T")
 NAMED = "named"
 """Key of the states of several optimizers; a single one's state dict has no such key."""
+
+
+def by_name(one_or_several: T | Mapping[str, T]) -> Mapping[str, T]:
+    """Return several optimizers or scalers as they are; the name of a single one is ''."""
+    return one_or_several if isinstance(one_or_several, Mapping) else {"": one_or_several}
 
 
 class Stateful(Protocol):
@@ -186,7 +192,7 @@ class LiveState:
     @property
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
         """All optimizers."""
-        return tuple(self.optimizer.values()) if isinstance(self.optimizer, Mapping) else (self.optimizer,)
+        return tuple(by_name(self.optimizer).values())
 
     def missing_bytes(self, page_locked: PageLockedMemory) -> int:
         """Return the host memory that a copy still needs, beyond what is page-locked already; nothing is copied.
@@ -246,21 +252,15 @@ class LiveState:
         return names_by_id(self.model)
 
     def _other_state(self) -> dict[str, Any]:
-        optimizers, scalers = self.optimizer, self.scaler
-        names: object
-        if isinstance(optimizers, Mapping):
-            names = {name: parameter_names(self._names, optimizer) for name, optimizer in optimizers.items()}
-        else:
-            names = parameter_names(self._names, optimizers)
-        scales: object = None
-        if isinstance(scalers, Mapping):
-            scales = {name: scaler.state_dict() or None for name, scaler in scalers.items()}
-        elif scalers is not None:
-            scales = scalers.state_dict() or None
+        optimizers = by_name(self.optimizer)
+        names = {name: parameter_names(self._names, optimizer) for name, optimizer in optimizers.items()}
+        scalers = by_name(self.scaler)
+        scales = {name: scaler and (scaler.state_dict() or None) for name, scaler in scalers.items()}
         return {
             **asdict(self.head),
-            "scaler": scales,
-            "parameters": names,
+            # of a single optimizer or scaler, without a name
+            "scaler": scales.get("", scales),
+            "parameters": names.get("", names),
             "rng": list(self.rng),
             "extra": dict(self.extra),
         }

@@ -18,6 +18,7 @@ from hpctrain.checkpoint.state import (
     LiveState,
     PlainNames,
     Snapshot,
+    by_name,
     parameter_names,
     placed_tensors,
     tensors_in,
@@ -223,13 +224,11 @@ class LiveShards(LiveState):
     def _states(self) -> list[tuple[Path, Mapping[str, Any]]]:
         """The state of each parameter in each optimizer, and its path."""
         states: list[tuple[Path, Mapping[str, Any]]] = []
-        several = isinstance(self.optimizer, Mapping)
-        optimizers = self.optimizer if isinstance(self.optimizer, Mapping) else {"": self.optimizer}
-        for name, optimizer in optimizers.items():
+        for name, optimizer in by_name(self.optimizer).items():
             names = list(chain.from_iterable(parameter_names(self._names, optimizer)))
             for index, state in optimizer.state_dict()["state"].items():
                 parameter = names[index] if isinstance(index, int) and index < len(names) else ""
-                states.append((("optimizer", *((name,) if several else ()), "state", parameter or str(index)), state))
+                states.append((("optimizer", *([name] if name else []), "state", parameter or str(index)), state))
         return states
 
     def _trees(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:

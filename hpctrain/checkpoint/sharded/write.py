@@ -76,31 +76,7 @@ class ShardedWriter:
         if not self._world.is_rank_zero:
             self._write_part_of(snapshot)
             return None
-        failed: Exception | None = None
-        try:
-            return self._publish(snapshot)
-        except Exception as error:
-            failed = error
-            raise
-        finally:
-            # the other ranks wait for it: their buffers belong to this save until it is over
-            self._world.broadcast("" if failed is None else str(failed) or type(failed).__name__)
-
-    def size_of(self, snapshot: ShardedSnapshot | Exception) -> int:
-        """Return about how many bytes the checkpoint takes, as if each rank wrote as much as this one."""
-        if isinstance(snapshot, Exception):
-            return 0
-        return self._world.size * sum(chunk.tensor.nbytes for chunk in snapshot.chunks)
-
-    def _write_part_of(self, snapshot: ShardedSnapshot | Exception) -> None:
-        """Write this rank's part into rank zero's directory, and wait for the end of the save."""
-        if (path := self._world.broadcast(None)) is not None:
-            self._world.gather(self._try_to_write(snapshot, Path(path)))
-        if problem := self._world.broadcast(None):
-            raise CheckpointError(problem, elsewhere=True)
-
-    def _publish(self, snapshot: ShardedSnapshot | Exception) -> Path:
-        is_announced = False
+        is_announced, problem = False, ""
         try:
             if isinstance(snapshot, Exception):
                 raise snapshot
@@ -114,9 +90,27 @@ class ShardedWriter:
                     raise CheckpointError("; ".join(problems))
                 self._finish(snapshot, temporary, gathered)
                 return publish(temporary, self._directory.checkpoint(snapshot.step), self._claim)
+        except Exception as error:
+            problem = str(error) or type(error).__name__
+            raise
         finally:
             if not is_announced:
                 self._world.broadcast(None)
+            # the other ranks wait for it: their buffers belong to this save until it is over
+            self._world.broadcast(problem)
+
+    def size_of(self, snapshot: ShardedSnapshot | Exception) -> int:
+        """Return about how many bytes the checkpoint takes, as if each rank wrote as much as this one."""
+        if isinstance(snapshot, Exception):
+            return 0
+        return self._world.size * sum(chunk.tensor.nbytes for chunk in snapshot.chunks)
+
+    def _write_part_of(self, snapshot: ShardedSnapshot | Exception) -> None:
+        """Write this rank's part into rank zero's directory, and wait for the end of the save."""
+        if (path := self._world.broadcast(None)) is not None:
+            self._world.gather(self._try_to_write(snapshot, Path(path)))
+        if problem := self._world.broadcast(None):
+            raise CheckpointError(problem, elsewhere=True)
 
     def _try_to_write(self, snapshot: ShardedSnapshot | Exception, path: Path) -> dict[str, Any] | str:
         """Write the files of this rank; return their description for rank zero, or what went wrong."""
