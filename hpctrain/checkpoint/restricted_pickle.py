@@ -168,6 +168,19 @@ class RestrictedUnpickler(pickle._Unpickler):
     dispatch[pickle.BYTEARRAY8[0]] = _read_bytearray
 
 
+def load_plain(file: IO[bytes], **options: Any) -> Any:
+    """Read a pickle that `torch.save` didn't write.
+
+    Args:
+        file: with the pickle.
+        options: of `pickle.load`.
+
+    Raises:
+        Exception: of any kind, if it isn't a pickle that can be read.
+    """
+    return RestrictedUnpickler(file, **options).load()
+
+
 class _PickleModule:
     """The part of the module `pickle` that `torch.load` uses."""
 
@@ -175,18 +188,7 @@ class _PickleModule:
     Unpickler = RestrictedUnpickler
     UnpicklingError = pickle.UnpicklingError
 
-    @staticmethod
-    def load(file: IO[bytes], **options: Any) -> Any:
-        return RestrictedUnpickler(file, **options).load()
-
-
-def load_plain(file: IO[bytes]) -> Any:
-    """Read a pickle that `torch.save` didn't write.
-
-    Raises:
-        Exception: of any kind, if it isn't a pickle that can be read.
-    """
-    return RestrictedUnpickler(file).load()
+    load = staticmethod(load_plain)
 
 
 def load(source: Path | IO[bytes]) -> Any:

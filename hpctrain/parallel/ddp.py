@@ -50,7 +50,6 @@ class DataParallelReplica(Replica):
 
     def for_loss(self, model: nn.Module, before: nn.Module | None = None) -> nn.Module:
         """See `Replica`."""
-        del before
         return LossModule(AutocastDataParallel(model, device_ids=self._devices))
 
 

@@ -172,12 +172,10 @@ class FsdpReplica(Replica):
 
     def for_loss(self, model: nn.Module, before: nn.Module | None = None) -> nn.Module:
         """See `Replica`; the same for all losses."""
-        del model, before
         return self._root
 
     def accumulating(self, loss_module: nn.Module) -> Accumulating | None:
         """See `Replica`."""
-        del loss_module
         return self._root.accumulating
 
     def clip(self, parameters: Sequence[Tensor], max_norm: float | None) -> Tensor | None:
@@ -204,7 +202,6 @@ class FsdpReplica(Replica):
         self, prepare: Callable[[], Callable[[nn.Module], Any]], batch: Any, number: int, counts_once: CountsOnce
     ) -> Any:
         """See `Replica`."""
-        del batch, number, counts_once
         return self._root(prepare())
 
     def send_buffers(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hpctrain.errors import RunDirectoryError, RunDirectoryUnavailableError
 from hpctrain.files import TEMPORARY_PREFIX, fsync_directory
@@ -26,18 +26,18 @@ REPLACED = re.compile(rf"{re.escape(TEMPORARY_PREFIX)}replaced-step_(?P<step>\d{
 """Names of checkpoints that make way for a new one of their step."""
 
 
-class _PathInRun:
-    """An attribute of `RunDirectory`: the path of a file or a folder in it.
+class PathIn:
+    """An attribute of the class of a folder: the path of a file or a folder in it.
 
     Args:
-        place: relative to the directory.
+        place: relative to the folder's `path`.
     """
 
     def __init__(self, place: str) -> None:
         self._place = place
 
-    def __get__(self, directory: RunDirectory, _owner: type[RunDirectory]) -> Path:
-        return directory.path / self._place
+    def __get__(self, folder: Any, _owner: type[Any]) -> Path:
+        return Path(folder.path, self._place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,55 +50,55 @@ class RunDirectory:
 
     path: Path
 
-    config = _PathInRun("config.yaml")
+    config = PathIn("config.yaml")
     """The resolved configuration."""
-    config_before = _PathInRun("config.before.yaml")
+    config_before = PathIn("config.before.yaml")
     """The configuration before the last resume's change, until an attempt has trained with the change."""
-    config_changes = _PathInRun("config_changes.jsonl")
+    config_changes = PathIn("config_changes.jsonl")
     """One record per resume that changed what decides the weights; see `hpctrain.run.config_change`."""
-    sweep = _PathInRun("sweep.json")
+    sweep = PathIn("sweep.json")
     """In a sweep's directory: how the sweep finds its runs; see `SweepRecord`."""
-    launching = _PathInRun("launching.json")
+    launching = PathIn("launching.json")
     """In the directory of a launch that is under way or was killed; see `LaunchMark`."""
-    manifest = _PathInRun("manifest.json")
+    manifest = PathIn("manifest.json")
     """Command, git commit and diff, versions, host."""
-    attempts = _PathInRun("attempts.jsonl")
+    attempts = PathIn("attempts.jsonl")
     """The ledger: one start and one end record per attempt."""
-    code = _PathInRun("code")
+    code = PathIn("code")
     """Copies of the code, each with a list of its files."""
-    code_records = _PathInRun("code.jsonl")
+    code_records = PathIn("code.jsonl")
     """One record per copy of the code with which the run was launched or resumed."""
-    metrics = _PathInRun("metrics.jsonl")
+    metrics = PathIn("metrics.jsonl")
     """One record per logged step."""
-    saves = _PathInRun("saves.jsonl")
+    saves = PathIn("saves.jsonl")
     """One record per save that a program reported; see `hpctrain.run.saves`."""
-    metrics_csv = _PathInRun("metrics.csv")
+    metrics_csv = PathIn("metrics.csv")
     """The same as a table, if `logger.csv` is set."""
-    media = _PathInRun("media")
+    media = PathIn("media")
     """Images, texts and other media that the task logs."""
-    media_records = _PathInRun("media.jsonl")
+    media_records = PathIn("media.jsonl")
     """One record per medium."""
-    sync = _PathInRun("sync")
+    sync = PathIn("sync")
     """What was sent to W&B and MLflow."""
-    jobs = _PathInRun("jobs.jsonl")
+    jobs = PathIn("jobs.jsonl")
     """One record per submission to a scheduler, and per cancellation; see `JobRecords`."""
-    checkpoints = _PathInRun("checkpoints")
+    checkpoints = PathIn("checkpoints")
     """One directory per checkpoint."""
-    earlier = _PathInRun("earlier")
+    earlier = PathIn("earlier")
     """Metrics and other records that a resume dropped because checkpoints were gone; a folder per attempt."""
-    tensorboard = _PathInRun("tensorboard")
+    tensorboard = PathIn("tensorboard")
     """TensorBoard's event files."""
-    logs = _PathInRun("logs")
+    logs = PathIn("logs")
     """The output of ranks and batch scripts."""
-    submitit = _PathInRun("logs/submitit")
+    submitit = PathIn("logs/submitit")
     """The scripts of jobs, and the pickled calls that they make."""
-    claims = _PathInRun("attempts")
+    claims = PathIn("attempts")
     """One directory per attempt: creating it claims the run, and it keeps the exit records of the ranks."""
-    launcher_log = _PathInRun("logs/launcher.log")
+    launcher_log = PathIn("logs/launcher.log")
     """What the launcher of a run printed that `hpctrain.submit` started on this machine."""
-    notify_log = _PathInRun("logs/notify.log")
+    notify_log = PathIn("logs/notify.log")
     """The output of `notify.command`, over all attempts."""
-    sweep_stop_file = _PathInRun("sweep_stop")
+    sweep_stop_file = PathIn("sweep_stop")
     """In a sweep's directory: by it the user keeps a sweep on one machine from beginning another run."""
 
     @classmethod

@@ -117,7 +117,6 @@ class PipelineReplica(FsdpReplica):
         timer: PartTimer | None,
     ) -> float:
         """See `Replica`."""
-        del accumulating
         first = step * MOST_MICRO_BATCHES
         # what loading draws in this process has to be the same on all ranks of the pipeline, too
         with self._streams.of_task(first + MOST_MICRO_BATCHES - 1):
