@@ -64,20 +64,6 @@ class StopRequest:
         last_signal: the signal that arrived last; None before the first one.
     """
 
-    __slots__ = (
-        "_chained",
-        "_chained_frame",
-        "_entry_point",
-        "_has_news",
-        "_installed",
-        "_interrupts",
-        "_largest_signal",
-        "_on_signal",
-        "_warned",
-        "error",
-        "last_signal",
-    )
-
     def __init__(self) -> None:
         self.error: Exception | None = None
         self.last_signal: signal.Signals | None = None

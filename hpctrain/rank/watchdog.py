@@ -13,6 +13,8 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from hpctrain.attempt.hang import PEERS_S, REQUESTS_EVERY_S, HangWatch, Phase
@@ -126,33 +128,30 @@ class Watchdog:
         # it has raised an error, and ends loading processes and open files before `__exit__` is called
         if self._thread_id in sys._current_exceptions() and self._stopped.wait(FINISH_WRITING_S):
             return
-        _end_within(FINISH_WRITING_S + PEERS_S + RECORD_HANG_S)
-        try:
+        with _process_ending(FINISH_WRITING_S + PEERS_S + RECORD_HANG_S):
             self._rank.record_communication_error(error)
-        except BaseException:
-            os.write(STDERR, traceback.format_exc().encode())
-        finally:
-            os._exit(ExitCode.FAILED)
 
     def _end(self, complaint: str) -> None:
-        _end_within(RECORD_HANG_S)
-        try:
+        with _process_ending(RECORD_HANG_S):
             position = StackPosition.of(self._thread_id)
             message = f"{complaint}; it was at {position.text}"
             # not through logging: the watched thread may hold its locks
             os.write(STDERR, f"hpctrain: {self._rank.description} hangs: {message}\n".encode())
             self._write("hang", secrets.token_hex(4))
             self._rank.record_hang(message, position)
-        except BaseException:
-            os.write(STDERR, traceback.format_exc().encode())
-        finally:
-            os._exit(ExitCode.FAILED)
 
 
-def _end_within(seconds: float) -> None:
-    """End the process even if writing its records hangs as well."""
+@contextmanager
+def _process_ending(within_s: float) -> Iterator[None]:
+    """Context manager that ends the process after its records are written, or at a bound if that hangs as well."""
     # its stacks are discarded, since `write_stacks` writes them
-    faulthandler.dump_traceback_later(seconds, exit=True, file=os.open(os.devnull, os.O_WRONLY))
+    faulthandler.dump_traceback_later(within_s, exit=True, file=os.open(os.devnull, os.O_WRONLY))
+    try:
+        yield
+    except BaseException:
+        os.write(STDERR, traceback.format_exc().encode())
+    finally:
+        os._exit(ExitCode.FAILED)
 
 
 def _block_signals() -> None:

@@ -71,33 +71,15 @@ class WrittenFile(NamedTuple):
     places: list[tuple[str, list[Any]]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Envelope:
-    """Bytes that torch.save writes around the elements of a tensor; the same for all tensors of one dtype and shape.
-
-    Attributes:
-        before: bytes before the elements.
-        after: bytes after them.
-    """
-
-    before: bytes
-    after: bytes
-
-
 class _Recorder:
-    """Keeps what torch.save writes, except for the elements of the tensor."""
+    """Keeps what torch.save writes before and after the elements of a tensor."""
 
     def __init__(self) -> None:
-        self._pieces = [bytearray(), bytearray()]
+        self.pieces = [bytearray(), bytearray()]
         self._bytes = 0
         self._header = 0
         self._sizes = (0, 0)
-        self._begin = -1
-
-    @property
-    def envelope(self) -> _Envelope:
-        assert self._begin >= 0, "torch.save has written no elements"
-        return _Envelope(*map(bytes, self._pieces))
+        self.begin = -1
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
@@ -106,9 +88,9 @@ class _Recorder:
             self._header = self._bytes
             self._sizes = struct.unpack("<HH", view[26:30])
         elif len(view) == self._sizes[0] and bytes(view[-len(_ELEMENTS) :]) == _ELEMENTS:
-            self._begin = self._header + 30 + sum(self._sizes)
-        if self._bytes != self._begin:
-            self._pieces[0 <= self._begin < self._bytes] += view
+            self.begin = self._header + 30 + sum(self._sizes)
+        if self._bytes != self.begin:
+            self.pieces[0 <= self.begin < self._bytes] += view
         self._bytes += len(view)
         return len(view)
 
@@ -117,11 +99,14 @@ class _Recorder:
 
 
 @lru_cache(4096)
-def _envelope(dtype: torch.dtype, shape: tuple[int, ...]) -> _Envelope:
+def _envelope(dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[bytes, bytes]:
+    """Return the bytes that torch.save writes before and after the elements of any tensor of a dtype and shape."""
     # torch.save takes a fraction of a millisecond for each tensor, and a model has many of few shapes
     recorder = _Recorder()
     torch.save(torch.empty(shape, dtype=dtype), cast(IO[bytes], recorder))
-    return recorder.envelope
+    assert recorder.begin >= 0, "torch.save has written no elements"
+    before, after = map(bytes, recorder.pieces)
+    return before, after
 
 
 def write_chunks(path: Path, chunks: Sequence[Chunk]) -> WrittenFile:
@@ -138,15 +123,15 @@ def write_chunks(path: Path, chunks: Sequence[Chunk]) -> WrittenFile:
 def _write(file: ChecksummedFile, name: str, chunk: Chunk) -> ChunkPlace:
     assert tuple(chunk.tensor.shape) == chunk.region.sizes, f"{tuple(chunk.tensor.shape)} for {chunk.region}"
     tensor = chunk.tensor
-    envelope = _envelope(tensor.dtype, chunk.region.sizes)
+    before, after = _envelope(tensor.dtype, chunk.region.sizes)
     # where the elements begin at a page, they are written without a copy
-    align_to, before = (mmap.PAGESIZE, len(envelope.before)) if tensor.nbytes >= UNCOPIED_FROM_BYTES else (ALIGNMENT, 0)
-    file.write(bytes(-(file.bytes + before) % align_to))
+    align_to, shift = (mmap.PAGESIZE, len(before)) if tensor.nbytes >= UNCOPIED_FROM_BYTES else (ALIGNMENT, 0)
+    file.write(bytes(-(file.bytes + shift) % align_to))
     offset = file.bytes
-    file.write(envelope.before)
+    file.write(before)
     data_offset = file.bytes
     file.write(element_bytes(tensor).numpy().data)
-    file.write(envelope.after)
+    file.write(after)
     return ChunkPlace(chunk.region, name, offset, file.bytes - offset, data_offset)
 
 
