@@ -50,55 +50,51 @@ def restore_weights(
     try:
         restore_model(model, saved["model"], saved.get(CHANGED_BUFFERS, ()))
         if optimizer is not None:
-            _restore_optimizers(saved, model, optimizer, changed)
+            _restore_optimizers(saved, model, by_name(optimizer), by_name(changed))
     except CheckpointError as error:
         raise CheckpointError(f"{saved['path']}: {error}") from error
     if scaler is not None:
-        _restore_scalers(saved, scaler)
+        _restore_scalers(saved, by_name(scaler))
 
 
 def _restore_optimizers(
     saved: Mapping[str, Any],
     model: nn.Module,
-    optimizers: torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer],
-    changed: Collection[str] | Mapping[str, Collection[str]],
+    optimizers: Mapping[str, torch.optim.Optimizer],
+    changed: Mapping[str, Collection[str]],
 ) -> None:
-    named = by_name(optimizers)
-    options: Mapping[str, Collection[str]] = by_name(changed)
     states, saved_names = saved["optimizers"], saved["parameters"]
     if NAMED in states and "param_groups" not in states:
         states = states[NAMED]
     else:
         states, saved_names = {"": states}, {"": saved_names}
-    if states.keys() != named.keys():
+    if states.keys() != optimizers.keys():
         there = "one optimizer without a name" if "" in states else f"the optimizers {listed(states)}"
-        here = "one" if "" in named else listed(named)
+        here = "one" if "" in optimizers else listed(optimizers)
         raise CheckpointError(
             f"the checkpoint has {there}, the configuration has {here}. Resume with the optimizers "
             "that were saved, or start a new run from its weights with init_from"
         )
     names = names_by_id(model)
-    for name, optimizer in named.items():
+    for name, optimizer in optimizers.items():
         try:
             restore_optimizer(
                 optimizer,
                 states[name],
                 names=parameter_names(names, optimizer),
                 saved_names=saved_names[name],
-                changed=options.get(name, ()),
+                changed=changed.get(name, ()),
             )
         except CheckpointError as error:
             raise CheckpointError(f"optimizer {name}: {error}" if name else str(error)) from error
 
 
-def _restore_scalers(
-    saved: Mapping[str, Any], scalers: torch.amp.GradScaler | Mapping[str, torch.amp.GradScaler]
-) -> None:
+def _restore_scalers(saved: Mapping[str, Any], scalers: Mapping[str, torch.amp.GradScaler]) -> None:
     states = saved["scaler"] or {}
     # of the only loss, the state is saved as it is; of several, by name
     is_named = all(isinstance(value, Mapping | None) for value in states.values())
     states = states if is_named else {"": states}
-    for name, scaler in by_name(scalers).items():
+    for name, scaler in scalers.items():
         if not scaler.is_enabled():
             continue
         if state := states.get(name):

@@ -85,6 +85,7 @@ class CheckpointSaver:
     ) -> None:
         self._writer: Writer = CheckpointWriter(directory, claim, safetensors=policy.safetensors)
         self._leads = leads
+        self._takes_part = leads
         self._retention = Retention(directory, claim, policy)
         self._directory = directory
         self._policy = policy
@@ -132,10 +133,6 @@ class CheckpointSaver:
             Whether this rank calls `save`; and an error of the save before, for which no rank does.
         """
         return self._takes_part, None
-
-    @property
-    def _takes_part(self) -> bool:
-        return self._leads
 
     def lock_ahead(self, state: LiveState) -> None:
         """Page-lock memory for the copies of GPU tensors in a thread, each time that an optimizer has its first state.

@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -309,20 +310,20 @@ def measure_pairs(world: World, leaders: Sequence[tuple[int, str]], report: Call
         leaders: a rank of each node, and the node's name.
         report: gets the name of a node before messages are exchanged with it.
     """
-    pairs = _gathered(world, [_measure_round(world, pairs, leaders, report) for pairs in pair_rounds(len(leaders))])
+    pairs = _gather_pairs(world, [_measure_round(world, pairs, leaders, report) for pairs in pair_rounds(len(leaders))])
     slow = world.broadcast([[pair.first, pair.second] for pair in suspicious_pairs(pairs)[:MOST_REPEATED]])
     index = {node: number for number, (_, node) in enumerate(leaders)}
     again = [_measure_round(world, [(index[first], index[second])], leaders, report) for first, second in slow]
-    better = {pair.nodes: pair for pair in _gathered(world, again)}
+    better = {pair.nodes: pair for pair in _gather_pairs(world, again)}
     return [pair.best_of(better.get(pair.nodes)) for pair in pairs]
 
 
-def _gathered(world: World, own: Sequence[dict[str, Any] | None]) -> list[Pair]:
-    halves = world.gather([half for half in own if half is not None]) or []
-    joined: dict[tuple[str, str], dict[str, Any]] = {}
-    for half in (one for ranks in halves for one in ranks):
-        joined.setdefault((half["first"], half["second"]), {}).update(half)
-    return [from_json(Pair, record) for record in joined.values()]
+def _gather_pairs(world: World, halves: Sequence[dict[str, Any] | None]) -> list[Pair]:
+    gathered = world.gather([half for half in halves if half is not None]) or []
+    records: dict[tuple[str, str], dict[str, Any]] = {}
+    for half in chain.from_iterable(gathered):
+        records.setdefault((half["first"], half["second"]), {}).update(half)
+    return [from_json(Pair, record) for record in records.values()]
 
 
 def _measure_round(
@@ -399,7 +400,7 @@ def _losses(side: str, before: tuple[int, int]) -> dict[str, float]:
 def segments(statistics_file: Path = Path("/proc/net/snmp")) -> tuple[int, int]:
     """Return the TCP segments that this node has sent, and those that it sent again; 0 if the kernel has no counts.
 
-    proc(5), /proc/net/snmp.
+    proc(5), /proc/net/snmp. InfiniBand, and other networks that bypass the kernel, aren't counted.
     """
     try:
         names, values = (line.split() for line in statistics_file.read_text().splitlines() if line.startswith("Tcp:"))

@@ -82,8 +82,8 @@ def _own_names(answers: RankAnswers) -> Iterator[Finding]:
 
 def _usable_interfaces(record: RankRecord) -> list[Mapping[str, Any]]:
     """The interfaces of a rank's node that have an address and may lead to other nodes, the fastest first."""
-    usable = (one for one in record.interfaces if one["address"] and not one["name"].startswith(VIRTUAL))
-    return sorted(usable, key=lambda interface: -interface["mbit_per_s"])
+    interfaces = sorted(record.interfaces, key=lambda interface: -interface["mbit_per_s"])
+    return [card for card in interfaces if card["address"] and not card["name"].startswith(VIRTUAL)]
 
 
 def _unfinished(answers: RankAnswers) -> Iterator[Finding]:

@@ -33,7 +33,8 @@ class DataShare:
         count: number of shares: that of ranks, unless several of them compute the same samples.
         is_counted: whether this rank counts in sums over samples: of the ranks with the same ones, the first with the
             loss.
-        random_stream: which random numbers this rank draws: those of the ranks that compute each layer together.
+        random_stream: which random numbers this rank draws: those of the ranks that compute each layer together. Their
+            dropout has the same mask, so that what they compute in full stays equal.
         num_together: number of ranks that compute each layer together, on the same samples.
         num_positions: number of groups of ranks that compute different layers, one after the other.
         leads: whether this rank is the first of those that train the same parameters.

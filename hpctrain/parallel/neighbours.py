@@ -186,6 +186,8 @@ def join_neighbours(
 ) -> Neighbours:
     """Make the groups of all neighbours; collective over all ranks.
 
+    Each rank has four, and all are made one after the other. With NCCL, which hasn't been tried, they take GPU memory.
+
     Args:
         shape: of the mesh, with more than one position.
         rank: of this process.

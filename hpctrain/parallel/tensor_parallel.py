@@ -1,4 +1,7 @@
-"""Divide the layers of a model among ranks that compute them together (tensor parallelism)."""
+"""Divide the layers of a model among ranks that compute them together (tensor parallelism).
+
+Not the asynchronous kind, which needs symmetric memory of GPUs.
+"""
 
 from __future__ import annotations
 
@@ -107,8 +110,9 @@ def divide(model: nn.Module, plan: Mapping[str, ParallelStyle], mesh: DeviceMesh
     """Divide the layers of a model by a plan, in place; collective if its parameters have values.
 
     Parameters stay frozen, and those that modules share stay shared. Those that the plan doesn't name stay plain: as
-    DTensors, they would meet plain inputs in their modules, which fails. From then on, cross-entropy of logits whose
-    classes are divided among ranks is computed without gathering them.
+    DTensors, they would meet plain inputs in their modules, which fails. Each rank updates its copy of them: the copies
+    stay equal as far as operations are deterministic. From then on, cross-entropy of logits whose classes are divided
+    among ranks is computed without gathering them.
 
     Args:
         model: on any device, or on `meta`; not sharded yet.

@@ -121,12 +121,12 @@ def _has_connected(processes: Iterable[Process], port: int) -> bool:
     # for 60 s, the kernel lists connections that have ended, without a process
     ended = [socket for socket in sockets if socket.pid is None and socket.status not in _IN_USE]
     if any(
-        port in (_end(socket.laddr)[1], _end(socket.raddr)[1]) and socket.status != psutil.CONN_SYN_SENT
+        port in (_end_of(socket.laddr)[1], _end_of(socket.raddr)[1]) and socket.status != psutil.CONN_SYN_SENT
         for socket in (*of_program, *ended)
     ):
         return True
     listening = {socket.laddr.port for socket in of_program if socket.status == psutil.CONN_LISTEN}
-    ends = {(_end(socket.laddr), _end(socket.raddr)): socket.status for socket in of_program}
+    ends = {(_end_of(socket.laddr), _end_of(socket.raddr)): socket.status for socket in of_program}
     outside = [
         (local, remote)
         for (local, remote), status in ends.items()
@@ -135,7 +135,7 @@ def _has_connected(processes: Iterable[Process], port: int) -> bool:
     return any(local[1] in listening or min(local[1], remote[1]) >= LOWEST_EPHEMERAL_PORT for local, remote in outside)
 
 
-def _end(address: Any) -> tuple[str, int]:
+def _end_of(address: Any) -> tuple[str, int]:
     """Return host and port of one end of a connection; an empty host if it isn't connected."""
     host, port = address or ("", 0)
     return host.removeprefix(_IPV4_IN_IPV6), port

@@ -57,14 +57,14 @@ def meet(
 
     With `env://`, ranks of one machine meet at a file, in a folder that rank zero makes and no other user can enter.
     Its name follows from secret and token. Once all ranks have opened the file, rank zero removes it. Every user of the
-    machine could connect to a port, even of the loopback interface. The file isn't in the run directory: NFS shows new
-    values to other nodes seconds later, and gloo waits for dozens of them when it starts.
+    machine could connect to a port instead, even to one of the loopback interface.
 
     On several machines, rank zero listens on the first free one of the environment's candidate ports and proves there
     that it knows the secret. The other ranks try the candidates in turn, on each node that may be rank zero's, and use
     the store with the proof, so that a port in use, even by another run, costs a moment and not the run. torchrun's
     own store isn't used: after a restart it would still hold the keys of the previous ranks, and the nodes don't share
-    a restart number.
+    a restart number. Nor is a file in the run directory, by default: NFS shows new values to other nodes seconds later,
+    and gloo waits for dozens of them when it starts.
 
     Args:
         environment: this rank's place.

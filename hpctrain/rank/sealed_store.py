@@ -55,6 +55,7 @@ class Seal:
 class SealedStore(Store):
     """A store whose values carry the code of a rank; others are refused.
 
+    gloo gets such a store, for the addresses of its peers: it asks for few keys, in the thread that makes the call.
     Counters (`add`) aren't authenticated: an intruder can let a barrier pass early, or not at all.
 
     Args:

@@ -244,6 +244,7 @@ class ShardedSaver(CheckpointSaver):
     ) -> None:
         super().__init__(directory, claim, policy, stop, leads=world.is_rank_zero, **options)
         self._writer = ShardedWriter(directory, claim, world, num_files=policy.writers)
+        self._takes_part = True
         self._world = world
         self._copies = copies
         self._part_cache: PartCache = {}
@@ -261,10 +262,6 @@ class ShardedSaver(CheckpointSaver):
             except Exception as error:
                 failure = error
         return bool(self._world.broadcast(failure is None)), failure
-
-    @property
-    def _takes_part(self) -> bool:
-        return True
 
     def _snapshot(self, state: Any) -> Any:
         try:
