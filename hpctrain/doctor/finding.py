@@ -42,8 +42,8 @@ class Finding:
 
     Each subject has a function that yields its findings: `nodes.node_findings` and `unanswered_job`,
     `rank_findings.rank_findings`, `slurm_findings.slurm_findings`, `folder_check.check_folder` and
-    `disk_space_findings`, and `measurements.compare_with_baseline`. A finding on something new also needs its measurement: on each node in
-    `nodes.SCRIPT`, in each rank in `rank`.
+    `disk_space_findings`, and `measurements.compare_with_baseline`. A finding on something new also needs its
+    measurement: on each node in `nodes.SCRIPT`, in each rank in `rank`.
 
     Attributes:
         check: what was checked, such as `folder` or `network`; the same word in every version.
