@@ -97,7 +97,7 @@ class Run:
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         watch, pause_s = RunWatch(self._directory, warn=log.warning), LOOK_EVERY_S
-        while not watch.is_over(status := self._if_there(watch.look())):
+        while not watch.is_over(status := self._if_there(watch.read_status())):
             if status.state is RunState.PREPARED:
                 raise RunDirectoryError(f"{self.path} has not been started: call hpctrain.submit or resume() first")
             left_s = pause_s if deadline is None else deadline - time.monotonic()

@@ -47,7 +47,7 @@ class TrainingResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ComparisonRow:
     """One compared quantity.
 
     Attributes:
@@ -74,26 +74,25 @@ class Row:
 def read_result(directory: RunDirectory) -> TrainingResult:
     """Read a run's metrics, its sample logs, and every byte of its newest checkpoint."""
     newest, _ = newest_intact(directory)
-    return TrainingResult(newest=newest, metrics=metrics_of(directory), samples=_samples(directory))
+    return TrainingResult(newest=newest, metrics=metrics_of(directory), samples=_read_samples(directory))
 
 
-def compare(straight: TrainingResult, interrupted: TrainingResult) -> list[Row]:
+def compare(straight: TrainingResult, interrupted: TrainingResult) -> list[ComparisonRow]:
     """Compare everything that an exact resume must not change."""
-    one, other = straight, interrupted
     rows = [
-        compare_values(what, getattr(one.newest, field, None), getattr(other.newest, field, None))
+        compare_values(what, getattr(straight.newest, field, None), getattr(interrupted.newest, field, None))
         for what, field in COMPARED_FIELDS.items()
     ]
-    rows += compare_metrics(one.metrics, other.metrics)
-    if one.samples or other.samples:
-        rows.append(_compare_samples(one.samples, other.samples))
+    rows += compare_metrics(straight.metrics, interrupted.metrics)
+    if straight.samples or interrupted.samples:
+        rows.append(_compare_samples(straight.samples, interrupted.samples))
     return rows
 
 
-def compare_metrics(one: Metrics, other: Metrics) -> list[Row]:
+def compare_metrics(straight: Metrics, interrupted: Metrics) -> list[ComparisonRow]:
     """Compare each series of metrics, step by step."""
-    names = sorted(one.keys() | other.keys())
-    return [_compare_series(name, one.get(name, {}), other.get(name, {})) for name in names]
+    names = sorted(straight.keys() | interrupted.keys())
+    return [_compare_series(name, straight.get(name, {}), interrupted.get(name, {})) for name in names]
 
 
 def metrics_of(directory: RunDirectory, ignored: Sequence[str] = ()) -> dict[str, dict[int, float]]:
@@ -103,58 +102,75 @@ def metrics_of(directory: RunDirectory, ignored: Sequence[str] = ()) -> dict[str
         directory: of the run.
         ignored: patterns of the names of further metrics to leave out.
     """
-    found: dict[str, dict[int, float]] = {}
+    series: dict[str, dict[int, float]] = {}
     for record in read_metrics(directory.metrics):
         for name, value in record.values.items():
             if not any(fnmatchcase(name, pattern) for pattern in (*SPEED, *ignored)):
-                found.setdefault(name, {})[record.step] = value
-    return found
+                series.setdefault(name, {})[record.step] = value
+    return series
 
 
-def _samples(directory: RunDirectory) -> dict[int, dict[int, tuple[int, ...]]]:
-    found: dict[int, dict[int, tuple[int, ...]]] = {}
+def _read_samples(directory: RunDirectory) -> dict[int, dict[int, tuple[int, ...]]]:
+    samples: dict[int, dict[int, tuple[int, ...]]] = {}
     for rank in directory.ranks_with(directory.sample_log("*")):
         for record in read_json_lines(directory.sample_log(rank), at_most=LARGEST_LOG_BYTES):
             # if a step was repeated, its last record counts
-            found.setdefault(int(record["step"]), {})[rank] = tuple(record["samples"])
-    return found
+            samples.setdefault(int(record["step"]), {})[rank] = tuple(record["samples"])
+    return samples
 
 
-def compare_values(what: str, one: object, other: object) -> Row:
+def compare_values(what: str, straight: object, interrupted: object) -> ComparisonRow:
     """Compare two values; None stands for a missing one."""
     # a value that both runs lack isn't evidence of equality
-    equal = one == other and one is not None
-    left, right = ("-" if value is None else str(value) for value in (one, other))
-    return Row(what, left, right, equal)
+    equal = straight == interrupted and straight is not None
+    straight_text, interrupted_text = ("-" if value is None else str(value) for value in (straight, interrupted))
+    return ComparisonRow(what, straight_text, interrupted_text, equal)
 
 
-def _compare_series(what: str, one: Mapping[int, float], other: Mapping[int, float]) -> Row:
-    left, right = (f"{values[max(values)]:.6g}, {len(values)} values" if values else "-" for values in (one, other))
-    found = _first_difference(one, other)
-    if found is None:
-        return Row(what, left, right, equal=True)
-    step, mine, theirs = found
+def _compare_series(what: str, straight: Mapping[int, float], interrupted: Mapping[int, float]) -> ComparisonRow:
+    straight_text, interrupted_text = (
+        f"{values[max(values)]:.6g}, {len(values)} values" if values else "-" for values in (straight, interrupted)
+    )
+    first = _first_difference(straight, interrupted)
+    if first is None:
+        return ComparisonRow(what, straight_text, interrupted_text, equal=True)
+    step, mine, theirs = first
     difference = f"first after step {step}: {mine} and {theirs}"
-    return Row(what, left, right, equal=False, difference=difference, relative=_largest_relative(one, other))
+    return ComparisonRow(
+        what,
+        straight_text,
+        interrupted_text,
+        equal=False,
+        difference=difference,
+        relative=_largest_relative(straight, interrupted),
+    )
 
 
-def _compare_samples(one: Mapping[int, object], other: Mapping[int, object]) -> Row:
-    left, right = (f"of {len(steps)} steps" for steps in (one, other))
-    found = _first_difference(one, other)
-    return Row("samples by rank", left, right, found is None, "" if found is None else f"first in step {found[0]}")
+def _compare_samples(straight: Mapping[int, object], interrupted: Mapping[int, object]) -> ComparisonRow:
+    straight_text, interrupted_text = (f"of {len(steps)} steps" for steps in (straight, interrupted))
+    first = _first_difference(straight, interrupted)
+    return ComparisonRow(
+        "samples by rank",
+        straight_text,
+        interrupted_text,
+        first is None,
+        "" if first is None else f"first in step {first[0]}",
+    )
 
 
-def _largest_relative(one: Mapping[int, float], other: Mapping[int, float]) -> float | None:
+def _largest_relative(straight: Mapping[int, float], interrupted: Mapping[int, float]) -> float | None:
     """The largest relative difference of two values of one step; None if a value is missing, NaN or infinite."""
-    if one.keys() != other.keys() or not all(map(math.isfinite, (*one.values(), *other.values()))):
+    if straight.keys() != interrupted.keys() or not all(
+        map(math.isfinite, (*straight.values(), *interrupted.values()))
+    ):
         return None
-    pairs = [(value, other[step]) for step, value in one.items() if value != other[step]]
+    pairs = [(value, interrupted[step]) for step, value in straight.items() if value != interrupted[step]]
     return max((abs(a - b) / max(abs(a), abs(b)) for a, b in pairs), default=0.0)
 
 
-def _first_difference(one: Mapping[int, object], other: Mapping[int, object]) -> tuple[int, str, str] | None:
-    for step in sorted(one.keys() | other.keys()):
-        mine, theirs = (repr(values[step]) if step in values else "nothing" for values in (one, other))
+def _first_difference(straight: Mapping[int, object], interrupted: Mapping[int, object]) -> tuple[int, str, str] | None:
+    for step in sorted(straight.keys() | interrupted.keys()):
+        mine, theirs = (repr(values[step]) if step in values else "nothing" for values in (straight, interrupted))
         # as text, which is exact, because NaN isn't equal to itself
         if mine != theirs:
             return step, mine, theirs
@@ -176,7 +192,7 @@ NOT_SAVES = (".json", ".jsonl", ".txt", ".log", ".csv", ".yaml", ".yml", ".toml"
 class SaveResult:
     """The comparison of two saves: rows of the table, remarks, and why it proves nothing (empty if it does)."""
 
-    rows: tuple[Row, ...] = ()
+    rows: tuple[ComparisonRow, ...] = ()
     notes: tuple[str, ...] = ()
     unproven: str = ""
 
@@ -196,55 +212,71 @@ def compare_last_saves(straight: RunDirectory, interrupted: RunDirectory, ignore
         RunFailedError: the comparison could not be made.
     """
     saves = [last_save(directory) for directory in (straight, interrupted)]
-    one, other = (None if save is None else save.path for save in saves)
-    if one is None and other is None:
+    straight_path, interrupted_path = (None if save is None else save.path for save in saves)
+    if straight_path is None and interrupted_path is None:
         files = [(changed_at, path) for path, changed_at in unreported_files(straight) if not path.is_symlink()]
-        one = max((entry for entry in files if entry[1].suffix not in NOT_SAVES), default=(0.0, None))[1]
-        if one is not None and (interrupted.checkpoints / one.name).exists():
-            other = interrupted.checkpoints / one.name
-    if one is None and other is None:
+        straight_path = max((entry for entry in files if entry[1].suffix not in NOT_SAVES), default=(0.0, None))[1]
+        if straight_path is not None and (interrupted.checkpoints / straight_path.name).exists():
+            interrupted_path = interrupted.checkpoints / straight_path.name
+    if straight_path is None and interrupted_path is None:
         return SaveResult(
             unproven="neither run saved anything that can be compared: report saves with session.saved, or write them "
             "into the folder HPCTRAIN_CHECKPOINT_DIR"
         )
-    if one is None or other is None:
-        return SaveResult(rows=(Row("save", _name(one), _name(other), False, "one of the runs has no such save"),))
-    if one.resolve() == other.resolve():
-        return SaveResult(unproven=f"both runs saved to {one}: let each write into its own HPCTRAIN_CHECKPOINT_DIR")
+    if straight_path is None or interrupted_path is None:
+        return SaveResult(
+            rows=(
+                ComparisonRow(
+                    "save", _name(straight_path), _name(interrupted_path), False, "one of the runs has no such save"
+                ),
+            )
+        )
+    if straight_path.resolve() == interrupted_path.resolve():
+        return SaveResult(
+            unproven=f"both runs saved to {straight_path}: let each write into its own HPCTRAIN_CHECKPOINT_DIR"
+        )
     steps = [save.step for save in saves if save is not None]
-    return result_of((one, other), steps, _compared(one, other), ignored)
+    return result_of(
+        (straight_path, interrupted_path), steps, _compare_tensors(straight_path, interrupted_path), ignored
+    )
 
 
 def result_of(
-    saves: tuple[Path, Path], steps: Sequence[int], found: Mapping[str, Any], ignored: Sequence[str]
+    saves: tuple[Path, Path], steps: Sequence[int], comparison: Mapping[str, Any], ignored: Sequence[str]
 ) -> SaveResult:
     """Describe a comparison.
 
     Args:
         saves: of the uninterrupted and of the interrupted run.
         steps: after which they were reported; empty if they weren't.
-        found: what `hpctrain.checkpoint.compare_saves` printed.
+        comparison: what `hpctrain.checkpoint.compare_saves` printed.
         ignored: patterns of the names of tensors that may differ.
     """
     straight, interrupted = (path.name for path in saves)
     apart = f"after steps {steps[0]} and {steps[1]}" if len(set(steps)) > 1 else ""
-    rows = [Row("save", straight, interrupted, not apart, apart)]
-    differing = [one for one in found["differing"] if not any(fnmatchcase(one["name"], each) for each in ignored)]
-    left_out = len(found["differing"]) - len(differing)
-    if any(found["tensors"]):
-        rows.append(_tensors(found["tensors"], differing))
-    rows += [Row(name, "", "", False, f"can't be read: {why}") for name, why in found["unreadable"].items()]
+    rows = [ComparisonRow("save", straight, interrupted, not apart, apart)]
+    differing = [
+        tensor
+        for tensor in comparison["differing"]
+        if not any(fnmatchcase(tensor["name"], pattern) for pattern in ignored)
+    ]
+    left_out = len(comparison["differing"]) - len(differing)
+    if any(comparison["tensors"]):
+        rows.append(_tensors(comparison["tensors"], differing))
+    rows += [
+        ComparisonRow(name, "", "", False, f"can't be read: {why}") for name, why in comparison["unreadable"].items()
+    ]
     notes = []
     if left_out:
         differ = "differs, and matches" if left_out == 1 else "differ, and match"
         notes.append(f"{counted(left_out, 'tensor')} {differ} --ignore")
-    if found["identical"]:
-        notes.append(f"the same byte for byte, but not readable as tensors: {listed(found['identical'])}")
-    if found["left_out"]:
-        notes.append(f"without tensors, so not compared: {listed(found['left_out'])}")
-    if found["numbers"]:
-        notes.append(f"numbers outside of tensors differ: {listed(_grouped(found['numbers']))}")
-    nothing = not any(found["tensors"]) and not found["identical"] and not found["unreadable"]
+    if comparison["identical"]:
+        notes.append(f"the same byte for byte, but not readable as tensors: {listed(comparison['identical'])}")
+    if comparison["left_out"]:
+        notes.append(f"without tensors, so not compared: {listed(comparison['left_out'])}")
+    if comparison["numbers"]:
+        notes.append(f"numbers outside of tensors differ: {listed(_grouped(comparison['numbers']))}")
+    nothing = not any(comparison["tensors"]) and not comparison["identical"] and not comparison["unreadable"]
     unproven = f"there are no tensors in the save {straight}" if nothing else ""
     return SaveResult(rows=tuple(rows), notes=tuple(notes), unproven=unproven)
 
@@ -255,33 +287,37 @@ def _grouped(names: Sequence[str]) -> list[str]:
     return sorted(name if count == 1 else f"{name} ({count} numbers)" for name, count in counts.items())
 
 
-def _tensors(counts: Sequence[int], differing: Sequence[Mapping[str, Any]]) -> Row:
+def _tensors(counts: Sequence[int], differing: Sequence[Mapping[str, Any]]) -> ComparisonRow:
     cells = [str(count) for count in counts]
     if not differing:
-        return Row("tensors", cells[0], cells[1], True)
+        return ComparisonRow("tensors", cells[0], cells[1], True)
     how_many = f"{len(differing)} of them"
-    incomparable = [one for one in differing if one["relative"] is None]
+    incomparable = [tensor for tensor in differing if tensor["relative"] is None]
     if incomparable:
-        shown = incomparable[0]
-        return Row("tensors", cells[0], cells[1], False, f"{how_many}, such as {shown['name']}: {shown['problem']}")
-    most = max(differing, key=lambda one: one["relative"])
-    difference = f"{how_many}, most of all {most['name']} by {most['absolute']:.2g}"
-    return Row("tensors", cells[0], cells[1], False, difference, relative=most["relative"])
+        example = incomparable[0]
+        return ComparisonRow(
+            "tensors", cells[0], cells[1], False, f"{how_many}, such as {example['name']}: {example['problem']}"
+        )
+    largest = max(differing, key=lambda tensor: tensor["relative"])
+    difference = f"{how_many}, most of all {largest['name']} by {largest['absolute']:.2g}"
+    return ComparisonRow("tensors", cells[0], cells[1], False, difference, relative=largest["relative"])
 
 
-def _compared(one: Path, other: Path) -> dict[str, Any]:
+def _compare_tensors(straight: Path, interrupted: Path) -> dict[str, Any]:
     done = subprocess.run(
         # -P: nothing from the working directory, such as the program's own json.py
-        [sys.executable, "-P", "-c", COMPARE, str(PACKAGES), str(one), str(other)],
+        [sys.executable, "-P", "-c", COMPARE, str(PACKAGES), str(straight), str(interrupted)],
         capture_output=True,
         text=True,
         check=False,
     )
     if done.returncode:
         last = done.stderr.strip().rpartition("\n")[2]
-        raise RunFailedError(f"{one} and {other} can't be compared: {last or f'exit code {done.returncode}'}")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+        raise RunFailedError(
+            f"{straight} and {interrupted} can't be compared: {last or f'exit code {done.returncode}'}"
+        )
+    comparison: dict[str, Any] = json.loads(done.stdout)
+    return comparison
 
 
 def _name(path: Path | None) -> str:

@@ -101,7 +101,7 @@ def repository_of(folder: Path) -> Path | None:
         root = Path(os.path.realpath(os.fsdecode(answer.output.removesuffix(b"\n"))))
         # the rest of a home with a repository of configuration files isn't code
         return None if is_home(root) or not folder.is_relative_to(root) else root
-    top = next((each for each in (folder, *folder.parents) if os.path.lexists(each / ".git")), None)
+    top = next((path for path in (folder, *folder.parents) if os.path.lexists(path / ".git")), None)
     if top is not None and not is_home(top) and not answer.problem.startswith(NO_REPOSITORY):
         raise _unreadable(top, answer.problem)
     return None

@@ -372,7 +372,9 @@ def _mounts(config: Mapping[str, Any], linux: Mapping[str, Any], container: Rank
     places = {mount.get("destination") for mount in mounts}
     mounts += [_bind(place, place) for place in ("/dev/shm", "/tmp") if place not in places]
     mounts += [_bind(place, place, "ro") for place in FROM_NODE if place not in places]
-    return mounts + [_bind(one.host, one.inside, *(["ro"] if one.is_read_only else [])) for one in container.mounts]
+    return mounts + [
+        _bind(mount.host, mount.inside, *(["ro"] if mount.is_read_only else [])) for mount in container.mounts
+    ]
 
 
 def _of_node(mount: Mapping[str, Any]) -> dict[str, Any]:

@@ -90,9 +90,9 @@ def sbatch(script: Path, name: str) -> str:
         raise _unsure("was interrupted", name) from error
     if done.returncode:
         raise _refused(done, name)
-    if (found := re.search(r"job (\d+)", done.stdout)) is None:
+    if (match := re.search(r"job (\d+)", done.stdout)) is None:
         raise _unsure(f'printed no job id: "{done.stdout.strip()}"', name)
-    return found[1]
+    return match[1]
 
 
 def _refused(done: subprocess.CompletedProcess[str], name: str) -> ConfigError | SchedulerError:
@@ -164,12 +164,12 @@ def largest_array(num_tasks: int) -> int:
     if num_tasks < 2:
         return 1
     try:
-        return _asked(os.environ.get("PATH"), os.environ.get("SLURM_CONF"))
+        return _ask_largest_array(os.environ.get("PATH"), os.environ.get("SLURM_CONF"))
     except SchedulerError:
         return DEFAULT_LARGEST
 
 
-def not_submitted(count: int, total: int, noun: str, home: RunDirectory, error: HpctrainError) -> str:
+def describe_unsubmitted(count: int, total: int, noun: str, home: RunDirectory, error: HpctrainError) -> str:
     """The message on a submission of which SLURM refused a part.
 
     Args:
@@ -199,7 +199,7 @@ def print_excess(limit: int | None, num_arrays: int) -> None:
 
 
 @functools.cache
-def _asked(_path: str | None, _conf: str | None) -> int:
+def _ask_largest_array(_path: str | None, _conf: str | None) -> int:
     """Ask the SLURM that these environment variables choose."""
     return Slurm().largest_array()
 

@@ -209,7 +209,7 @@ class EventLoop:
         # a program that reports no steps may be silent for any time; a save after a stop takes time as well
         if self.progress.started and not self.progress.done:
             phase = Phase.START if self.progress.first_step is None else Phase.TRAINING
-            if complaint := self._hang.look(phase, (self.progress.changes, self._stops), now):
+            if complaint := self._hang.update(phase, (self.progress.changes, self._stops), now):
                 self._record_hang(complaint)
         self._connections.check(now)
         if self._records is not None:

@@ -20,12 +20,12 @@ from hpctrain.rank.rank import Member
 from hpctrain.run.code import CodeSnapshot
 from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.import_path import editable_places, in_copy, python_prefixes
-from hpctrain.run.launcher import Handover
+from hpctrain.run.launcher import LauncherFacts
 from hpctrain.run.reason import Reason
 
 _OF_EACH_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME")
 """Variables of a rank; a program that starts the ranks by itself sets them."""
-_PRIVATE = Handover(attempt=1, logged=True, store="-", parent=1, terminal=1, code="-", version="-").variables()
+_PRIVATE = LauncherFacts(attempt=1, logged=True, store="-", parent=1, terminal=1, code="-", version="-").variables()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -277,7 +277,7 @@ class Records:
             self._sink.write()
         if self._started is None and self._keeps_at is not None and time.monotonic() >= self._keeps_at:
             self._keep_config()
-        self._times.record(progress.step, due=progress.step != self._recorded_step)
+        self._times.record(progress.step, force=progress.step != self._recorded_step)
         self._recorded_step = progress.step
 
     def completed(self) -> None:
@@ -298,7 +298,7 @@ class Records:
             self._record_saves()
         if self._sink is not None:
             self._sink.close()
-        self._times.record(progress.step, due=True)
+        self._times.record(progress.step, force=True)
 
     def _start(self, pid: int, progress: ProgramProgress) -> None:
         if self._started is None:
@@ -307,7 +307,7 @@ class Records:
         self._started = pid
         if progress.total_steps is not None:
             self._times.add_facts(total_steps=progress.total_steps)
-            self._times.record(progress.step, due=True)
+            self._times.record(progress.step, force=True)
 
     def _step(self, event: ProgramEvent) -> None:
         step = event.fields["step"]

@@ -41,7 +41,7 @@ from hpctrain.rank.entry import log_to
 from hpctrain.run.code import current_code, written_files
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.file_system import explain, reserve_for_rank
-from hpctrain.run.launcher import Handover
+from hpctrain.run.launcher import LauncherFacts
 from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.run.process import process_age_s
 from hpctrain.run.reason import Reason
@@ -79,7 +79,7 @@ class ProgramWorkload:
         """Receive the stop signals."""
         return self._signals
 
-    def run(self, environment: ClusterEnvironment, handover: Handover) -> int:
+    def run(self, environment: ClusterEnvironment, launcher: LauncherFacts) -> int:
         """Run the program as the rank of this place until it ends, and write the exit record.
 
         Returns:
@@ -91,7 +91,7 @@ class ProgramWorkload:
         """
         times = Times(process_age_s())
         with temporary_folder("session") as session:
-            rank = self._rank(environment, handover, session)
+            rank = self._rank(environment, launcher, session)
             log_to(sys.stdout, "%(asctime)s hpctrain: %(message)s")
             try:
                 return _run(rank, times, self._signals)
@@ -100,15 +100,15 @@ class ProgramWorkload:
             except Exception as error:
                 return _end_after_error(rank, error)
 
-    def _rank(self, environment: ClusterEnvironment, handover: Handover, session: Path) -> ProgramRank:
+    def _rank(self, environment: ClusterEnvironment, launcher: LauncherFacts, session: Path) -> ProgramRank:
         directory = self.directory
-        if handover.attempt is None:
+        if launcher.attempt is None:
             problem = "no launcher has begun an attempt of it"
             raise ConfigError("run", directory.path, problem, f"python -m hpctrain resume {directory.as_typed}")
-        code = current_code(directory, handover.code) if handover.code else None
+        code = current_code(directory, launcher.code) if launcher.code else None
         if code is not None and code.own_paths is not None:
             code = code.as_own_copy  # even if this node doesn't see it yet: the shared copy isn't for writing
-        claim = Claim(Ledger(directory), handover.attempt)
+        claim = Claim(Ledger(directory), launcher.attempt)
         reserve_for_rank(directory.attempt(claim.attempt), environment.rank)
         return ProgramRank(
             config=self.config,

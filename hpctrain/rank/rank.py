@@ -24,7 +24,7 @@ from hpctrain.rank.stacks import STDERR, StackPosition
 from hpctrain.rank.stop_request import StopRequest
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord, first_cause, read_exit_records
-from hpctrain.run.launcher import Handover, Owner
+from hpctrain.run.launcher import LauncherFacts, Owner
 from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.run.stacks import request_stacks
@@ -145,7 +145,7 @@ class Rank:
     Attributes:
         config: of the run.
         environment: its place.
-        handover: from its launcher.
+        launcher: from its launcher.
         stop: its request to stop.
         times: where its time goes.
         member: its files and records, once its attempt is known.
@@ -158,7 +158,7 @@ class Rank:
 
     config: Config
     environment: ClusterEnvironment
-    handover: Handover
+    launcher: LauncherFacts
     stop: StopRequest
     times: Times
     member: Member | None = None
@@ -229,7 +229,7 @@ class Rank:
     @property
     def lost_output(self) -> LostOutput:
         """The output that its log lacks because the file couldn't be written."""
-        return lost_output(self.log_stream, *((sys.stdout, sys.stderr) if self.handover.logged else ()))
+        return lost_output(self.log_stream, *((sys.stdout, sys.stderr) if self.launcher.logged else ()))
 
     def write_exit_record(
         self, reason: Reason, error: BaseException | None = None, *, blames_peer: bool = False, advice: str = ""
@@ -349,7 +349,7 @@ class Rank:
 
     def close_attempt(self, reason: Reason, detail: str = "") -> None:
         """Record the attempt's end if the ranks were started by hand, since no launcher records it."""
-        if self.member is None or self.handover.attempt is not None:
+        if self.member is None or self.launcher.attempt is not None:
             return
         outcome = Outcome(reason, self.step, detail, stop_signal=self.stop.last_signal)
         record_own_end(self.member.directory, self.member.attempt, outcome, self.environment)

@@ -79,7 +79,7 @@ class Watchdog:
             now = time.monotonic()
             self._rank.stop.check_handlers()
             phase = Phase.of(self._rank.times.doing)
-            if complaint := watch.look(phase, self._rank.progress, now):
+            if complaint := watch.update(phase, self._rank.progress, now):
                 if self._rank.program is None:
                     self._end(complaint)
                 self._complain(complaint)

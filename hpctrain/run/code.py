@@ -106,7 +106,7 @@ class CodeSnapshot:
 
     @property
     def description(self) -> dict[str, Any]:
-        """What the manifest says of it."""
+        """Its entry in the manifest."""
         folder = os.path.relpath(self.folder, self.run.path)
         return {"digest": self.digest, "folder": folder, "files": self.files, "bytes": self.bytes}
 
@@ -413,11 +413,11 @@ def _repair(code: CodeSnapshot, files: Sequence[CodeFile], source: Path) -> list
     while paths := [path for path, _ in code.damaged_files(files) if path not in damaged]:
         for path in paths:
             place = code.folder / path
-            above = [code.folder / folder for folder in [*reversed(Path(path).parents)][1:]]
+            ancestors = [code.folder / folder for folder in [*reversed(Path(path).parents)][1:]]
             # not behind a link that a program put in the place of a folder: it leads out of the run
-            wrong = next((each for each in above if each.is_symlink() or each.is_file()), place)
-            if os.path.lexists(wrong):
-                wrong.rename(wrong.with_name(f"{wrong.name}.damaged-{secrets.token_hex(4)}"))
+            obstacle = next((ancestor for ancestor in ancestors if ancestor.is_symlink() or ancestor.is_file()), place)
+            if os.path.lexists(obstacle):
+                obstacle.rename(obstacle.with_name(f"{obstacle.name}.damaged-{secrets.token_hex(4)}"))
             place.parent.mkdir(parents=True, exist_ok=True)
             _link(source / path, place)
         damaged += paths

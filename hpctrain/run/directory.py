@@ -115,9 +115,9 @@ class RunDirectory:
         """
         directory = cls.at(path)
         if not directory.config.is_file():
-            found = "it has no config.yaml" if directory.path.is_dir() else "no such directory"
+            problem = "it has no config.yaml" if directory.path.is_dir() else "no such directory"
             raise RunDirectoryError(
-                f"{path} is not a run directory: {found}; `python -m hpctrain status` lists the runs under runs/"
+                f"{path} is not a run directory: {problem}; `python -m hpctrain status` lists the runs under runs/"
             )
         return directory
 
@@ -200,17 +200,19 @@ class RunDirectory:
 
     def set_aside(self) -> list[Path]:
         """Damaged checkpoints that a resume passed over and renamed, oldest step first."""
-        found = filter(None, map(SET_ASIDE.fullmatch, _names(self.checkpoints)))
+        matches = filter(None, map(SET_ASIDE.fullmatch, _names(self.checkpoints)))
         return [
-            self.checkpoints / match[0] for match in sorted(found, key=lambda match: (int(match["step"]), match[0]))
+            self.checkpoints / match[0] for match in sorted(matches, key=lambda match: (int(match["step"]), match[0]))
         ]
 
     def moved_aside(self) -> dict[int, Path]:
         """Checkpoints that made way for new ones which aren't there, by step; the next attempt puts them back."""
         names = _names(self.checkpoints)
-        found = {int(match["step"]): match[0] for match in filter(None, map(REPLACED.fullmatch, names))}
+        names_by_step = {int(match["step"]): match[0] for match in filter(None, map(REPLACED.fullmatch, names))}
         return {
-            step: self.checkpoints / name for step, name in found.items() if self.checkpoint(step).name not in names
+            step: self.checkpoints / name
+            for step, name in names_by_step.items()
+            if self.checkpoint(step).name not in names
         }
 
     def create(self, mode: int) -> None:
@@ -248,16 +250,16 @@ class RunDirectory:
 
     def _create(self, mode: int) -> None:
         self.make()
-        found = stat.S_IMODE(self.path.stat().st_mode)
-        wanted = mode | found & stat.S_ISGID  # chmod would drop the bit that a shared folder passes on
-        if found == wanted:
+        current_mode = stat.S_IMODE(self.path.stat().st_mode)
+        new_mode = mode | current_mode & stat.S_ISGID  # chmod would drop the bit that a shared folder passes on
+        if current_mode == new_mode:
             return  # another user of the group who resumes the run isn't allowed to change its mode
         if os.geteuid() not in (0, self.path.stat().st_uid):
             raise RunDirectoryError(
-                f"run_dir={self.path}: it has the permissions {found:o} and belongs to another user, so they can't be "
-                f"changed to {wanted:o}; leave run_mode as it is"
+                f"run_dir={self.path}: it has the permissions {current_mode:o} and belongs to another user, so they "
+                f"can't be changed to {new_mode:o}; leave run_mode as it is"
             )
-        self.path.chmod(wanted)
+        self.path.chmod(new_mode)
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -270,7 +272,7 @@ class RunDirectory:
 
     @contextmanager
     def permissions(self, mode: int = 0o777) -> Iterator[None]:
-        """Inside the context, all that this process creates has the directory's permissions, whatever the umask.
+        """Context manager in which what this process creates gets the directory's permissions, whatever the umask.
 
         The umask belongs to the process, so it changes for all threads.
 
@@ -288,11 +290,11 @@ class RunDirectory:
     def _mode_of_sweep(self) -> int:
         """Permissions of the sweep's runs; everything if this isn't the folder of a sweep."""
         try:
-            found = self.sweep.lstat().st_mode
+            mode = self.sweep.lstat().st_mode
         except OSError:
             return 0o777
         # a folder may be entered by those who may read the file
-        return found | (found & 0o444) >> 2
+        return mode | (mode & 0o444) >> 2
 
     def close_folder(self, folder: Path, mode: int) -> None:
         """Create a folder that others may write to only if both the run directory's mode and ``mode`` allow it.
@@ -302,17 +304,17 @@ class RunDirectory:
         """
         with self.explained():
             folder.mkdir(exist_ok=True)
-            home, found = self.path.stat(), folder.stat()
+            home, status = self.path.stat(), folder.stat()
             allowed = home.st_mode & mode
-            strangers = {found.st_uid, folder.lstat().st_uid} - {os.geteuid(), 0, home.st_uid}
+            strangers = {status.st_uid, folder.lstat().st_uid} - {os.geteuid(), 0, home.st_uid}
             # in a folder such as /scratch, any user may have come first; in that of a group, one of its members
             if strangers and (home.st_mode & stat.S_IWOTH or not allowed & stat.S_IWGRP):
                 raise RunDirectoryError(
                     f"run_dir={self.path}: {folder} belongs to another user, who could replace what your jobs execute; "
                     "choose another folder"
                 )
-            if excess := found.st_mode & ~allowed & (stat.S_IWGRP | stat.S_IWOTH):
-                folder.chmod(stat.S_IMODE(found.st_mode) & ~excess)
+            if excess := status.st_mode & ~allowed & (stat.S_IWGRP | stat.S_IWOTH):
+                folder.chmod(stat.S_IMODE(status.st_mode) & ~excess)
 
 
 def umask_of(mode: int) -> int:

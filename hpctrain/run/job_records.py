@@ -62,7 +62,7 @@ class JobRecords:
         self.add({"job_id": job_id, "time": time.time(), "waited": True})
 
     def waits(self, job_id: str) -> int:
-        """How often a job went back to the queue because the run waits for other runs."""
+        """Number of times that a job went back to the queue because the run waits for other runs."""
         return sum(bool(record.get("waited")) for record in self._of(job_id))
 
     def continues(self, job_id: str) -> bool:
@@ -90,7 +90,7 @@ class JobRecords:
         return any(not any(map(record.get, ("began", "left", "waited"))) for record in self._of(job_id))
 
     def restarts_before(self, job_id: str) -> int:
-        """How often a job had been requeued when it began to work for the run; 0 for a job of this run alone."""
+        """Number of requeues of a job before it began to work for the run; 0 for a job of this run alone."""
         began = [record for record in self._of(job_id) if record.get("began")]
         return int(began[-1].get("restarts", 0)) if began else 0
 
@@ -113,6 +113,6 @@ def cancelled_at(records: Sequence[Mapping[str, Any]]) -> float | None:
     """When the user cancelled the run, by its submissions and cancellations; see `JobRecords.cancelled_at`."""
     # that a job left the run follows from a cancellation, and doesn't withdraw it; nor does a wait that was about to be
     # recorded
-    own = (record for record in reversed(records) if not (record.get("left") or record.get("waited")))
-    last: Mapping[str, Any] = next(own, {})
+    relevant_records = (record for record in reversed(records) if not (record.get("left") or record.get("waited")))
+    last: Mapping[str, Any] = next(relevant_records, {})
     return float(last["time"]) if last.get("cancelled") else None

@@ -127,8 +127,8 @@ class LaunchMark:
         # the user may have a folder with such a name beside the runs
         path = self.directory.path
         names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
-        others = [name for name in names - _OF_A_RUN if not name.startswith((TEMPORARY_PREFIX, ".nfs"))]
-        return not others and LaunchMark(RunDirectory(path.parent)).exists()
+        foreign_names = [name for name in names - _OF_A_RUN if not name.startswith((TEMPORARY_PREFIX, ".nfs"))]
+        return not foreign_names and LaunchMark(RunDirectory(path.parent)).exists()
 
     def describe_unfinished(self) -> str:
         """Say in one line that the launch was killed before the run or the sweep was complete, and what to type.
@@ -140,14 +140,14 @@ class LaunchMark:
             return ""
         what = "its launch is under way, or was killed before it was complete"
         # another user's mark could propose a harmful command
-        found = read_json_or_empty(path) if path.stat().st_uid == os.geteuid() else {}
-        command, folder = found.get("command"), found.get("folder")
+        mark = read_json_or_empty(path) if path.stat().st_uid == os.geteuid() else {}
+        command, folder = mark.get("command"), mark.get("folder")
         if not isinstance(command, list) or not isinstance(folder, str):
             # without a command, the mark of a sweep is that of a later change of it
             return "" if self.directory.sweep.exists() else f"{what}; to continue it, type its command again"
-        named = any(str(word).startswith("run_dir=") for word in command)
-        more = "" if named else f" with run_dir={self.directory.as_typed}"
-        return f"{what}; to continue it, type `{shlex.join(map(str, command))}`{more} in {folder}"
+        has_run_dir = any(str(word).startswith("run_dir=") for word in command)
+        run_dir_hint = "" if has_run_dir else f" with run_dir={self.directory.as_typed}"
+        return f"{what}; to continue it, type `{shlex.join(map(str, command))}`{run_dir_hint} in {folder}"
 
 
 def _lock(file: int) -> bool:

@@ -9,7 +9,7 @@ from hpctrain.errors import ExitCode
 
 
 class Reason(StrEnum):
-    """Why an attempt ended."""
+    """The reason for which an attempt ended."""
 
     COMPLETED = "completed"
     PREEMPTED = "preempted"

@@ -135,10 +135,10 @@ class UnconnectedRanks:
     @property
     def text(self) -> str:
         """The warning, in one line."""
-        others = numbered(self.unit, range(1, self.count))
+        names = numbered(self.unit, range(1, self.count))
         verb = "has" if self.count == 2 else "have"
         with_framework = f" with {self.framework}" if self.framework else ""
-        return f"{others} {verb} not connected to {self.unit} 0, so each may be training its own model{with_framework}"
+        return f"{names} {verb} not connected to {self.unit} 0, so each may be training its own model{with_framework}"
 
     @classmethod
     def read(cls, claim: Path) -> UnconnectedRanks | None:

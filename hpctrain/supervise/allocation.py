@@ -49,8 +49,8 @@ class Allocation:
     @property
     def described(self) -> str:
         """The nodes on which ranks run, for the log; with how many the run asked for, if these are fewer."""
-        text, most = " ".join(self.step_nodes), self.node_counts[0]
-        return text if self.num_nodes == most else f"{text}: {len(self.step_nodes)} of {most} nodes"
+        text, max_nodes = " ".join(self.step_nodes), self.node_counts[0]
+        return text if self.num_nodes == max_nodes else f"{text}: {len(self.step_nodes)} of {max_nodes} nodes"
 
     @property
     def spares(self) -> int:
@@ -72,7 +72,7 @@ def allocation_overrides(environ: Mapping[str, str], words: Sequence[str]) -> li
     Raises:
         ClusterEnvironmentError: the nodes have different numbers of tasks.
     """
-    found = [] if any(word.startswith("cluster=") for word in words) else ["cluster=slurm"]
+    overrides = [] if any(word.startswith("cluster=") for word in words) else ["cluster=slurm"]
     name = "SLURM_TASKS_PER_NODE"
     counts = tasks_per_node(environ.get(name, "1"), variable=name)
     if len(set(counts)) > 1:
@@ -88,4 +88,4 @@ def allocation_overrides(environ: Mapping[str, str], words: Sequence[str]) -> li
     }
     if message := ignored_message(variables.unparsable):
         log.warning("%s", message)
-    return found + [f"{key}={value}" for key, value in values.items() if value is not None]
+    return overrides + [f"{key}={value}" for key, value in values.items() if value is not None]

@@ -147,7 +147,7 @@ class CurrentJob:
         return termination if termination is not None and termination.record and termination.reason else None
 
     def cause(self, outcome: Outcome) -> Termination | None:
-        """Why SLURM is ending the job, for an attempt that is over; None if it isn't.
+        """Return SLURM's reason for ending the job, for an attempt that is over; None if SLURM isn't ending it.
 
         Args:
             outcome: of the attempt, by its ranks' records; SLURM isn't queried if its reason already names the cause.

@@ -26,7 +26,7 @@ STANDARD_OUTPUT = 1
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """How a run ended in a job that trains others as well.
+    """The end of a run in a job that trains others as well.
 
     Attributes:
         exit_code: as the batch script of this run alone would return it.

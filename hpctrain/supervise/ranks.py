@@ -22,7 +22,7 @@ from hpctrain.launch.prepare import RunPlan
 from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.code import CodeSnapshot
 from hpctrain.run.exit_record import read_exit_records
-from hpctrain.run.launcher import Handover
+from hpctrain.run.launcher import LauncherFacts
 from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.startup import __version__
 from hpctrain.supervise.allocation import Allocation
@@ -54,7 +54,7 @@ log = logging.getLogger("hpctrain.supervise")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksEnd:
-    """How the ranks ended, beyond what they recorded themselves."""
+    """The end of an attempt's ranks, beyond what they recorded themselves."""
 
     complaints: str = ""
     """What went wrong, as srun or the supervisor saw it; empty if nothing did."""
@@ -123,8 +123,8 @@ class Ranks:
     def _variables(self, attempt: int, code: CodeSnapshot | None, in_allocation: int) -> dict[str, str]:
         """The variables of the ranks, in addition to the batch script's environment."""
         digest = "" if code is None else code.digest
-        handover = Handover(attempt=attempt, logged=True, code=digest, version=__version__)
-        variables = {**handover.variables(), **self._plan.code_variables(code, self._environ)}
+        launcher = LauncherFacts(attempt=attempt, logged=True, code=digest, version=__version__)
+        variables = {**launcher.variables(), **self._plan.code_variables(code, self._environ)}
         if self._plan.is_program:
             variables |= program_variables(self._job, self._environ, in_allocation)
         return variables
@@ -162,8 +162,8 @@ class Ranks:
 
     def _began(self, earlier: Attempt) -> bool:
         # the launcher records a start as well, at the end of an attempt whose ranks didn't: theirs has torch's version
-        left = len(read_exit_records(self._directory.attempt(earlier.attempt)))
-        return earlier.torch is not None or 0 < (earlier.world_size or 0) <= left
+        num_records = len(read_exit_records(self._directory.attempt(earlier.attempt)))
+        return earlier.torch is not None or 0 < (earlier.world_size or 0) <= num_records
 
 
 def srun_command(
@@ -316,15 +316,15 @@ def program_variables(job: CurrentJob, environ: Mapping[str, str], in_allocation
         in_allocation: attempts in this allocation, the new one included.
     """
     port = job.plan.config.cluster.master_port
-    found = {"MASTER_PORT": str(_free_port(environ, in_allocation) if port is None else port)}
+    variables = {"MASTER_PORT": str(_free_port(environ, in_allocation) if port is None else port)}
     try:
         record = job.slurm.show(job.job_id)
     except SchedulerError as error:
         log.info("HPCTRAIN_DEADLINE isn't set, because SLURM doesn't answer: %s", error)
     else:
         if record is not None and record.end_time is not None:
-            found["HPCTRAIN_DEADLINE"] = str(record.end_time)
-    return found
+            variables["HPCTRAIN_DEADLINE"] = str(record.end_time)
+    return variables
 
 
 def _free_port(environ: Mapping[str, str], in_allocation: int) -> int:

@@ -17,7 +17,7 @@ from hpctrain.attempt.requeue import (
     Action,
     RequeueDecision,
     decide,
-    end_of,
+    final_reason,
     history_with,
     reports_steps,
 )
@@ -147,7 +147,7 @@ class Supervisor:
         # only if this job itself ended the run and was requeued anyway: a new job is meant to train it further
         if not attempts or attempts[-1].job_id != self.job.job_id:
             return None
-        return end_of(attempts[-1], None if self.plan.is_program else self.plan.training.trainer.pause_at_step)
+        return final_reason(attempts[-1], None if self.plan.is_program else self.plan.training.trainer.pause_at_step)
 
     def _claim(self) -> int:
         self._world_size = self.allocation.num_nodes * self.plan.resources.processes_per_node
@@ -216,11 +216,11 @@ class Supervisor:
         if not self.allocation.outlives_a_node:
             return outcome
         try:
-            found = self.job.slurm.failed_nodes(self.job.nodes, self.job.began)
+            failed_nodes = self.job.slurm.failed_nodes(self.job.nodes, self.job.began)
         except SchedulerError as error:
             log.info("can't query SLURM about the nodes: %s", error)
             return outcome
-        failed = tuple(node for node in found if node not in self.allocation.lost)
+        failed = tuple(node for node in failed_nodes if node not in self.allocation.lost)
         if not set(failed) & set(self.allocation.step_nodes):
             self.allocation.lose(failed)
             return outcome
@@ -230,8 +230,8 @@ class Supervisor:
         final = replace(outcome, reason=decision.reason)
         if decision.reason is not outcome.reason:
             # the ranks' own reason would be lost, unless the decision names it
-            named = outcome.reason.value in decision.why
-            ended = outcome.report if named else f"{outcome.reason.value}, {outcome.report}"
+            why_names_reason = outcome.reason.value in decision.why
+            ended = outcome.report if why_names_reason else f"{outcome.reason.value}, {outcome.report}"
             final = replace(final, report=f"{decision.why}: {ended}")
         with contextlib.suppress(OSError):  # the next attempt closes this one
             retry(
@@ -251,8 +251,8 @@ class Supervisor:
                 for_s=0.0 if final.reason.meaning.by_slurm else STORAGE_S,
                 problem=f"the end of attempt {attempt} can't be recorded",
             )
-        named = final.reason.value in decision.why
-        why = decision.why if named else f"{final.reason.value}: {decision.why}"
+        why_names_reason = final.reason.value in decision.why
+        why = decision.why if why_names_reason else f"{final.reason.value}: {decision.why}"
         at_step = "" if self.plan.is_program and not final.step else f" at step {final.step}"
         log.info("attempt %d ended%s; %s", attempt, at_step, why)
         if final.report and final.reason is not Reason.COMPLETED:

@@ -197,10 +197,10 @@ class WandbOffline(_WandbRun):
     def close(self, reported: ReportedState) -> None:
         """Complete the folder, and put it in the place of the earlier one; see `Service`."""
         super().close(reported)
-        (made,) = (self._folder / "wandb").glob("offline-run-*")
-        before = [path for path in self._home.glob("offline-run-*") if path.name != made.name]
-        shutil.rmtree(self._home / made.name, ignore_errors=True)  # made in the same second
-        made.replace(self._home / made.name)
+        (new_folder,) = (self._folder / "wandb").glob("offline-run-*")
+        before = [path for path in self._home.glob("offline-run-*") if path.name != new_folder.name]
+        shutil.rmtree(self._home / new_folder.name, ignore_errors=True)  # made in the same second
+        new_folder.replace(self._home / new_folder.name)
         fsync_directory(self._home)
         for path in before:
             shutil.rmtree(path, ignore_errors=True)

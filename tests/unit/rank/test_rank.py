@@ -17,7 +17,7 @@ from hpctrain.rank.stop_request import StopRequest
 from hpctrain.run.config_change import change_config, keep_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import Collectives, ExitRecord, read_exit_records
-from hpctrain.run.launcher import Handover, Owner
+from hpctrain.run.launcher import LauncherFacts, Owner
 from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.run.times import Times
@@ -47,7 +47,7 @@ def make(monkeypatch):
 
     def build(variables=SECOND_OF_TWO, *, attempt=1):
         environment = ClusterEnvironment.from_environment(variables)
-        return Rank(Config(), environment, Handover(attempt=attempt), StopRequest(), Times(0.0))
+        return Rank(Config(), environment, LauncherFacts(attempt=attempt), StopRequest(), Times(0.0))
 
     return build
 

@@ -12,7 +12,7 @@ from hpctrain.top.columns import (
     PROGRESS,
     RUN,
     STATE,
-    Shown,
+    TableView,
     gap,
     matches,
     short_varied,
@@ -21,7 +21,7 @@ from hpctrain.top.columns import (
 )
 from hpctrain.top.watch import WatchedRun
 
-SHOWN = Shown("eval/loss", 1000.0)
+SHOWN = TableView("eval/loss", 1000.0)
 
 
 def run(name, *, state=RunState.RUNNING, **fields):
