@@ -242,6 +242,9 @@ class Run:
     ) -> nn.Module:
         """Build the run's model as the run did, and load the weights of a checkpoint; imports torch.
 
+        Classes come from the program's own modules, and not from the run's copy of the code, whose classes would be
+        second ones of the same names.
+
         The checkpoint is verified first. The task's data isn't prepared: if its `build_model` needs that, pass
         ``task=lambda **keys: made``, where ``made`` is a task that you have prepared; ``keys`` are the keys of
         conf/task, which it ignores.

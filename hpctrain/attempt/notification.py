@@ -204,7 +204,7 @@ class Notifier:
         try:
             return stack.enter_context(self._directory.notify_log.open("ab", buffering=0))
         except OSError:
-            return subprocess.DEVNULL  # the user is to hear of a full or lost disk all the same
+            return subprocess.DEVNULL  # on a full or lost disk the notification matters most
 
 
 def _report_background_processes(event: str, leader: int, watch: IO[bytes]) -> None:

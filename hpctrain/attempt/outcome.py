@@ -1,4 +1,8 @@
-"""The outcome of an attempt, from its ranks' exit records and never from an exit code that passed through srun."""
+"""The outcome of an attempt, from its ranks' exit records and never from an exit code that passed through srun.
+
+For a rank's exit code 7, srun of SLURM 22.05 returned 143, 137, or 1 if another rank trapped the signal, depending on
+which rank `--kill-on-bad-exit` hit first; after the failure of a node it returned 0.
+"""
 
 from __future__ import annotations
 

@@ -153,7 +153,8 @@ _LENGTH_BYTES = 8
 def write_safetensors(path: Path, weights: Mapping[str, WeightStream], on_write: Callable[[int], None]) -> None:
     """Write a new file, and make it durable. For the same tensors it has the same bytes as the package's `save_file`.
 
-    Only the header is the package's, which writes elements only if all tensors are in memory together.
+    Only the header is the package's: it has no stable function that writes one tensor after another, and all of a
+    checkpoint, converted to another type, may not fit into memory. A mapped scratch file would take twice the space.
 
     Args:
         path: must not exist.

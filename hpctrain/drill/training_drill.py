@@ -31,7 +31,7 @@ DEFAULTS = (
 )
 """The overrides of every drill; the user's own come after them."""
 NO_PAUSE = ("trainer.pause_at_step=null",)
-"""A run that pauses would wait for somebody to continue it."""
+"""A run that pauses would wait until a user resumes it."""
 ON_GPUS = (
     "trainer.deterministic=true",
     "trainer.cudnn_benchmark=false",

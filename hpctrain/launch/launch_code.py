@@ -127,6 +127,7 @@ class LaunchCode:
         if recorded_code is not None:
             is_own = recorded_code.own_paths is not None
         elif config.run.cwd is None and not directory.config.exists():
+            # a run that is in no sweep shares ignored folders with the original, where the user's next step reads them
             is_own = self._home != directory
         if recorded_code is not None and config.run.cwd not in (None, cwd := "own" if is_own else "shared"):
             problem = f"the run in {directory.path} began with {cwd}, and its files are there"
@@ -165,7 +166,10 @@ class LaunchCode:
 
 
 def needs_code(config: RunConfig) -> bool:
-    """Whether a run may import code that isn't installed: a program, or a training with a class of one's own."""
+    """Whether a run may import code that isn't installed: a program, or a training with a class of one's own.
+
+    Other trainings run without a copy if none can be made: people type `python -m hpctrain` in their home folder.
+    """
     if not isinstance(config, Config):
         return True
     targets = (value for key, value in flat(config).items() if key.rpartition(".")[2] == "_target_")
@@ -294,7 +298,12 @@ def _copy(files: CodeFiles, target: Path) -> Sequence[CodeFile]:
 
 
 def _copy_one(files: CodeFiles, path: str, target: Path) -> CodeFile | None:
-    """Copy a file or a symbolic link; None if it vanished."""
+    """Copy a file or a symbolic link; None if it vanished.
+
+    No hard link to the original, which an editor that writes in place would change. The copy has a new time, since
+    sites purge scratch folders by age, and can't be written: runs of a sweep share its contents. A file that is written
+    to meanwhile is taken as it is read.
+    """
     try:
         if not files.copied[path] and (files.root / path).is_symlink():
             target.symlink_to(_link_text(files, path))

@@ -1,4 +1,4 @@
-"""Launch one run where its configuration says: on this machine, or as a SLURM job."""
+"""Launch one run on this machine or as a SLURM job, as its configuration has it."""
 
 from __future__ import annotations
 

@@ -237,7 +237,8 @@ def undone_on_error(
 ) -> Iterator[RunDirectory]:
     """Yield the directory of a run or a sweep; an error inside the context leaves it as it was found, or absent.
 
-    If the process is killed instead, the mark of the launch stays (`LaunchMark`). Only what preparing and submitting
+    If the process is killed instead, the mark of the launch stays (`LaunchMark`), which can't replace this: a launch
+    that sbatch refuses is to leave nothing, and a failed resume no changed files. Only what preparing and submitting
     write is undone, and nothing once a job is recorded or an attempt is claimed: of a run, of a run in the sweep, or of
     the search that the run belongs to; nor if another command is launching a run there. A job that couldn't be recorded
     fails at its start, because its pickled call is gone.

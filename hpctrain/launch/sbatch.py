@@ -1,4 +1,7 @@
-"""Run sbatch: split tasks into arrays, read the job id, classify refusals."""
+"""Run sbatch: split tasks into arrays, read the job id, classify refusals.
+
+submitit's own call of sbatch has no timeout, and its errors don't show whether a job was submitted.
+"""
 
 from __future__ import annotations
 

@@ -108,8 +108,9 @@ def _nodes_and_tasks(run: RunPlan) -> dict[str, Any]:
     tasks, cores = resources.processes_per_node, resources.cpus_per_process
     if len(counts) == 1:
         return {"nodes": counts[0] + spare, "ntasks_per_node": tasks, "cpus_per_task": cores}
-    # With --ntasks-per-node, SLURM 22.05 computes a number of tasks from the smallest number of nodes, and gives the
-    # job no more nodes than that. So a node gets one task, with the cores of all ranks; srun then starts the ranks.
+    # With --ntasks-per-node=1, SLURM 22.05.8 computes a number of tasks from the smallest number of nodes, and gives
+    # the job no more nodes than that: 2 of 4 idle ones for --nodes=2-4, which alone got all 4. So a node gets one task,
+    # with the cores of all ranks; srun then starts the ranks.
     return {"nodes": f"{counts[-1]}-{counts[0] + spare}", "cpus_per_task": tasks * (cores or 1)}
 
 

@@ -118,6 +118,7 @@ class Process:
 
     def blocks(self, number: int) -> bool:
         """Whether its main thread blocks a signal, as one that waits for it in another thread or by signalfd does."""
+        # psutil doesn't report signals
         return bool(self._signals("SigBlk") >> (number - 1) & 1)
 
     def _signals(self, name: str) -> int:

@@ -50,7 +50,11 @@ class Agreement:
     so that all ranks issue the same collectives. In a world of one the rank's own flags are the decision.
 
     Agreements are as frequent as `COST_SHARE` allows, and a second apart at most. If steps suddenly grow slower, the
-    ranks notice a stop that much later; the newest checkpoint limits the loss.
+    ranks notice a stop that much later; the newest checkpoint limits the loss. On two CPU cores an agreement of two
+    ranks takes 0.8 ms (tests/benchmarks/agreement.py), so the interval is 160 ms.
+
+    The steps are counted, since ranks read the clock after different steps. A flag on the GPU would stall it. A late
+    agreement isn't brought forward: that took 180 lines of locks, for a delay that the short interval makes rare.
 
     Args:
         world: the ranks.

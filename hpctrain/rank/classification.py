@@ -28,7 +28,10 @@ TIMED_OUT = re.compile(
     r"|monitoredBarrier|collective operation timeout|before timing out",
     re.IGNORECASE,
 )
-"""Messages of torch's backends (gloo, the store, NCCL's watchdog) when another rank didn't arrive in time."""
+"""Messages of torch's backends (gloo, the store, NCCL's watchdog) when another rank didn't arrive in time.
+
+A collective that times out is a hang, since all its connections exist; one that breaks is a lost peer.
+"""
 PEER_LOST = re.compile(
     r"Connection (closed|reset|refused) by|Connection reset|Broken pipe"
     r"|recvValue failed|sendBytes failed|DistNetworkError|DistStoreError|Socket closed"

@@ -51,6 +51,8 @@ class Stop:
 class StopRequest:
     """Set by the first signal that asks this process to stop; the loop reads it between steps.
 
+    A handler doesn't save: it may interrupt the allocator, a collective, or another save.
+
     SIGTERM and the user signals come from a scheduler, SIGINT from a person, SIGHUP from a closed terminal. A second
     SIGINT raises KeyboardInterrupt at once. A third one is ignored: it would only interrupt the process while it
     records its end.

@@ -291,7 +291,8 @@ def current_code(directory: RunDirectory, digest: str | None = None) -> CodeSnap
 def code_for_attempt(directory: RunDirectory) -> tuple[CodeSnapshot | None, str]:
     """Check the code of an attempt that is about to start, and make the run's own copy if it needs one.
 
-    Only the launcher of the attempt calls this, before the ranks start on any node.
+    Only the launcher of the attempt calls this, before the ranks start on any node. The run's own copy is made here and
+    not at the submission, so that submitting a sweep of a thousand runs makes one copy.
 
     Returns:
         The copy from which its ranks import, None for their working directory; and what is wrong with it, in one line
@@ -407,7 +408,10 @@ def publish(code: CodeSnapshot, fill: Callable[[Path], Sequence[CodeFile]], warn
 
 
 def _repair(code: CodeSnapshot, files: Sequence[CodeFile], source: Path) -> list[str]:
-    """Replace the damaged files of a copy, and return their paths; what is there stays, as `NAME.damaged-XXXXXXXX`."""
+    """Replace the damaged files of a copy, and return their paths; what is there stays, as `NAME.damaged-XXXXXXXX`.
+
+    A program may have overwritten a tracked file with its results.
+    """
     damaged: list[str] = []
     # where a link was in the place of a folder, more files are missing afterwards
     while paths := [path for path, _ in code.damaged_files(files) if path not in damaged]:

@@ -179,7 +179,7 @@ class RunDirectory:
         return self.attempt(attempt) / "stacks_requested"
 
     def stop_file(self, attempt: int) -> Path:
-        """The file by which the user cancels an attempt: its ranks look for it, on whatever machine they are."""
+        """The file by which the user cancels an attempt: its ranks look for it, on any machine."""
         return self.attempt(attempt) / "stop"
 
     def is_cancelled(self, attempt: int) -> bool:

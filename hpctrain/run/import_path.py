@@ -1,4 +1,8 @@
-"""Python's search path for modules of a run's code: the copy, wherever Python would look in the original."""
+"""Python's search path for modules of a run's code: the copy, wherever Python would look in the original.
+
+Only the search path changes for ranks of a training: they keep their working directory, to which data paths refer.
+Programs run in the copy.
+"""
 
 from __future__ import annotations
 
@@ -139,7 +143,11 @@ def hooked_packages(code: CodeSnapshot, prefixes: Iterable[Path]) -> list[str]:
 
 
 def editable_places(prefixes: Iterable[Path]) -> list[str]:
-    """Return the folders that .pth files of environments add to Python's search path, as editable installations do."""
+    """Return the folders that .pth files of environments add to Python's search path, as editable installations do.
+
+    The files are read, and no Python is started: a program may run with another one than hpctrain. PYTHONPATH with the
+    copies of these folders comes before the .pth files.
+    """
     places: dict[str, None] = {}
     for file in _installed_files("*.pth", prefixes):
         with contextlib.suppress(OSError):

@@ -70,7 +70,7 @@ class JobRecords:
         return any(bool(record.get("continues")) for record in self._of(job_id))
 
     def leave(self, job_id: str) -> None:
-        """Record that a job works for the run no longer, though it may still be queued or running."""
+        """Record that a job has stopped working for the run, though it may still be queued or running."""
         self.add({"job_id": job_id, "time": time.time(), "left": True})
 
     def read(self) -> list[dict[str, Any]]:

@@ -26,7 +26,11 @@ class LaunchMark:
     """``launching.json``, the first file of a launch in the directory of a run or a sweep, and the last one it removes.
 
     Whatever kills the launch, the mark stays, so that the directory isn't taken for a folder of other files: the same
-    command continues there. The launch holds a lock on the file, which the kernel releases when the process dies.
+    command continues there. ``config.yaml`` can't be the first file: readers take a directory with it for a complete
+    run. Nor can a directory be renamed into place, which the user may have made.
+
+    The launch holds a lock on the file, which the kernel releases when the process dies; NFS shows other machines no
+    lock of a folder. Without locks, the claim of the attempt decides between two launches.
 
     Args:
         directory: of the run or the sweep.

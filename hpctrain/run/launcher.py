@@ -70,6 +70,9 @@ class LauncherFacts:
 class Owner:
     """Host and process id of a local launch, kept in the attempt's claim as ``owner.json``.
 
+    It shows that a process which was killed is gone; the next attempt then records the end. A second process that waits
+    for the first would only record it, and notify, earlier.
+
     Attributes:
         host: the machine's name.
         pid: the launching process; a signal to it is a signal to the run.

@@ -1,4 +1,4 @@
-"""The folder of a user's code: what git says of it, and which files usually hold passwords, keys or tokens."""
+"""The folder of a user's code: its commit and diff in git, and the names of files that usually hold secrets."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def ask_git(
     # options, because git before 2.31 ignores GIT_CONFIG_COUNT
     settings = [part for key, value in {**SAFE, **(instead or {})}.items() for part in ("-c", f"{key}={value}")]
     timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
-    # a run without git, or on a file system where git is slow, starts all the same
+    # a run must start without git, too, and on a file system where git is slow
     try:
         done = subprocess.run(
             ["git", "--no-pager", *settings, "-C", str(folder), *arguments],

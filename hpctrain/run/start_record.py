@@ -1,7 +1,8 @@
 """The records that ranks write when they begin, because only the rank itself knows its node for certain.
 
 A rank's node can't be computed from its number: SLURM 26.05 places tasks in the order of the cluster's switches, and
-users may choose another distribution.
+users may choose another distribution. `sattach --layout` would query each node, and is missing in containers.
+`--distribution=plane=N` would restore the order of the list, and lose the locality for which SLURM changed it.
 """
 
 from __future__ import annotations

@@ -51,6 +51,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
             end = supervisor.run(plan)
             return end.exit_code, end.job_ends
 
+        # the array has a task for each new run
         code = train_assigned(home, job_id, train, max_new_runs=1)
         if code not in (ExitCode.FINISHED, ExitCode.INTERRUPTED):
             forbid_requeue(Slurm(environ), job_id)

@@ -74,7 +74,7 @@ class Space:
 
 
 class Algorithm(abc.ABC):
-    """One kind of sweep: composes its runs, and says which a resume adds.
+    """One kind of sweep: composes its runs, and finds those that a resume adds.
 
     Args:
         record: of the sweep.

@@ -23,7 +23,7 @@ from hpctrain.run.sweep_record import REMEDY, SweepRecord
 MAX_CHOICES = 100_000
 """Largest number of values that a choice lists."""
 DIGITS = 6
-"""Significant digits of a drawn number, where so many tell it from the ends of its interval."""
+"""Significant digits of a drawn number, if that many distinguish it from the ends of its interval."""
 INTERVAL = re.compile(r"interval\s*\(([^()]*)\)")
 WHOLE = re.compile(r"(?:(?:start|end)\s*=\s*)?[+-]?\d[\d_]*")
 Values = tuple[tuple[str, str], ...]

@@ -32,7 +32,7 @@ DIRECTIONS = {
     "ax_config.experiment.minimize": {"true": "min", "false": "max"},  # hydra-ax-sweeper
     "optim.maximize": {"true": "max", "false": "min"},  # hydra-nevergrad-sweeper
 }
-"""Keys of sweepers that say which objectives are better, and what `metric_mode` calls their values."""
+"""Keys of sweepers that decide which objectives are better, with the `metric_mode` of each of their values."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 PREFIX = "sampler-"
 """Of the files with the sampler's state after a draw."""
 RECORD_ERRORS = (AttributeError, KeyError, OverflowError, RuntimeError, TypeError, ValueError)
-"""What Optuna, numpy and torch raise for a record that someone has edited."""
+"""Errors of Optuna, numpy and torch about a record that a user has edited."""
 RANDOM = "random"
 KERNELS = "kernels"
 KERNEL_FIELDS = ("inverse_squared_lengthscales", "kernel_scale", "noise_var")
@@ -43,7 +43,8 @@ KERNEL_LISTS = ("_gprs_cache_list", "_constraints_gprs_cache_list")
 class OptunaStudy(SearchAlgorithm):
     """Chooses by one of Optuna's samplers; runs are trained to their end.
 
-    The study is made anew for each draw, from the journal. So Optuna needs no storage, and no process keeps it.
+    The study is made anew for each draw, from the journal. So Optuna needs no storage, and no process keeps it: SQLite
+    is corrupted on NFS, and `JournalStorage` takes a lock and has no heartbeat.
     """
 
     knows_runs = False
@@ -101,6 +102,7 @@ class OptunaStudy(SearchAlgorithm):
                 {key: to_optuna(distribution) for key, distribution in distributions_of(self.record).items()}
             )
         frozen = study.trials[-1]
+        # the decision names the file: a draw that loses the race to publish leaves one that nobody reads
         name = f"{PREFIX}{secrets.token_hex(8)}.json"
         with state.home.permissions():
             write_atomic(state.home.path / FOLDER / name, json.dumps(sampler_state(sampler)))

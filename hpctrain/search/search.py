@@ -116,6 +116,8 @@ class Search:
     def state(self) -> SearchState:
         """Read the journal, and record the ends of runs that their own records show.
 
+        No task needs a heartbeat: whichever asks first records what the ledgers know and the journal doesn't.
+
         Raises:
             OSError: the file system's error.
         """

@@ -13,7 +13,7 @@ from hpctrain.status.run_status import RunStatus, status_of
 from hpctrain.status.state import RunState
 
 STOPPED = (RunState.FAILED, RunState.CANCELLED, RunState.INTERRUPTED, RunState.PAUSED)
-"""States of runs that don't complete unless someone resumes them."""
+"""States of runs that don't complete unless a user resumes them."""
 GONE = "its directory is gone"
 """The reason for the state of a run that was removed."""
 

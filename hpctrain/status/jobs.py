@@ -79,7 +79,7 @@ class RunRecords:
 
     @property
     def left_jobs(self) -> frozenset[str]:
-        """The jobs that work for the run no longer: they train other runs, or are over."""
+        """The jobs that have stopped working for the run: they train other runs, or are over."""
         last = {str(record["job_id"]): record for record in self.submissions if record.get("job_id")}
         return frozenset(job_id for job_id, record in last.items() if record.get("left") or self._has_left(record))
 

@@ -17,6 +17,9 @@ log = logging.getLogger("hpctrain.supervise")
 class Allocation:
     """The nodes that SLURM gave to a job.
 
+    A job that lost nodes grows again only at its next requeue: SLURM adds nodes to a running job only by merging
+    another job into it. The first node can't be lost: if the batch script's own node dies, SLURM requeues the job.
+
     Args:
         nodes: all of them, in SLURM's order.
         node_counts: the numbers of nodes on which the ranks can run, largest first.
@@ -48,7 +51,7 @@ class Allocation:
 
     @property
     def described(self) -> str:
-        """The nodes on which ranks run, for the log; with how many the run asked for, if these are fewer."""
+        """The nodes on which ranks run, for the log; with the requested number, if these are fewer."""
         text, max_nodes = " ".join(self.step_nodes), self.node_counts[0]
         return text if self.num_nodes == max_nodes else f"{text}: {len(self.step_nodes)} of {max_nodes} nodes"
 

@@ -252,7 +252,8 @@ class CurrentJob:
     def forbid_requeue(self, exit_code: int) -> None:
         """Keep SLURM from starting the job once more, because the run is over, or continues in another job.
 
-        Unless the job is back in the queue, SLURM is asked only once: this job may hold many nodes.
+        Unless the job is back in the queue, SLURM is asked only once: this job may hold many nodes. Afterwards SLURM
+        also refuses `scontrol requeue` by hand; `resume` continues the run.
 
         Args:
             exit_code: that the batch script is about to return.
@@ -333,7 +334,8 @@ class CurrentJob:
         if termination.reason is None or not termination.needs_requeue:
             return attempt > 0
         if not attempt:
-            # this process may not live until the first attempt is claimed; if it does, the next signal records why
+            # this process may not live until the first attempt is claimed; if it does, the next signal records why.
+            # No budget counts this requeue: waiting for the claim would cost more to read than the one that is missed
             if termination.reason is Reason.PREEMPTED and not self._decided:
                 self.requeue()
             return False

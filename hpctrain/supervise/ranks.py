@@ -139,8 +139,8 @@ class Ranks:
                 unseen = self._describe_unseen(no_log["rank"])
             if first := {message for message in awaited if message.match(line)}:
                 awaited -= first
-                # what srun says may be the only sign that SLURM kills the job: its SIGTERM may not reach this process
-                # in another thread: srun blocks if its output isn't read
+                # srun's message may be the only sign that SLURM kills the job: its SIGTERM may not reach this process.
+                # In another thread: srun blocks if its output isn't read
                 threading.Thread(target=self._job.check, daemon=True).start()
         return unseen
 
@@ -154,7 +154,7 @@ class Ranks:
         return f"{node} can't write into {self._directory.path}; {remedy}"
 
     def _have_begun(self) -> bool:
-        """Whether all ranks of an earlier attempt have begun, as their own records tell."""
+        """Whether all ranks of an earlier attempt have begun, by their own records."""
         try:
             return bool(saved_step(self._directory)) or any(map(self._began, Ledger(self._directory).attempts()))
         except (OSError, HpctrainError):
@@ -218,7 +218,8 @@ def srun_options(plan: RunPlan, nodes: Sequence[str], *, num_nodes: int, contain
         f"--output={str(directory.logs).replace('%', '%%')}/rank_%t.log",
     ]
     if nodes:
-        # SLURM 22.05 never releases the resources of a step on a node that died, so the next step has to share them
+        # SLURM 22.05 never releases the resources of a step on a node that died, so the next step has to share them:
+        # without --mem=0, 22.05.8 refused each of 58 tries in two minutes for lack of memory
         command += [f"--nodelist={','.join(nodes)}", "--no-kill", "--overlap", "--mem=0"]
     cores = resources.cpus_per_process
     if len(plan.node_counts) > 1:
@@ -282,7 +283,8 @@ class Step:
             assert process.stderr is not None
             for line in process.stderr:
                 print_error(line.rstrip("\n"))
-                # the ranks that did start would wait for the others
+                # the ranks that did start would wait for the others. Not at the first lost peer: a rank that died alone
+                # needs no other node
                 if NO_LOG.match(line) or (self.ends_with_a_node and NODE_FAILED.match(line)):
                     process.terminate()
                 self._locate(line)

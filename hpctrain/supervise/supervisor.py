@@ -48,6 +48,9 @@ log = logging.getLogger("hpctrain.supervise")
 class Supervisor:
     """Runs the attempts of one allocation.
 
+    It is the batch script's program, since ranks can't report their own death, and sites forbid daemons on login nodes.
+    torchrun's agent would restart after any failure, and knows nothing of preemption.
+
     Args:
         plan: of the run.
         environ: the batch script's environment.
@@ -261,7 +264,11 @@ class Supervisor:
                 print_error(resume_advice(self.directory, final.reason))
 
     def _leave(self, decision: RequeueDecision) -> int:
-        """Carry out the decision outside of this allocation. A requeue comes last, since it ends this process."""
+        """Carry out the decision outside of this allocation.
+
+        A requeue comes last: `scontrol requeue` kills the process that calls it within a tenth of a second. Exit codes
+        that make SLURM requeue (RequeueExit) are the site's configuration, not ours.
+        """
         exit_code = decision.reason.meaning.exit_code
         requeued = self.job.end_early_requeues()
         if decision.action is Action.END:

@@ -1,4 +1,10 @@
-"""Let a job wait in the queue until the runs before its run have completed (`after`)."""
+"""Let a job wait in the queue until the runs before its run have completed (`after`).
+
+SLURM's dependencies name jobs, and runs outlive jobs. On SLURM 22.05, `afterany` is fulfilled too early if a run
+continues in a new job or its job is forgotten (MinJobAge), and a requeued job has lost its own dependency. `afterok`
+reads a batch script's exit code, and leaves DependencyNeverSatisfied jobs behind. So SLURM starts the job when the jobs
+of the other runs have ended, and this module decides by the states of the runs.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +126,9 @@ def _wait(job: CurrentJob, other_runs: OtherRuns) -> int:
         job.cancel_requeue()
         return ExitCode.CANCELLED
     try:
-        # only now: SLURM refuses both for a running job (seen on SLURM 22.05)
+        # only now: SLURM refuses both for a running job (seen on SLURM 22.05), and accepts them while a requeued one
+        # still completes; it starts that only after a while. Not by `requeuehold`: a supervisor that is killed before
+        # the release leaves a held job
         job.delay(other_runs.job_ids, seconds)
     except SchedulerError as error:
         log.info("can't delay the job; it checks again when SLURM next starts it: %s", error)

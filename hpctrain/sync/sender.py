@@ -45,7 +45,8 @@ class SenderClaim:
 
     A claim is a folder with its owner's name, which is renamed to its number: that fails if the number is taken, on a
     shared file system too, since a folder that isn't empty is never replaced (POSIX, rename). The number exceeds all
-    earlier ones: a process that was taken for dead finds a higher one, and stops.
+    earlier ones: a process that was taken for dead finds a higher one, and stops. Not a lock, which some cluster file
+    systems don't have across nodes.
 
     Args:
         directory: of the run.

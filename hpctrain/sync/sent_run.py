@@ -89,7 +89,7 @@ class ReportedState:
 
     @property
     def final(self) -> bool:
-        """Whether the run is over, unless someone resumes it."""
+        """Whether the run is over, unless a user resumes it."""
         return self.state in ("completed", "failed", "cancelled")
 
 
@@ -185,7 +185,8 @@ def identify(directory: RunDirectory) -> str:
     """Return the run's digest, in hexadecimal, and record it in ``sync/identity.json``.
 
     When a run is first sent, its digest is made from the manifest and the folder's name. A run directory is a copy if
-    its record names another directory, and that one still holds a run with the same digest.
+    its record names another directory, and that one still holds a run with the same digest. So a copy whose original
+    can't be seen counts as a moved run; and a copy that keeps the folder's name as the original, if neither was sent.
 
     Raises:
         OSError: the file system's error.
@@ -344,7 +345,7 @@ class Rows:
         step, name, kind, file = (record.get(key) for key in ("step", "name", "kind", "file"))
         if not COUNT.accepts(step) or not all(isinstance(text, str) for text in (name, kind, file)):
             return
-        # someone may have edited the record: nothing but the run's own media leaves the machine
+        # a user may have edited the record: nothing but the run's own media leaves the machine
         if not str(file).startswith(f"{self._directory.media.name}/"):
             return
         if step is not None and step > self._after:

@@ -119,6 +119,7 @@ def send_once(transfer: Transfer, *, quiet: bool = False, rows: Rows | None = No
     (status,) = read_statuses([transfer.directory])
     if transfer.everything and status.state.may_change:
         raise RunDirectoryError(f"{transfer.directory.path} is {status.state}: --all is for runs that have stopped")
+    # no resume repeats what lies before the newest checkpoint, unless that is damaged: what was sent then stays as sent
     limit = None if transfer.everything or status.state is RunState.COMPLETED else saved_step(transfer.directory)
     with transfer.sender(rows) as sender:
         if sender.is_up_to_date(limit, status.state.value):

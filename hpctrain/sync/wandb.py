@@ -119,7 +119,10 @@ class _WandbRun:
 
 
 class WandbOnline(_WandbRun):
-    """A run at W&B. The run's steps are W&B's own, by which it reports how much it has."""
+    """A run at W&B. The run's steps are W&B's own, by which it reports how much it has.
+
+    If the steps were a metric, and W&B's own counted calls, W&B couldn't tell which rows it has.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -50,7 +50,7 @@ _COLOURS = {
     RunState.HELD: Style(color="yellow"),
     RunState.QUEUED: Style(color="blue"),
 }
-"""Colours repeat what the words say."""
+"""Colours of states, which the words name as well."""
 _BY_TITLE = {column.title: column for column in COLUMNS}
 FIRST_METRIC = "train/loss"
 """The metric that is shown at first, if a run has it."""

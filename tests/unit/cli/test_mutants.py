@@ -44,7 +44,7 @@ from hpctrain.search.search import Search
 from hpctrain.status.run_details import attempts_table
 from hpctrain.sync.sent_run import Rows, describe, describe_state, identify
 from hpctrain.terminal import visible
-from hpctrain.top.columns import COLUMNS, Shown
+from hpctrain.top.columns import COLUMNS, TableView
 from hpctrain.top.run_screen import OpenRun
 from hpctrain.top.watch import WatchedRun
 
@@ -306,7 +306,7 @@ def watch(run: Path) -> None:
     """Look at a run as `top` does."""
     watched = WatchedRun(RunDirectory.at(run), run.name)
     watched.update(None)
-    shown = Shown("train/loss", time.time())
+    shown = TableView("train/loss", time.time())
     for column in COLUMNS:
         column.text(watched, shown)
         column.key(watched, shown)
