@@ -105,7 +105,7 @@ def metrics_of(directory: RunDirectory, ignored: Sequence[str] = ()) -> dict[str
     series: dict[str, dict[int, float]] = {}
     for record in read_metrics(directory.metrics):
         for name, value in record.values.items():
-            if not any(fnmatchcase(name, pattern) for pattern in (*SPEED, *ignored)):
+            if not _matches(name, (*SPEED, *ignored)):
                 series.setdefault(name, {})[record.step] = value
     return series
 
@@ -121,48 +121,33 @@ def _read_samples(directory: RunDirectory) -> dict[int, dict[int, tuple[int, ...
 
 def compare_values(what: str, straight: object, interrupted: object) -> ComparisonRow:
     """Compare two values; None stands for a missing one."""
+    text, other_text = ("-" if value is None else str(value) for value in (straight, interrupted))
     # a value that both runs lack isn't evidence of equality
-    equal = straight == interrupted and straight is not None
-    straight_text, interrupted_text = ("-" if value is None else str(value) for value in (straight, interrupted))
-    return ComparisonRow(what, straight_text, interrupted_text, equal)
+    return ComparisonRow(what, text, other_text, equal=straight == interrupted and straight is not None)
 
 
 def _compare_series(what: str, straight: Mapping[int, float], interrupted: Mapping[int, float]) -> ComparisonRow:
-    straight_text, interrupted_text = (
-        f"{values[max(values)]:.6g}, {len(values)} values" if values else "-" for values in (straight, interrupted)
-    )
+    runs = (straight, interrupted)
+    text, other_text = (f"{values[max(values)]:.6g}, {len(values)} values" if values else "-" for values in runs)
     first = _first_difference(straight, interrupted)
     if first is None:
-        return ComparisonRow(what, straight_text, interrupted_text, equal=True)
-    step, mine, theirs = first
-    difference = f"first after step {step}: {mine} and {theirs}"
-    return ComparisonRow(
-        what,
-        straight_text,
-        interrupted_text,
-        equal=False,
-        difference=difference,
-        relative=_largest_relative(straight, interrupted),
-    )
+        return ComparisonRow(what, text, other_text, equal=True)
+    difference = f"first after step {first[0]}: {first[1]} and {first[2]}"
+    relative = _largest_relative(straight, interrupted)
+    return ComparisonRow(what, text, other_text, equal=False, difference=difference, relative=relative)
 
 
 def _compare_samples(straight: Mapping[int, object], interrupted: Mapping[int, object]) -> ComparisonRow:
-    straight_text, interrupted_text = (f"of {len(steps)} steps" for steps in (straight, interrupted))
+    text, other_text = (f"of {len(steps)} steps" for steps in (straight, interrupted))
     first = _first_difference(straight, interrupted)
-    return ComparisonRow(
-        "samples by rank",
-        straight_text,
-        interrupted_text,
-        first is None,
-        "" if first is None else f"first in step {first[0]}",
-    )
+    difference = "" if first is None else f"first in step {first[0]}"
+    return ComparisonRow("samples by rank", text, other_text, equal=first is None, difference=difference)
 
 
 def _largest_relative(straight: Mapping[int, float], interrupted: Mapping[int, float]) -> float | None:
     """The largest relative difference of two values of one step; None if a value is missing, NaN or infinite."""
-    if straight.keys() != interrupted.keys() or not all(
-        map(math.isfinite, (*straight.values(), *interrupted.values()))
-    ):
+    values = (*straight.values(), *interrupted.values())
+    if straight.keys() != interrupted.keys() or not all(map(math.isfinite, values)):
         return None
     pairs = [(value, interrupted[step]) for step, value in straight.items() if value != interrupted[step]]
     return max((abs(a - b) / max(abs(a), abs(b)) for a, b in pairs), default=0.0)
@@ -212,71 +197,57 @@ def compare_last_saves(straight: RunDirectory, interrupted: RunDirectory, ignore
         RunFailedError: the comparison could not be made.
     """
     saves = [last_save(directory) for directory in (straight, interrupted)]
-    straight_path, interrupted_path = (None if save is None else save.path for save in saves)
-    if straight_path is None and interrupted_path is None:
-        files = [(changed_at, path) for path, changed_at in unreported_files(straight) if not path.is_symlink()]
-        straight_path = max((entry for entry in files if entry[1].suffix not in NOT_SAVES), default=(0.0, None))[1]
-        if straight_path is not None and (interrupted.checkpoints / straight_path.name).exists():
-            interrupted_path = interrupted.checkpoints / straight_path.name
-    if straight_path is None and interrupted_path is None:
+    path, other_path = (None if save is None else save.path for save in saves)
+    if path is None and other_path is None:
+        files = [(changed_at, file) for file, changed_at in unreported_files(straight) if not file.is_symlink()]
+        path = max((entry for entry in files if entry[1].suffix not in NOT_SAVES), default=(0.0, None))[1]
+        if path is not None and (interrupted.checkpoints / path.name).exists():
+            other_path = interrupted.checkpoints / path.name
+    if path is None and other_path is None:
         return SaveResult(
             unproven="neither run saved anything that can be compared: report saves with session.saved, or write them "
             "into the folder HPCTRAIN_CHECKPOINT_DIR"
         )
-    if straight_path is None or interrupted_path is None:
-        return SaveResult(
-            rows=(
-                ComparisonRow(
-                    "save", _name(straight_path), _name(interrupted_path), False, "one of the runs has no such save"
-                ),
-            )
-        )
-    if straight_path.resolve() == interrupted_path.resolve():
-        return SaveResult(
-            unproven=f"both runs saved to {straight_path}: let each write into its own HPCTRAIN_CHECKPOINT_DIR"
-        )
+    if path is None or other_path is None:
+        name, other_name = ("-" if save is None else save.name for save in (path, other_path))
+        return SaveResult(rows=(ComparisonRow("save", name, other_name, False, "one of the runs has no such save"),))
+    if path.resolve() == other_path.resolve():
+        return SaveResult(unproven=f"both runs saved to {path}: let each write into its own HPCTRAIN_CHECKPOINT_DIR")
     steps = [save.step for save in saves if save is not None]
-    return result_of(
-        (straight_path, interrupted_path), steps, _compare_tensors(straight_path, interrupted_path), ignored
-    )
+    return result_of((path, other_path), steps, _compare_tensors(path, other_path), ignored)
 
 
 def result_of(
-    saves: tuple[Path, Path], steps: Sequence[int], comparison: Mapping[str, Any], ignored: Sequence[str]
+    saves: tuple[Path, Path], steps: Sequence[int], report: Mapping[str, Any], ignored: Sequence[str]
 ) -> SaveResult:
     """Describe a comparison.
 
     Args:
         saves: of the uninterrupted and of the interrupted run.
         steps: after which they were reported; empty if they weren't.
-        comparison: what `hpctrain.checkpoint.compare_saves` printed.
+        report: what `hpctrain.checkpoint.compare_saves` printed.
         ignored: patterns of the names of tensors that may differ.
     """
     straight, interrupted = (path.name for path in saves)
     apart = f"after steps {steps[0]} and {steps[1]}" if len(set(steps)) > 1 else ""
     rows = [ComparisonRow("save", straight, interrupted, not apart, apart)]
-    differing = [
-        tensor
-        for tensor in comparison["differing"]
-        if not any(fnmatchcase(tensor["name"], pattern) for pattern in ignored)
-    ]
-    left_out = len(comparison["differing"]) - len(differing)
-    if any(comparison["tensors"]):
-        rows.append(_tensors(comparison["tensors"], differing))
-    rows += [
-        ComparisonRow(name, "", "", False, f"can't be read: {why}") for name, why in comparison["unreadable"].items()
-    ]
+    differing = [tensor for tensor in report["differing"] if not _matches(tensor["name"], ignored)]
+    left_out = len(report["differing"]) - len(differing)
+    if any(report["tensors"]):
+        rows.append(_tensors(report["tensors"], differing))
+    unreadable = report["unreadable"].items()
+    rows += [ComparisonRow(name, "", "", False, f"can't be read: {why}") for name, why in unreadable]
     notes = []
     if left_out:
         differ = "differs, and matches" if left_out == 1 else "differ, and match"
         notes.append(f"{counted(left_out, 'tensor')} {differ} --ignore")
-    if comparison["identical"]:
-        notes.append(f"the same byte for byte, but not readable as tensors: {listed(comparison['identical'])}")
-    if comparison["left_out"]:
-        notes.append(f"without tensors, so not compared: {listed(comparison['left_out'])}")
-    if comparison["numbers"]:
-        notes.append(f"numbers outside of tensors differ: {listed(_grouped(comparison['numbers']))}")
-    nothing = not any(comparison["tensors"]) and not comparison["identical"] and not comparison["unreadable"]
+    if report["identical"]:
+        notes.append(f"the same byte for byte, but not readable as tensors: {listed(report['identical'])}")
+    if report["left_out"]:
+        notes.append(f"without tensors, so not compared: {listed(report['left_out'])}")
+    if report["numbers"]:
+        notes.append(f"numbers outside of tensors differ: {listed(_grouped(report['numbers']))}")
+    nothing = not any(report["tensors"]) and not report["identical"] and not report["unreadable"]
     unproven = f"there are no tensors in the save {straight}" if nothing else ""
     return SaveResult(rows=tuple(rows), notes=tuple(notes), unproven=unproven)
 
@@ -288,19 +259,17 @@ def _grouped(names: Sequence[str]) -> list[str]:
 
 
 def _tensors(counts: Sequence[int], differing: Sequence[Mapping[str, Any]]) -> ComparisonRow:
-    cells = [str(count) for count in counts]
+    text, other_text = map(str, counts)
     if not differing:
-        return ComparisonRow("tensors", cells[0], cells[1], True)
+        return ComparisonRow("tensors", text, other_text, equal=True)
     how_many = f"{len(differing)} of them"
-    incomparable = [tensor for tensor in differing if tensor["relative"] is None]
-    if incomparable:
-        example = incomparable[0]
-        return ComparisonRow(
-            "tensors", cells[0], cells[1], False, f"{how_many}, such as {example['name']}: {example['problem']}"
-        )
+    for tensor in differing:
+        if tensor["relative"] is None:
+            example = f"{how_many}, such as {tensor['name']}: {tensor['problem']}"
+            return ComparisonRow("tensors", text, other_text, equal=False, difference=example)
     largest = max(differing, key=lambda tensor: tensor["relative"])
     difference = f"{how_many}, most of all {largest['name']} by {largest['absolute']:.2g}"
-    return ComparisonRow("tensors", cells[0], cells[1], False, difference, relative=largest["relative"])
+    return ComparisonRow("tensors", text, other_text, equal=False, difference=difference, relative=largest["relative"])
 
 
 def _compare_tensors(straight: Path, interrupted: Path) -> dict[str, Any]:
@@ -312,13 +281,11 @@ def _compare_tensors(straight: Path, interrupted: Path) -> dict[str, Any]:
         check=False,
     )
     if done.returncode:
-        last = done.stderr.strip().rpartition("\n")[2]
-        raise RunFailedError(
-            f"{straight} and {interrupted} can't be compared: {last or f'exit code {done.returncode}'}"
-        )
-    comparison: dict[str, Any] = json.loads(done.stdout)
-    return comparison
+        why = done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}"
+        raise RunFailedError(f"{straight} and {interrupted} can't be compared: {why}")
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
 
 
-def _name(path: Path | None) -> str:
-    return "-" if path is None else path.name
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

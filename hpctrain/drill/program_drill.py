@@ -121,7 +121,6 @@ def changed_code(straight: RunDirectory, interrupted: RunDirectory) -> list[str]
 
 def _compare_steps(straight: RunDirectory, interrupted: RunDirectory) -> list[ComparisonRow]:
     """Compare the numbers of steps, if they were reported."""
-    steps = [
-        max((attempt.end_step or 0 for attempt in Ledger(run).attempts()), default=0) for run in (straight, interrupted)
-    ]
+    runs = [Ledger(run).attempts() for run in (straight, interrupted)]
+    steps = [max((attempt.end_step or 0 for attempt in attempts), default=0) for attempts in runs]
     return [compare_values("steps", *steps)] if any(steps) else []

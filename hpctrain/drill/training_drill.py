@@ -84,9 +84,8 @@ class TrainingDrill(Drill):
         """Return the overrides for a longer training with the same number of evaluations."""
         evaluated_every = math.ceil(steps * EVAL_EVERY_STEPS / STEPS)
         longer = {STEPS_KEY: steps, EVAL_KEY: evaluated_every}
-        longer = {
-            key: value for key, value in longer.items() if not any(_key(word) == key for word in self.user_overrides)
-        }
+        for key in map(_key, self.user_overrides):
+            longer.pop(key, None)
         keys = [_key(word) for word in overrides]
         return [f"{key}={longer[key]}" if key in longer else word for key, word in zip(keys, overrides, strict=True)]
 
