@@ -178,9 +178,8 @@ class ChunkPlace:
             ValueError: it isn't one.
         """
         offsets, sizes, file, *numbers = values
-        if not isinstance(file, str) or len(numbers) != 3 or len(offsets) != len(sizes):
-            raise ValueError("not a place")
-        if not all(isinstance(number, int) and number >= 0 for number in (*offsets, *sizes, *numbers)):
+        are_counts = all(isinstance(number, int) and number >= 0 for number in (*offsets, *sizes, *numbers))
+        if not isinstance(file, str) or len(numbers) != 3 or len(offsets) != len(sizes) or not are_counts:
             raise ValueError("not a place")
         return cls(Region(tuple(offsets), tuple(sizes)), file, *numbers)
 

@@ -103,14 +103,13 @@ class JobRecords:
         logs = [str(record["log"]) for record in self.read() if record.get("log")]
         return Path(logs[-1]) if logs else None
 
-    @property
-    def cancelled_at(self) -> float | None:
-        """When the user cancelled the run, in epoch seconds; None if they didn't, or a job was submitted afterwards."""
-        return cancelled_at(self.read())
-
 
 def cancelled_at(records: Sequence[Mapping[str, Any]]) -> float | None:
-    """When the user cancelled the run, by its submissions and cancellations; see `JobRecords.cancelled_at`."""
+    """When the user cancelled the run, in epoch seconds; None if they didn't, or a job was submitted afterwards.
+
+    Args:
+        records: of the run's jobs, as `JobRecords.read` returns them.
+    """
     # that a job left the run follows from a cancellation, and doesn't withdraw it; nor does a wait that was about to be
     # recorded
     relevant_records = (record for record in reversed(records) if not (record.get("left") or record.get("waited")))

@@ -174,7 +174,6 @@ class Ledger:
                 values |= facts | values
             else:
                 values |= facts
-            if event == "end":
                 values["reason"], values["detail"] = _reason(record)
         return [Attempt(attempt=number, **values) for number, values in sorted(by_number.items())]
 
@@ -204,13 +203,12 @@ class Ledger:
             RunDirectoryUnavailableError: the run directory is gone or can't be written.
         """
         try:
-            number = self._make_claim(secret=secret)
+            return self._make_claim(secret=secret)
         except OSError as error:
             raise RunDirectoryUnavailableError(
                 f"{self.directory.path}: a new attempt can't be claimed ({explain(error, self.directory.path)}); "
                 "check that the run directory exists and is writable"
             ) from error
-        return number
 
     def _make_claim(self, *, secret: bool) -> int:
         number = self.last_claim()

@@ -153,10 +153,9 @@ class Times:
         log.info("the first step came %s", describe_start(self._spent))
         self.record(step, force=True)
 
-    def add_facts(self, *, total_steps: int | None = None, resumed_step: int | None = None) -> None:
-        """Add fields to the record; see `TimesRecord`."""
-        self._facts |= {"total_steps": total_steps} if total_steps is not None else {}
-        self._facts |= {"resumed_step": resumed_step} if resumed_step is not None else {}
+    def add_facts(self, **facts: int | None) -> None:
+        """Add fields to the record, `total_steps` or `resumed_step` of `TimesRecord`; None adds nothing."""
+        self._facts |= {name: value for name, value in facts.items() if value is not None}
 
     def record(self, step: int, *, force: bool = False) -> None:
         """Record the attempt's progress, at most every `RECORD_EVERY_S`: a killed attempt leaves no other record.

@@ -225,10 +225,9 @@ def in_order(override: Override) -> Override:
 
 def _length_of(values: RangeSweep) -> int:
     number_range = values.range()
-    if isinstance(number_range, range):
-        # not len(), which refuses a range that is longer than a pointer can count
-        return max(0, -(-(number_range.stop - number_range.start) // number_range.step))
+    # not len(), which refuses a range that is longer than a pointer can count
     steps = (Decimal(number_range.stop) - Decimal(number_range.start)) / Decimal(number_range.step)
+
     return max(0, math.ceil(steps))
 
 

@@ -21,7 +21,7 @@ from hpctrain.errors import ExitCode, HpctrainError, SchedulerError, SupersededE
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.retry import retry
 from hpctrain.run.checkpoints import saved_step
-from hpctrain.run.job_records import JobRecords
+from hpctrain.run.job_records import JobRecords, cancelled_at
 from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.command import SchedulerSilentError
@@ -104,7 +104,7 @@ class CurrentJob:
     @property
     def cancelled(self) -> bool:
         """Whether the user has typed `python -m hpctrain cancel` for the run since the attempt began."""
-        when = JobRecords(self.directory).cancelled_at
+        when = cancelled_at(JobRecords(self.directory).read())
         return when is not None and when >= self.began
 
     @property

@@ -17,7 +17,7 @@ from textual.widgets import Input, Static
 
 from hpctrain.metrics.sink import JsonLinesSink
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.job_records import JobRecords
+from hpctrain.run.job_records import JobRecords, cancelled_at
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.status.state import RunState
@@ -300,7 +300,7 @@ def test_cancelling_asks_first_and_stops_a_local_run(make_run, tmp_path):
 
         asyncio.run(use())
     assert process.returncode == -signal.SIGINT
-    assert JobRecords(directory).cancelled_at is not None
+    assert cancelled_at(JobRecords(directory).read()) is not None
 
 
 def test_a_run_of_this_machine_is_not_trained_in_the_application(make_run, tmp_path):
