@@ -53,8 +53,9 @@ class Agreement:
     ranks notice a stop that much later; the newest checkpoint limits the loss. On two CPU cores an agreement of two
     ranks takes 0.8 ms (tests/benchmarks/agreement.py), so the interval is 160 ms.
 
-    The steps are counted, since ranks read the clock after different steps. A flag on the GPU would stall it. A late
-    agreement isn't brought forward: that took 180 lines of locks, for a delay that the short interval makes rare.
+    The steps are counted, since ranks read the clock after different steps, and with an all-reduce by a thread no step
+    would be known beforehand. A flag on the GPU would stall it. A late agreement isn't brought forward: that took 180
+    lines of locks, for a delay that the short interval makes rare.
 
     Args:
         world: the ranks.

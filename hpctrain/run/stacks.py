@@ -1,6 +1,6 @@
 """Stacks on request: a command writes a request into the attempt's claim, and the ranks answer in the run's logs.
 
-This needs a file system that all sides share, but neither a signal nor a connection to the nodes.
+This needs a file system that all sides share, but neither a signal (SIGUSR1 is a stop) nor a connection to the nodes.
 """
 
 from __future__ import annotations

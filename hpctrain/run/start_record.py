@@ -85,6 +85,9 @@ def address_of_rank_zero(
 ) -> str:
     """Rank zero's node; if no variable names it, wait for rank zero's start record.
 
+    Only for programs, which need MASTER_ADDR when they start. The ranks of a training try several addresses: those that
+    were started by hand share no folder, and NFS may show a record late.
+
     Args:
         claim: of the attempt.
         environment: this rank's place.

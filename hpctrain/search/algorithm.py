@@ -258,7 +258,11 @@ class SearchAlgorithm(Algorithm):
 
 
 class Asha(SearchAlgorithm):
-    """Promote the best runs from rung to rung (asynchronous successive halving)."""
+    """Promote the best runs from rung to rung (asynchronous successive halving).
+
+    A rung is a pause, and a promotion a plain resume: that starts new ranks, but serves every loop and any number of
+    ranks, and is as exact as any resume.
+    """
 
     def compose(self, composer: Composer, overrides: Sequence[Override]) -> ComposedSweep:
         """See `Algorithm`."""

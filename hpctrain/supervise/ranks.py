@@ -219,7 +219,8 @@ def srun_options(plan: RunPlan, nodes: Sequence[str], *, num_nodes: int, contain
     ]
     if nodes:
         # SLURM 22.05 never releases the resources of a step on a node that died, so the next step has to share them:
-        # without --mem=0, 22.05.8 refused each of 58 tries in two minutes for lack of memory
+        # without --mem=0, which gives a step all memory that the job has on a node, 22.05.8 refused each of 58 tries in
+        # two minutes
         command += [f"--nodelist={','.join(nodes)}", "--no-kill", "--overlap", "--mem=0"]
     cores = resources.cpus_per_process
     if len(plan.node_counts) > 1:

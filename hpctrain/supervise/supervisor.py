@@ -80,7 +80,10 @@ class Supervisor:
         self._is_warned = False
 
     def run(self) -> int:
-        """Run attempts until the run ends or continues elsewhere; return the batch script's exit code.
+        """Run attempts until the run ends or continues elsewhere.
+
+        Returns:
+            The batch script's exit code, by which SLURM shows FAILED for a run that failed.
 
         Raises:
             RunDirectoryError: a record of the run has an invalid field.
@@ -266,8 +269,9 @@ class Supervisor:
     def _leave(self, decision: RequeueDecision) -> int:
         """Carry out the decision outside of this allocation.
 
-        A requeue comes last: `scontrol requeue` kills the process that calls it within a tenth of a second. Exit codes
-        that make SLURM requeue (RequeueExit) are the site's configuration, not ours.
+        A requeue comes last: `scontrol requeue` kills the process that calls it within a tenth of a second. Without
+        one, a preempted job whose batch script ends with code 0 in the grace time is over for SLURM. Exit codes that
+        make SLURM requeue (RequeueExit) are the site's configuration, not ours.
         """
         exit_code = decision.reason.meaning.exit_code
         requeued = self.job.end_early_requeues()
