@@ -115,9 +115,8 @@ def hang_report(records: Mapping[int, ExitRecord], silent: Sequence[int], after:
         silent: the ranks without an exit record.
         after: after which step, in words; empty if that is unknown.
     """
-    hanging = sorted(
-        (record for record in records.values() if record.reason is Reason.HANG), key=lambda record: record.time
-    )
+    hanging = [record for record in records.values() if record.reason is Reason.HANG]
+    hanging.sort(key=lambda record: record.time)
     # A rank that hangs while it waits for others blames them. So the cause is a rank that hangs outside of a
     # collective, or one without a record of a hang: it was stuck, and at most woke up when the others ended.
     stuck = [record for record in hanging if not record.blames_peer]

@@ -6,6 +6,7 @@ which rank `--kill-on-bad-exit` hit first; after the failure of a node it return
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import signal
@@ -278,16 +279,10 @@ def resume_advice(directory: RunDirectory, reason: Reason) -> str:
     # with the same code and the same keys, it would fail again
     if reason is not Reason.FAILED:
         return f"to resume: {resume_command(directory)}"
-    now = " --code=now" if _has_copy(directory) else ""
-    return f"once the cause is fixed, resume with: {resume_command(directory)}{now}"
-
-
-def _has_copy(directory: RunDirectory) -> bool:
-    """Whether the run has a copy of the code, which no correction reaches."""
-    try:
-        return current_code(directory) is not None
-    except (OSError, RunDirectoryError):
-        return False
+    has_copy = False
+    with contextlib.suppress(OSError, RunDirectoryError):
+        has_copy = current_code(directory) is not None  # which no correction reaches
+    return f"once the cause is fixed, resume with: {resume_command(directory)}{' --code=now' if has_copy else ''}"
 
 
 def record_end(

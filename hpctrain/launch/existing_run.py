@@ -179,11 +179,10 @@ def changed_config(
     command = stored.run.command if isinstance(stored, ProgramConfig) else None
     groups = {key for key in keys.values() if "." not in key}
     default = type(stored)()
-    structured_groups = {
-        name for name in type(stored).__dataclass_fields__ if dataclasses.is_dataclass(getattr(default, name))
-    }
-    chosen = groups & {*structured_groups, *OPEN_GROUPS}
-    if {key.split(".")[0] for key in keys.values()} - {*type(stored).__dataclass_fields__}:
+    names = [field.name for field in dataclasses.fields(default)]
+    schema_groups = {name for name in names if dataclasses.is_dataclass(getattr(default, name))}
+    chosen = groups & {*schema_groups, *OPEN_GROUPS}
+    if {key.split(".")[0] for key in keys.values()} - {*names}:
         # Hydra takes a tenth of a second to import, and an existing run seldom needs it
         from hpctrain.config.compose import composer_of
 

@@ -264,15 +264,8 @@ def copy_code(
     if own_paths is None and not files.copied:
         return None
     code_files.require_size(files, settings.max_mb * 1e6)
-    code = CodeSnapshot(
-        run=home,
-        digest="",
-        folder=home.code,
-        root=files.root,
-        place=files.place,
-        commit=files.commit,
-        own_paths=own_paths,
-    )
+    code = CodeSnapshot(run=home, digest="", folder=home.code, root=files.root, place=files.place)
+    code = replace(code, commit=files.commit, own_paths=own_paths)
     with home.permissions(mode):
         home.close_folder(home.code, mode)
         try:

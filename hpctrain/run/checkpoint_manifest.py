@@ -201,14 +201,10 @@ class IndexedTensor:
 
 def encode_index(tensors: Mapping[str, IndexedTensor]) -> bytes:
     """Return the bytes of an index."""
-    record = {
-        name: {
-            "shape": list(tensor.shape),
-            "dtype": tensor.dtype,
-            "chunks": [place.as_list() for place in tensor.chunks],
-        }
-        for name, tensor in sorted(tensors.items())
-    }
+    record = {}
+    for name, tensor in sorted(tensors.items()):
+        chunks = [place.as_list() for place in tensor.chunks]
+        record[name] = {"shape": list(tensor.shape), "dtype": tensor.dtype, "chunks": chunks}
     return json.dumps(record, separators=(",", ":")).encode()
 
 

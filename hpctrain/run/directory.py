@@ -208,12 +208,9 @@ class RunDirectory:
     def moved_aside(self) -> dict[int, Path]:
         """Checkpoints that made way for new ones which aren't there, by step; the next attempt puts them back."""
         names = _names(self.checkpoints)
-        names_by_step = {int(match["step"]): match[0] for match in filter(None, map(REPLACED.fullmatch, names))}
-        return {
-            step: self.checkpoints / name
-            for step, name in names_by_step.items()
-            if self.checkpoint(step).name not in names
-        }
+        matches = filter(None, map(REPLACED.fullmatch, names))
+        aside = {int(match["step"]): self.checkpoints / match[0] for match in matches}
+        return {step: path for step, path in aside.items() if self.checkpoint(step).name not in names}
 
     def create(self, mode: int) -> None:
         """Create the directory and the folders in it; parents follow the umask, the run itself gets ``mode``.

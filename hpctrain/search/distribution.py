@@ -278,10 +278,8 @@ def _candidates(space: Mapping[str, Distribution], seed: int, first: int) -> Ite
     size = size_of(space)
     numbers = itertools.count(first) if size is None else range(first, first + TRIES * size)
     for number in numbers:
-        yield tuple(
-            (key, distribution.at(fraction(seed, key.lstrip("+"), number))) for key, distribution in space.items()
-        )
-    for values in itertools.product(*(distribution.all() for distribution in space.values())):
+        yield tuple((key, source.at(fraction(seed, key.lstrip("+"), number))) for key, source in space.items())
+    for values in itertools.product(*(source.all() for source in space.values())):
         yield tuple(zip(space, values, strict=True))
 
 

@@ -232,9 +232,8 @@ def _read(path: Path) -> SearchDecision | None:
         # removed by hand, or on a damaged disk: a begin is decided again, and an end is found in the run's ledger
         return None
     # any other field that can't be is left out: the decision holds without it
-    fields = {
-        name: record[name] for name, kind in field_types(SearchDecision).items() if kind.accepts(record.get(name))
-    }
+    types = field_types(SearchDecision)
+    fields = {name: record[name] for name, kind in types.items() if kind.accepts(record.get(name))}
     if not fields.keys() >= {"event", "run", "rung", "time"}:
         return None
     return SearchDecision(**(fields | {"event": JournalEvent(fields["event"])}))

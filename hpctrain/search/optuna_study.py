@@ -98,9 +98,7 @@ class OptunaStudy(SearchAlgorithm):
             study = optuna.create_study(sampler=sampler, direction="maximize" if mode == "max" else "minimize")
             for number in range(next(self.new_runs(state))):
                 study.add_trial(_trial(state, number))
-            trial = study.ask(
-                {key: to_optuna(distribution) for key, distribution in distributions_of(self.record).items()}
-            )
+            trial = study.ask({key: to_optuna(source) for key, source in distributions_of(self.record).items()})
         frozen = study.trials[-1]
         # the decision names the file: a draw that loses the race to publish leaves one that nobody reads
         name = f"{PREFIX}{secrets.token_hex(8)}.json"
@@ -109,7 +107,7 @@ class OptunaStudy(SearchAlgorithm):
         to_json = optuna.distributions.distribution_to_json
         return {
             "params": dict(trial.params),
-            "distributions": {key: to_json(distribution) for key, distribution in frozen.distributions.items()},
+            "distributions": {key: to_json(source) for key, source in frozen.distributions.items()},
             "attributes": dict(frozen.system_attrs),
             "sampler": name,
         }
@@ -174,15 +172,11 @@ def _trial(state: SearchState, number: int) -> optuna.trial.FrozenTrial:
 
 def _samples(space: Mapping[str, Distribution]) -> list[Values]:
     """The ends of each interval and each of a choice's values, so that a mistake shows before anything is submitted."""
-    middle = {key: distribution.at(0.5) for key, distribution in space.items()}
+    middle = {key: source.at(0.5) for key, source in space.items()}
     return [
         tuple((middle | {key: value}).items())
-        for key, distribution in space.items()
-        for value in (
-            distribution.values
-            if isinstance(distribution, Choice)
-            else (distribution.at(0.0), distribution.at(1 - 1e-12))
-        )
+        for key, source in space.items()
+        for value in (source.values if isinstance(source, Choice) else (source.at(0.0), source.at(1 - 1e-12)))
     ]
 
 

@@ -259,7 +259,7 @@ def resume_search(request: SweepResume, record: SweepRecord, template: RunPlan) 
     live = [*_live_tasks(home, force=request.force), *_live_processes(home, state, force=request.force)]
     failed = [end for end in state.ends.values() if end.reason in FAILURES]
     cancelled = [end for end in state.ends.values() if end.reason == Reason.CANCELLED]
-    lost = _begins_without_task(search, state, live, force=request.force)
+    lost = _lost_begins(search, state, live, force=request.force)
     search.release([*lost, *cancelled, *(failed if request.retry_failed else ())])
     failed_runs = [] if request.retry_failed else sorted({end.run for end in failed})
     if failed_runs:
@@ -288,9 +288,7 @@ def _num_tasks(search: Search, live: Collection[str]) -> int:
     return new + len(state.released) or promoted
 
 
-def _begins_without_task(
-    search: Search, state: SearchState, live: Collection[str], *, force: bool
-) -> list[SearchDecision]:
+def _lost_begins(search: Search, state: SearchState, live: Collection[str], *, force: bool) -> list[SearchDecision]:
     """The decisions that gave runs to tasks which are gone."""
     begins = [begin for begin in state.active.values() if begin.task not in live]
     statuses = statuses_before_launch([search.directory(begin.run) for begin in begins], force=force)

@@ -156,9 +156,7 @@ class Sweep:
         # the runs of a command wait for the same ones; those that are resumed may not
         for run in {tuple(run.config.after): run for run in runs}.values():
             require_others(run.config, run.directory)
-        if is_slurm:
-            return self._submit(runs)
-        return self._one_after_another(runs)
+        return self._submit(runs) if is_slurm else self._one_after_another(runs)
 
     def _skip(self, runs: Sequence[SweepRun]) -> dict[RunDirectory, int | None]:
         """Return the exit codes of the runs that aren't launched, None for live ones, and print a line on each."""
@@ -192,7 +190,7 @@ class Sweep:
         late = 0
         for number, (run, prepared) in enumerate(zip(runs, plans, strict=True), 1):
             if self.home.sweep_stop_file.exists():
-                return self._print_stopped("cancelled", runs, codes, ExitCode.CANCELLED)
+                return self._stop("cancelled", runs, codes, ExitCode.CANCELLED)
             if _is_new(run) and sweep_is_over(run.directory, time.time()):
                 codes.append(ExitCode.INTERRUPTED)
                 late += 1
@@ -203,20 +201,18 @@ class Sweep:
             print(f"run {number} of {len(runs)}: {run.heading}")
             codes.append(code := launch_here(prepared))
             if is_stopped(run.directory, code):
-                return self._print_stopped("stopped", runs, codes, ExitCode.INTERRUPTED)
+                return self._stop("stopped", runs, codes, ExitCode.INTERRUPTED)
         if late:
             what = f"the time of the sweep is over (sweep.time_limit_min): {counted(late, 'run')} not started"
             print(f"{what}; for as much time again: {self._resume}", file=sys.stderr)
         return codes
 
-    def _print_stopped(
-        self, how: str, runs: Sequence[SweepRun], codes: list[int | None], remaining_code: ExitCode
-    ) -> list[int | None]:
+    def _stop(self, how: str, runs: Sequence[SweepRun], codes: list[int | None], code: ExitCode) -> list[int | None]:
         """Print that no further run is launched; return the exit codes of all runs."""
         new = sum(map(_is_new, runs))
         new_runs_note = f"; {counted(new, 'run')} not started" if new else ""
         print(f"{how}{new_runs_note}; to resume: {self._resume}", file=sys.stderr)
-        return codes + [remaining_code] * (len(runs) - len(codes))
+        return codes + [code] * (len(runs) - len(codes))
 
     @property
     def _resume(self) -> str:

@@ -210,10 +210,8 @@ def _divided(attempt: Attempt, wall_s: float, *, is_running: bool) -> WallTime:
 def _with_lost_share(spent: WallTime, share: float) -> WallTime:
     """Move a share of the steps' time to the lost time."""
     lost = spent.lost_s + share * (spent.training_s + spent.evaluating_s)
-    kept_share = 1 - share
-    return replace(
-        spent, training_s=kept_share * spent.training_s, evaluating_s=kept_share * spent.evaluating_s, lost_s=lost
-    )
+    training_s = (1 - share) * spent.training_s
+    return replace(spent, training_s=training_s, evaluating_s=(1 - share) * spent.evaluating_s, lost_s=lost)
 
 
 def _steps(attempt: Attempt) -> int | None:

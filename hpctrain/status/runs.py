@@ -39,10 +39,8 @@ def find_runs(root: Path) -> list[RunDirectory]:
             folders = (entry for entry in entries if _is(partial(entry.is_dir, follow_symlinks=follow)))
             # the copied code may contain a config.yaml of its own
             is_sweep = any(entry.name in ("sweep.json", "launching.json") for entry in entries)
-            visible_folders = (
-                entry for entry in folders if entry.name[0] != "." and not (is_sweep and entry.name == "code")
-            )
-            pending += [(Path(entry.path), depth + 1) for entry in visible_folders]
+            visible = (entry for entry in folders if entry.name[0] != "." and not (is_sweep and entry.name == "code"))
+            pending += [(Path(entry.path), depth + 1) for entry in visible]
     return [RunDirectory.at(folder) for _, folder in sorted(dated_folders, reverse=True)]
 
 

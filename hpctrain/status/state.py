@@ -115,12 +115,8 @@ def derive_state(facts: RunFacts) -> tuple[RunState, str]:
     if attempt.open and owner is not None and owner.alive:
         return (RunState.STARTING if attempt.start_time is None else RunState.RUNNING), stopping
     if pending := [record for record in facts.known_jobs.values() if record.state.is_pending]:
-        hold_reason = explain_held(pending[-1])
-        return (
-            (RunState.QUEUED, explain_pending(pending[-1].reason))
-            if hold_reason is None
-            else (RunState.HELD, hold_reason)
-        )
+        note = explain_held(pending[-1])
+        return (RunState.QUEUED, explain_pending(pending[-1].reason)) if note is None else (RunState.HELD, note)
     running = [job_id for job_id, record in facts.known_jobs.items() if record.state.is_running]
     # the job of an attempt that ended for good is about to end as well
     ended_for_good = attempt.reason is not None and not attempt.reason.meaning.requeued

@@ -131,11 +131,10 @@ class MLflowServer:
         config_address = run.key("mlflow", "tracking_uri")
         user_address = self._server or os.environ.get("MLFLOW_TRACKING_URI")
         if self._server is None and config_address and config_address != user_address and not run.is_private:
-            safe_address = without_user(str(config_address))
+            server = without_user(str(config_address))
             raise UntrustedServerError(
-                f"other users could have written the config.yaml of {run.name}, which names the server {safe_address}; "
-                f"your credentials would be sent there. If you trust that server, add --server "
-                f"{shlex.quote(safe_address)}"
+                f"other users could have written the config.yaml of {run.name}, which names the server {server}; "
+                f"your credentials would be sent there. If you trust that server, add --server {shlex.quote(server)}"
             )
         address = user_address if self._server is not None else config_address or user_address
         if not address:

@@ -130,10 +130,9 @@ def send_once(transfer: Transfer, *, quiet: bool = False, rows: Rows | None = No
             address = sender.open()
             sender.send(limit)
             sender.close(status.state.value)
-    message = (
-        f"{transfer.shown}: {_describe_sent(sender)}; the run is {status.state}{f'; {address}' if address else ''}"
-    )
-    print(message, flush=True)
+    where = f"; {address}" if address else ""
+    print(f"{transfer.shown}: {_summary(sender)}; the run is {status.state}{where}", flush=True)
+
     if (step := sender.next_step) is not None and not quiet:
         hint = "--all sends it" if not status.state.may_change else "it follows once a checkpoint is saved"
         print(f"{transfer.shown}: what was logged from step {step} on lies after the newest checkpoint; {hint}")
@@ -224,7 +223,7 @@ def _send_until_end(transfer: Transfer, parent: Parent, sender: Sender) -> None:
             break
         parent.wait(LOOK_EVERY_S)
     sender.close("completed" if end == Parent.COMPLETED else "interrupted")
-    print(f"{transfer.title}: {_describe_sent(sender)}", flush=True)
+    print(f"{transfer.title}: {_summary(sender)}", flush=True)
 
 
 def _pauses() -> Iterator[float]:
@@ -235,7 +234,7 @@ def _pauses() -> Iterator[float]:
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
-def _describe_sent(sender: Sender) -> str:
+def _summary(sender: Sender) -> str:
     return f"{counted(sender.num_sent, 'step')} sent{_last_step_text(sender)}"
 
 
