@@ -7,13 +7,7 @@ from dataclasses import dataclass
 
 from hpctrain.config.resources import resources_of
 from hpctrain.config.root import ProgramConfig
-from hpctrain.drill.comparison import (
-    ComparisonRow,
-    compare_last_saves,
-    compare_metrics,
-    compare_values,
-    metrics_of,
-)
+from hpctrain.drill.comparison import ComparisonRow, compare_last_saves, compare_metrics, compare_values, metrics_of
 from hpctrain.drill.drill import FORCED, Drill, Plan, Report, TimePlan, duration_s, steps_in, unproven
 from hpctrain.drill.launched_run import LaunchedRun
 from hpctrain.errors import RunFailedError

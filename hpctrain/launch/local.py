@@ -39,12 +39,7 @@ from hpctrain.run.file_system import explain
 from hpctrain.run.import_path import imported_from
 from hpctrain.run.launcher import LauncherFacts, Owner
 from hpctrain.run.ledger import Ledger
-from hpctrain.run.process import (
-    environ_replaced,
-    handlers_restored,
-    may_handle_signals,
-    signals_blocked,
-)
+from hpctrain.run.process import environ_replaced, handlers_restored, may_handle_signals, signals_blocked
 from hpctrain.run.reason import Reason
 from hpctrain.run.temporary_folder import temporary_folder
 from hpctrain.scheduler.slurm import Slurm

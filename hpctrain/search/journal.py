@@ -14,14 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from hpctrain.errors import RunDirectoryError
-from hpctrain.files import (
-    IrregularFileError,
-    errors_naming,
-    fsync_directory,
-    on_each_file,
-    read_json,
-    temporary_name,
-)
+from hpctrain.files import IrregularFileError, errors_naming, fsync_directory, on_each_file, read_json, temporary_name
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import MODES
 from hpctrain.run.record_fields import COUNT, NUMBER, TEXT, TIME, FieldType, field_types, up_to

@@ -18,14 +18,7 @@ from hpctrain.status.state import RunState
 from hpctrain.sync.sender import BusyError, Sender, SenderClaim
 from hpctrain.sync.sender_processes import Parent
 from hpctrain.sync.sent_run import Rows, describe
-from hpctrain.sync.service import (
-    NOTHING,
-    Service,
-    ServiceError,
-    ServiceSetupError,
-    make_service,
-    problem_text,
-)
+from hpctrain.sync.service import NOTHING, Service, ServiceError, ServiceSetupError, make_service, problem_text
 
 LOOK_EVERY_S = 5.0
 """Seconds between two looks for a new checkpoint."""
