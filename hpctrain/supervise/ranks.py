@@ -91,12 +91,7 @@ class Ranks:
         variables = self._variables(attempt, code, in_allocation)
         nodes, outlives_a_node = self._allocation.step_nodes, self._allocation.outlives_a_node
         container = RankContainer.of_attempt(
-            self._plan,
-            attempt,
-            environ=self._environ,
-            step_variables=variables,
-            nodes=nodes,
-            code=code,
+            self._plan, attempt, environ=self._environ, step_variables=variables, nodes=nodes, code=code
         )
         job_name = self._environ.get("SLURM_JOB_NAME")
         try:

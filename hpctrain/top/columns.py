@@ -24,15 +24,19 @@ _PARTS = " ▏▎▍▌▋▊▉█"
 
 @dataclass(frozen=True, slots=True)
 class TableView:
-    """The parts of the table's view that its columns depend on.
+    """A view of the table of runs.
 
     Attributes:
         metric: the name of the metric that is shown.
         now: epoch seconds.
+        by: the column by which the runs are sorted; None for the order in which they were found.
+        descending: whether the largest values of that column come first.
     """
 
     metric: str
     now: float
+    by: Column | None = None
+    descending: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +71,13 @@ def metric_value(run: WatchedRun, view: TableView) -> float | None:
     return run.status.metrics.get(view.metric)
 
 
-def sort_by(column: Column, runs: Sequence[WatchedRun], view: TableView, *, descending: bool) -> list[WatchedRun]:
-    """Sort runs by a column, those without a value last; equal ones stay in their order."""
-    keyed = [(column.key(run, view), run) for run in runs]
+def in_order(runs: Sequence[WatchedRun], view: TableView) -> list[WatchedRun]:
+    """Sort runs as the view has it, those without a value last; equal ones stay in their order."""
+    if view.by is None:
+        return list(runs)
+    keyed = [(view.by.key(run, view), run) for run in runs]
     sortable = [(key, run) for key, run in keyed if key is not None and key == key]  # noqa: PLR0124 - NaN isn't equal to itself
-    sortable.sort(key=lambda pair: pair[0], reverse=descending)
+    sortable.sort(key=lambda pair: pair[0], reverse=view.descending)
     return [run for _, run in sortable] + [run for key, run in keyed if key is None or key != key]  # noqa: PLR0124
 
 

@@ -29,11 +29,10 @@ from hpctrain.top.columns import (
     RUN,
     STATE,
     TREND_COLUMN,
-    Column,
     TableView,
     gap,
+    in_order,
     matches,
-    sort_by,
     widths,
 )
 from hpctrain.top.messages import fitted, plain
@@ -76,8 +75,6 @@ class RunTable(Widget, can_focus=True):
         super().__init__(id="runs")
         self.rows: Sequence[WatchedRun] = ()
         self._view = TableView(metric="", now=0.0)
-        self._sorted: Column | None = None
-        self._descending = False
         self._chosen: Path | None = None
         self._cursor = 0
         self._top = 0
@@ -88,14 +85,12 @@ class RunTable(Widget, can_focus=True):
         """The chosen run; None without rows."""
         return self.rows[self._cursor] if self.rows else None
 
-    def show(self, rows: Sequence[WatchedRun], view: TableView, by: Column | None, *, descending: bool) -> None:
-        """Show these rows; the run that was chosen stays so."""
-        self.rows = rows
+    def show(self, runs: Sequence[WatchedRun], view: TableView) -> None:
+        """Show these runs, sorted; the run that was chosen stays so."""
+        self.rows = in_order(runs, view)
         self._view = view
-        self._sorted = by
-        self._descending = descending
-        places = (place for place, run in enumerate(rows) if run.directory.path == self._chosen)
-        self._cursor = next(places, min(self._cursor, max(0, len(rows) - 1)))
+        places = (place for place, run in enumerate(self.rows) if run.directory.path == self._chosen)
+        self._cursor = next(places, min(self._cursor, max(0, len(self.rows) - 1)))
         self._fit()
         self._keep_in_sight()
 
@@ -154,7 +149,7 @@ class RunTable(Widget, can_focus=True):
         for title, cells in self._widths.items():
             column = _BY_TITLE[title]
             name = (self._view.metric or title) if column is METRIC else title
-            mark = "" if column is not self._sorted else "▼" if self._descending else "▲"
+            mark = "" if column is not self._view.by else "▼" if self._view.descending else "▲"
             text = fitted(name, cells - len(mark), right=column.right, keep_end=True)
             titles.append(fitted(text.rstrip() + mark, cells) if mark and not column.right else text + mark)
         return (" " * gap(self.size.width)).join(titles)
@@ -210,12 +205,9 @@ class RunsScreen(Screen[None]):
         if not self._metric:
             names = self._metrics()
             self._metric = FIRST_METRIC if FIRST_METRIC in names else next(iter(names), "")
-        view = TableView(metric=self._metric, now=time.time())
-        rows = [run for run in runs if matches(run, self._words)] if self._words else list(runs)
-        by = _SORTED_BY[self._place]
-        if by is not None:
-            rows = sort_by(by, rows, view, descending=self._descending)
-        self.query_one(RunTable).show(rows, view, by, descending=self._descending)
+        rows = [run for run in runs if not self._words or matches(run, self._words)]
+        view = TableView(self._metric, time.time(), _SORTED_BY[self._place], self._descending)
+        self.query_one(RunTable).show(rows, view)
         self._summarise(len(rows))
 
     def _metrics(self) -> list[str]:

@@ -151,12 +151,7 @@ class Watch:
         problem: why runs couldn't be searched for at the last update; empty without a problem.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        clock: Callable[[], float] = time.monotonic,
-        ask: Ask = query_jobs,
-    ) -> None:
+    def __init__(self, root: Path, clock: Callable[[], float] = time.monotonic, ask: Ask = query_jobs) -> None:
         self.root = root
         self.runs: tuple[WatchedRun, ...] = ()
         self.query = JobQuery(clock, ask)
