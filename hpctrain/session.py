@@ -195,6 +195,7 @@ class _Agreement:
         step_s = min((now - self.begun_at) / (self.calls - self.begun), LONG_STEP_S)
         self.begun, self.begun_at = self.calls, now
         flags = sys.modules["torch"].tensor([int(stop), int(step_s * 1e6)], device="cpu")
+        # read at a later call, so that no rank waits for another one's device
         work = self.dist.all_reduce(flags, op=self.dist.ReduceOp.MAX, group=self.group, async_op=True)
         self.pending = (work, flags)
         self.kept = [*self.kept[-7:], self.pending]

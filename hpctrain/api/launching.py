@@ -22,7 +22,7 @@ from hpctrain.config.root import Config, RunConfig
 from hpctrain.config.target import refuse_own_targets, target_bound
 from hpctrain.errors import ClusterEnvironmentError, ConfigError, HpctrainError, RunFailedError
 from hpctrain.launch.launch_code import importing_code_of
-from hpctrain.launch.launcher import begin
+from hpctrain.launch.launcher import prepare_launch
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.growing_file import GrowingFile
@@ -63,7 +63,7 @@ def launch_detached(config: RunConfig, *, force: bool = False, code_now: bool = 
         refuse_own_targets(config, "is defined in this program, which other processes can't import")
     with _imports_passed_on():
         command = program_command()
-        prepared = begin(config, command, force=force, code_now=code_now, report=log.info, warn=log.warning)
+        prepared = prepare_launch(config, command, force=force, code_now=code_now, report=log.info, warn=log.warning)
         if isinstance(prepared, RunStatus):
             return RunDirectory(prepared.path)
         if prepared.job_id is None:
@@ -163,7 +163,7 @@ def train_here(config: Config, task: Callable[..., Any] | None = None, *, force:
         with own_task(config, task), working_directory_importable():
             check(config)
             # what this process has imported already is what trains: its copy is for the record
-            prepared = begin(
+            prepared = prepare_launch(
                 config,
                 program_command(),
                 force=force,

@@ -97,7 +97,7 @@ class Run:
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         watch, pause_s = RunWatch(self._directory, warn=log.warning), LOOK_EVERY_S
-        while not watch.is_over(status := self._if_there(watch.look())):
+        while not watch.is_over(status := self._if_there(watch.read_status())):
             if status.state is RunState.PREPARED:
                 raise RunDirectoryError(f"{self.path} has not been started: call hpctrain.submit or resume() first")
             left_s = pause_s if deadline is None else deadline - time.monotonic()
@@ -241,6 +241,9 @@ class Run:
         task: Callable[..., Task] | None = None,
     ) -> nn.Module:
         """Build the run's model as the run did, and load the weights of a checkpoint; imports torch.
+
+        Classes come from the program's own modules, and not from the run's copy of the code, whose classes would be
+        second ones of the same names.
 
         The checkpoint is verified first. The task's data isn't prepared: if its `build_model` needs that, pass
         ``task=lambda **keys: made``, where ``made`` is a task that you have prepared; ``keys`` are the keys of

@@ -1,1 +1,1 @@
-"""How an attempt ended, and whether the run is restarted, requeued or over."""
+"""The end of an attempt: its cause, and whether the run is restarted, requeued or over."""

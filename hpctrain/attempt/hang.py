@@ -62,12 +62,12 @@ class Phase(Enum):
 
 
 class HangWatch:
-    """Measures how long a rank shows no progress, by looking at it repeatedly.
+    """Measures how long a rank shows no progress, by repeated updates.
 
     Args:
         health: the bounds.
         now: seconds on a monotonic clock.
-        every_s: the usual seconds between two looks.
+        every_s: the usual seconds between two updates.
 
     Attributes:
         silence_s: seconds without progress.
@@ -80,7 +80,7 @@ class HangWatch:
         self._mark: object = None
         self.silence_s = 0.0
 
-    def look(self, phase: Phase, progress: object, now: float) -> str:
+    def update(self, phase: Phase, progress: object, now: float) -> str:
         """Describe the missing progress; empty unless the silence has reached the bound of the phase.
 
         Args:
@@ -88,7 +88,7 @@ class HangWatch:
             progress: a value that changes whenever the rank makes progress.
             now: seconds on a monotonic clock.
         """
-        # a late look means that the whole process stood still, perhaps suspended by a scheduler, which isn't a hang
+        # a late update means that the whole process stood still, perhaps suspended by a scheduler, which isn't a hang
         elapsed = min(now - self._looked_at, self._longest_gap_s)
         self._looked_at = now
         mark = phase, progress
@@ -115,18 +115,19 @@ def hang_report(records: Mapping[int, ExitRecord], silent: Sequence[int], after:
         silent: the ranks without an exit record.
         after: after which step, in words; empty if that is unknown.
     """
-    hanging = sorted((one for one in records.values() if one.reason is Reason.HANG), key=lambda one: one.time)
+    hanging = [record for record in records.values() if record.reason is Reason.HANG]
+    hanging.sort(key=lambda record: record.time)
     # A rank that hangs while it waits for others blames them. So the cause is a rank that hangs outside of a
     # collective, or one without a record of a hang: it was stuck, and at most woke up when the others ended.
-    stuck = [one for one in hanging if not one.blames_peer]
-    lost = sorted(one.rank for one in records.values() if one.blames_peer and one.reason is not Reason.HANG)
+    stuck = [record for record in hanging if not record.blames_peer]
+    lost = sorted(record.rank for record in records.values() if record.blames_peer and record.reason is not Reason.HANG)
     # If all of them wait, one of them has left out a collective, or is at another one than the others.
     behind = [] if stuck or silent or lost else _behind(hanging)
-    waiting = [one for one in hanging if one.blames_peer and one not in behind]
+    waiting = [record for record in hanging if record.blames_peer and record not in behind]
     first = (stuck or behind or hanging)[0]
     parts = [f"rank {first.rank} on {first.host} hangs{after and f' after step {first.step}'}: {first.message}"]
     if len(stuck) > 1:
-        parts.append(f"also hanging: {numbered('rank', sorted(one.rank for one in stuck[1:]))}")
+        parts.append(f"also hanging: {numbered('rank', sorted(record.rank for record in stuck[1:]))}")
     if behind:
         parts.append(_behind_text(behind, waiting))
     if silent:
@@ -135,8 +136,8 @@ def hang_report(records: Mapping[int, ExitRecord], silent: Sequence[int], after:
     if lost and not stuck:
         parts.append(f"{numbered('rank', lost)} reported no hang, then lost the other ranks, and may have been stuck")
     if waiting:
-        named = numbered("rank", sorted(one.rank for one in waiting))
-        who = named if stuck or silent or lost or behind else "every rank"
+        waiting_ranks = numbered("rank", sorted(record.rank for record in waiting))
+        who = waiting_ranks if stuck or silent or lost or behind else "every rank"
         parts.append(f"{who} waited for others{_collective_text(waiting)}")
     head = "; ".join(parts)
     return f"{head}\n{first.traceback.rstrip()}" if stuck and first.traceback else head
@@ -145,25 +146,25 @@ def hang_report(records: Mapping[int, ExitRecord], silent: Sequence[int], after:
 def _behind(waiting: Sequence[ExitRecord]) -> list[ExitRecord]:
     """The ranks that have begun the fewest collectives of the group in which another one waits, if they differ."""
     group = _group(waiting)
-    counts = {one.rank: count for one in waiting if (count := _begun(one, group)) is not None}
+    counts = {record.rank: count for record in waiting if (count := _begun(record, group)) is not None}
     if len(counts) < len(waiting) or len(set(counts.values())) < 2:
         return []
     fewest = min(counts.values())
-    return [one for one in waiting if counts[one.rank] == fewest]
+    return [record for record in waiting if counts[record.rank] == fewest]
 
 
 def _behind_text(behind: Sequence[ExitRecord], ahead: Sequence[ExitRecord]) -> str:
     group = _group((*ahead, *behind))
-    most = max(_begun(one, group) or 0 for one in ahead)
-    which = numbered("rank", sorted(one.rank for one in behind))
+    furthest = max(_begun(record, group) or 0 for record in ahead)
+    which = numbered("rank", sorted(record.rank for record in behind))
     return (
-        f"{which} began only {_begun(behind[0], group)} collectives of {group}, other ranks up to {most}: {which} "
+        f"{which} began only {_begun(behind[0], group)} collectives of {group}, other ranks up to {furthest}: {which} "
         "probably skipped a collective, or called them in another order"
     )
 
 
 def _group(records: Sequence[ExitRecord]) -> str:
-    return next((one.collectives.group for one in records if one.collectives and one.collectives.group), "")
+    return next((record.collectives.group for record in records if record.collectives and record.collectives.group), "")
 
 
 def _begun(record: ExitRecord, group: str) -> int | None:
@@ -171,5 +172,5 @@ def _begun(record: ExitRecord, group: str) -> int | None:
 
 
 def _collective_text(waiting: Sequence[ExitRecord]) -> str:
-    found = {"" if one.collectives is None else one.collectives.description for one in waiting}
-    return f" in {found.pop()}" if len(found) == 1 and "" not in found else ""
+    descriptions = {"" if record.collectives is None else record.collectives.description for record in waiting}
+    return f" in {descriptions.pop()}" if len(descriptions) == 1 and "" not in descriptions else ""

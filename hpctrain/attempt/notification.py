@@ -85,7 +85,7 @@ class Notifier:
         step, before = 0, ""
         with contextlib.suppress(OSError, HpctrainError):  # the attempt itself reports an unreadable record
             step = saved_step(self._directory)
-            ended = [one for one in Ledger(self._directory).attempts() if one.attempt < attempt and one.reason]
+            ended = [entry for entry in Ledger(self._directory).attempts() if entry.attempt < attempt and entry.reason]
             before = f"; attempt {ended[-1].attempt} ended as {ended[-1].reason}" if ended else ""
         after = f" after step {step}" if step else ""
         self._start("started", attempt, step, None, f"attempt {attempt} starts on {where}{after}{before}")
@@ -104,8 +104,8 @@ class Notifier:
         if not self._listens_for(event):
             return
         # the report of an orderly stop says only that it was one
-        said = reason.meaning.orderly and reason not in (Reason.COMPLETED, Reason.PAUSED)
-        headline = "" if said else outcome.headline
+        is_plain_stop = reason.meaning.orderly and reason not in (Reason.COMPLETED, Reason.PAUSED)
+        headline = "" if is_plain_stop else outcome.headline
         after = f"{reason.value} after step {outcome.step}" if outcome.step else reason.value
         cause = ": ".join(filter(None, (after, why, headline)))[:LONGEST_MESSAGE]
         if not follows and reason is not Reason.COMPLETED:
@@ -204,7 +204,7 @@ class Notifier:
         try:
             return stack.enter_context(self._directory.notify_log.open("ab", buffering=0))
         except OSError:
-            return subprocess.DEVNULL  # the user is to hear of a full or lost disk all the same
+            return subprocess.DEVNULL  # on a full or lost disk the notification matters most
 
 
 def _report_background_processes(event: str, leader: int, watch: IO[bytes]) -> None:
@@ -213,10 +213,10 @@ def _report_background_processes(event: str, leader: int, watch: IO[bytes]) -> N
         watch.write(b"\n")
         watch.flush()
     deadline = time.monotonic() + CHILDREN_END_S
-    while (left := session_members(leader)) and time.monotonic() < deadline:
+    while (pids := session_members(leader)) and time.monotonic() < deadline:
         time.sleep(POLL_S)
     # on a busy machine, the watch may need longer
-    if commands := [line for line in map(command_line, left) if line and COMMAND_SCRIPT not in line]:
+    if commands := [line for line in map(command_line, pids) if line and COMMAND_SCRIPT not in line]:
         log.warning(
             "killed what notify.command left in the background for %s: %s; remove the &, or start it with setsid "
             "to keep it",

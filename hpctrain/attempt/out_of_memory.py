@@ -31,9 +31,9 @@ def memory_advice(config: RunConfig) -> str:
     """Return which keys request more memory of a node, or use less of it."""
     remedies = []
     if isinstance(config.cluster, Slurm):
-        asked = config.cluster.memory_gb
+        memory_gb = config.cluster.memory_gb
         default = "set cluster.memory_gb (it is unset, so each node has SLURM's default)"
-        remedies.append(default if asked is None else f"raise cluster.memory_gb above {asked:g} (GB per node)")
+        remedies.append(default if memory_gb is None else f"raise cluster.memory_gb above {memory_gb:g} (GB per node)")
     if isinstance(config, Config) and config.data.num_workers != 0:
         remedies.append("use a smaller data.num_workers")
     if isinstance(config, Config) and config.trainer.micro_batch_size != 1:

@@ -1,7 +1,12 @@
-"""How an attempt ended, from its ranks' exit records and never from an exit code that passed through srun."""
+"""The outcome of an attempt, from its ranks' exit records and never from an exit code that passed through srun.
+
+For a rank's exit code 7, srun of SLURM 22.05 returned 143, 137, or 1 if another rank trapped the signal, depending on
+which rank `--kill-on-bad-exit` hit first; after the failure of a node it returned 0.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import signal
@@ -45,7 +50,7 @@ log = logging.getLogger("hpctrain.attempt")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an attempt ended.
+    """The end of an attempt: its reason, its last step, and the report for the user.
 
     Attributes:
         reason: why it ended.
@@ -125,7 +130,7 @@ class Outcome:
             return cls._of_stop(stopped, step, after, independent=independent)
         if silent:
             return cls._of_silence(silent, world_size, step, complaints)
-        return cls(Reason.COMPLETED, step, next((one.message for one in records.values() if one.message), ""))
+        return cls(Reason.COMPLETED, step, next((record.message for record in records.values() if record.message), ""))
 
     @classmethod
     def _of_silence(cls, silent: tuple[int, ...], world_size: int, step: int, complaints: str) -> Outcome:
@@ -162,7 +167,7 @@ class Outcome:
     @classmethod
     def _of_stop(cls, stopped: Sequence[ExitRecord], step: int, after: str, *, independent: bool) -> Outcome:
         reasons = [record.reason for record in stopped]
-        reason = next((found for found in reasons if found is not Reason.INTERRUPTED), Reason.INTERRUPTED)
+        reason = next((candidate for candidate in reasons if candidate is not Reason.INTERRUPTED), Reason.INTERRUPTED)
         if reason is Reason.PAUSED:
             return cls(reason, step, f"paused{after}: {reason.meaning.why_final}")
         if not independent:  # the ranks have asked SLURM why they were to stop
@@ -206,9 +211,9 @@ class Outcome:
         ranks = self.silent_ranks if self.suspect_rank is None else (self.suspect_rank,)
         unlocated = [rank for rank in ranks if rank not in nodes]
         if unlocated and nodes and num_nodes > 1:
-            head, line_break, rest = self.report.partition("\n")
+            head, line_break, details = self.report.partition("\n")
             remark = f"no start record names the node of {numbered('rank', unlocated)}"
-            return replace(self, report=f"{head}; {remark}{line_break}{rest}")
+            return replace(self, report=f"{head}; {remark}{line_break}{details}")
         suspects = tuple(sorted({nodes[rank] for rank in ranks if rank in nodes}))
         on_all_nodes = self.suspect_rank is None and len(suspects) >= num_nodes
         return self if unlocated or on_all_nodes else replace(self, suspects=suspects)
@@ -256,7 +261,7 @@ def resume_command(directory: RunDirectory) -> str:
     return f"python -m hpctrain resume {directory.as_typed}"
 
 
-def train_on_command(directory: RunDirectory, why: str) -> str:
+def train_further_command(directory: RunDirectory, why: str) -> str:
     """The command that continues a run which was completed before its last step.
 
     Args:
@@ -274,16 +279,10 @@ def resume_advice(directory: RunDirectory, reason: Reason) -> str:
     # with the same code and the same keys, it would fail again
     if reason is not Reason.FAILED:
         return f"to resume: {resume_command(directory)}"
-    now = " --code=now" if _has_copy(directory) else ""
-    return f"once the cause is fixed, resume with: {resume_command(directory)}{now}"
-
-
-def _has_copy(directory: RunDirectory) -> bool:
-    """Whether the run has a copy of the code, which no correction reaches."""
-    try:
-        return current_code(directory) is not None
-    except (OSError, RunDirectoryError):
-        return False
+    has_copy = False
+    with contextlib.suppress(OSError, RunDirectoryError):
+        has_copy = current_code(directory) is not None  # which no correction reaches
+    return f"once the cause is fixed, resume with: {resume_command(directory)}{' --code=now' if has_copy else ''}"
 
 
 def record_end(

@@ -26,29 +26,29 @@ LAST_LINES = 4
 """Lines at the end of a rank's log that may say why it didn't begin: the usage of an old Python follows its error."""
 
 
-def other_version(expected: str, found: str = __version__, python: str = sys.executable) -> str:
+def other_version(expected: str, version: str = __version__, python: str = sys.executable) -> str:
     """Describe a rank whose hpctrain has another version than its launcher's; empty if there is nothing to refuse.
 
     Both write into the run directory, whose formats may differ between versions.
 
     Args:
         expected: the launcher's version; empty if it isn't known.
-        found: the rank's.
+        version: the rank's.
         python: the rank's.
     """
-    if expected in ("", found):
+    if expected in ("", version):
         return ""
     return (
-        f"the ranks' Python, {python}, has hpctrain {found}, and the run was submitted with hpctrain {expected}; "
+        f"the ranks' Python, {python}, has hpctrain {version}, and the run was submitted with hpctrain {expected}; "
         "install the same version there, or set cluster.python to a Python that has it"
     )
 
 
-def other_torch(found: str, attempts: Sequence[Attempt], submitter: str | None) -> str:
+def other_torch(version: str, attempts: Sequence[Attempt], submitter: str | None) -> str:
     """Describe a torch of another version than before, with which the weights may differ in their last bits.
 
     Args:
-        found: the version that trains this attempt.
+        version: the version that trains this attempt.
         attempts: the earlier ones.
         submitter: the version that the Python had which submitted the run; None if it had no torch.
 
@@ -57,12 +57,12 @@ def other_torch(found: str, attempts: Sequence[Attempt], submitter: str | None) 
     """
     before = next((attempt for attempt in reversed(attempts) if attempt.torch is not None), None)
     expected = submitter if before is None else before.torch
-    if expected in (None, found):
+    if expected in (None, version):
         return ""
     who = "the Python that submitted the run has" if before is None else f"attempt {before.attempt} had"
     return (
-        f"this attempt has torch {found}, and {who} torch {expected}: the weights may differ from those of a run with "
-        f"one version; to keep them equal bit for bit, set cluster.python to a Python with torch {expected}"
+        f"this attempt has torch {version}, and {who} torch {expected}: the weights may differ from those of a run "
+        f"with one version; to keep them equal bit for bit, set cluster.python to a Python with torch {expected}"
     )
 
 
@@ -104,8 +104,8 @@ def explain_exit(code: int, lines: Sequence[str]) -> str:
         return f"{what}; {remedy}; cluster.exclude leaves a broken node out"
     if TOO_OLD.search(text):
         return "is older than 3.11; set cluster.python to a newer one, or load its module in cluster.setup"
-    if lines and (found := NO_MODULE.search(lines[-1])) is not None:
-        has = f"has no module {found['module']}"
+    if lines and (match := NO_MODULE.search(lines[-1])) is not None:
+        has = f"has no module {match['module']}"
         return f"{has}; install hpctrain {__version__} for it, or set cluster.python to a Python that has it"
     return ""
 

@@ -174,7 +174,7 @@ def _exhausted_budget(history: Sequence[Attempt], policy: Requeue) -> str:
     assert reason is not None
     if (budget := reason.meaning.budget) is None or (bound := getattr(policy, budget)) is None:
         return ""
-    spent = 1 + sum(_spends(one, budget) for one in history[:-1])
+    spent = 1 + sum(_spends(attempt, budget) for attempt in history[:-1])
     if spent <= bound:
         return ""
     return f"{reason.value} {counted(spent, 'time')}, and cluster.requeue.{budget}={bound} allows no more"
@@ -206,7 +206,7 @@ def _gained(history: Sequence[Attempt], number: int, *, is_program: bool) -> boo
     saved = (attempt.end_step or 0) if attempt.saved_step is None else attempt.saved_step
     if is_program and not saved:
         # it reports no saves, and shows that it has resumed from one by the steps that it reaches
-        return (attempt.end_step or 0) > max((one.end_step or 0 for one in history[:number]), default=0)
+        return (attempt.end_step or 0) > max((earlier.end_step or 0 for earlier in history[:number]), default=0)
     return saved > (attempt.start_step or 0)
 
 
@@ -227,12 +227,12 @@ def next_pause(attempts: Iterable[Attempt], pause_at_step: int | None) -> int | 
     Returns:
         The step; None if no pause is asked for, or the run has paused at this step, or after it.
     """
-    last = max((one.end_step or 0 for one in attempts if one.reason is Reason.PAUSED), default=None)
+    last = max((attempt.end_step or 0 for attempt in attempts if attempt.reason is Reason.PAUSED), default=None)
     return pause_at_step if pause_at_step is None or last is None or last < pause_at_step else None
 
 
-def end_of(last: Attempt, pause_at_step: int | None) -> Reason | None:
-    """Why nothing is left to do for a run: completed, or paused where its configuration asks for it; else None.
+def final_reason(last: Attempt, pause_at_step: int | None) -> Reason | None:
+    """Return the reason why nothing is left to do for a run: completed, or paused as configured; else None.
 
     Args:
         last: its newest attempt.

@@ -44,7 +44,7 @@ BY_STATE = {
 
 @dataclass(frozen=True, slots=True)
 class Termination:
-    """How SLURM is ending a job, or has ended it; without SLURM, the signal that stopped the ranks.
+    """The end of a job by SLURM, under way or over; without SLURM, the signal that stopped the ranks.
 
     Attributes:
         reason: why SLURM ends the job; None if its record doesn't explain the signal, which then came from a person, or
@@ -88,10 +88,10 @@ class Termination:
     def read(cls, claim: Path) -> Termination | None:
         """Read the termination that the attempt's supervisor recorded; None if there is none with a known reason."""
         try:
-            found = cls.from_json(read_json_or_empty(claim / FILE_NAME))
+            termination = cls.from_json(read_json_or_empty(claim / FILE_NAME))
         except (KeyError, TypeError, ValueError):  # another version of hpctrain may know other reasons and fields
             return None
-        return None if found.reason is None else found
+        return None if termination.reason is None else termination
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Termination:
@@ -171,9 +171,9 @@ def diagnose(received: int | None, record: SlurmJob | None, *, restarts: int, no
     killing = record.state is JobState.COMPLETING or record.state.is_finished or record.state.is_pending
     # While the job runs, a higher count doesn't prove a requeue: Restarts may have differed from SLURM_RESTART_COUNT
     # since the job began.
-    counted = killing and record.restarts is not None and record.restarts > restarts
+    is_counted = killing and record.restarts is not None and record.restarts > restarts
     # a job whose batch script SLURM takes for not started is back in the queue too, without being counted or cancelled
-    requeued = counted or record.state.is_pending
+    requeued = is_counted or record.state.is_pending
     fields = _fields(record)
     if record.preempt_time is not None or requeued:
         # once SLURM is killing the job, EndTime isn't the deadline: the kill comes KillWait seconds after the signal

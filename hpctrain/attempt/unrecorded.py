@@ -53,9 +53,9 @@ class UnrecordedEnds:
             OSError: the ledger can't be written.
         """
         ledger = Ledger(self.directory)
-        known = {entry.attempt: entry for entry in ledger.attempts()}
+        entries = {entry.attempt: entry for entry in ledger.attempts()}
         for number in range(1, ledger.last_claim() + 1):
-            entry = known.get(number, Attempt(attempt=number, world_size=world_size))
+            entry = entries.get(number, Attempt(attempt=number, world_size=world_size))
             if entry.open:
                 self._close(replace(entry, world_size=entry.world_size or world_size))
 

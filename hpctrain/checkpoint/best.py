@@ -15,7 +15,7 @@ from hpctrain.run.evaluation import Score, best_steps
 from hpctrain.run.record_fields import decode
 
 
-def judged_by(policy: Checkpoint, metric: str, mode: str) -> tuple[str, str | None]:
+def judging_metric(policy: Checkpoint, metric: str, mode: str) -> tuple[str, str | None]:
     """Return the metric that judges the run, and its mode; None if it isn't defined which values are better.
 
     Args:
@@ -25,12 +25,14 @@ def judged_by(policy: Checkpoint, metric: str, mode: str) -> tuple[str, str | No
     """
     name = policy.metric or metric
     # lower is better for any loss; the task defines the mode only for its own metric
-    known = mode if name == metric else "min" if name == "loss" else None
-    return name, policy.metric_mode or known
+    default_mode = mode if name == metric else "min" if name == "loss" else None
+    return name, policy.metric_mode or default_mode
 
 
-def resolved_policy(policy: Checkpoint, metric: str, mode: str, *, evaluates: bool) -> Checkpoint:
+def resolve_keep_best(policy: Checkpoint, metric: str, mode: str, *, evaluates: bool) -> Checkpoint:
     """Return the policy with `checkpoint.keep_best=null` replaced by its number, 0 or 1.
+
+    The login half can't resolve it: only the task shows whether the run evaluates.
 
     Args:
         policy: conf/checkpoint.
@@ -40,7 +42,7 @@ def resolved_policy(policy: Checkpoint, metric: str, mode: str, *, evaluates: bo
     """
     if policy.keep_best is not None:
         return policy
-    return replace(policy, keep_best=int(evaluates and judged_by(policy, metric, mode)[1] is not None))
+    return replace(policy, keep_best=int(evaluates and judging_metric(policy, metric, mode)[1] is not None))
 
 
 class Scored(NamedTuple):
@@ -52,6 +54,9 @@ class Scored(NamedTuple):
 
 class Best(Stateful):
     """Scores evaluations by one metric, and remembers the best ones; the same on every rank.
+
+    Scores are in manifests, where `status` finds the best of the remaining checkpoints without torch. The state has the
+    best so far, too: a resumed run ranks its evaluations like an uninterrupted one, whatever retention has removed.
 
     Attributes:
         top: the best evaluation so far; None before the first.
@@ -92,14 +97,14 @@ class Best(Stateful):
         Raises:
             ConfigError: the configuration keeps the best, but doesn't define which values are better.
         """
-        name, chosen = judged_by(policy, metric, mode)
+        name, chosen = judging_metric(policy, metric, mode)
         if chosen is not None:
             keep = 1 if policy.keep_best is None else policy.keep_best
             return cls(name, chosen, keep, required=bool(policy.keep_best), directory=directory)
         if policy.keep_best:
             problem = f"the task doesn't define which values of {name} are better"
-            known = " or ".join(dict.fromkeys((metric, "loss")))
-            remedy = f"set it to min or max, or checkpoint.metric to {known}, whose mode is known"
+            metrics = " or ".join(dict.fromkeys((metric, "loss")))
+            remedy = f"set it to min or max, or checkpoint.metric to {metrics}, whose mode is known"
             raise ConfigError("checkpoint.metric_mode", None, problem, remedy)
         return None
 
@@ -116,9 +121,9 @@ class Best(Stateful):
         value = means.get(f"{EVAL_PREFIX}{self._name}")
         if value is None:
             if self._required:
-                given = ", ".join(sorted(name.removeprefix(EVAL_PREFIX) for name in means)) or "nothing"
+                metrics = ", ".join(sorted(name.removeprefix(EVAL_PREFIX) for name in means)) or "nothing"
                 raise ConfigError(
-                    "checkpoint.metric", self._name, f"the evaluation returns {given}", "name one of these"
+                    "checkpoint.metric", self._name, f"the evaluation returns {metrics}", "name one of these"
                 )
             return False
         if not math.isfinite(value):

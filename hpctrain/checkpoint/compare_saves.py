@@ -64,107 +64,104 @@ class SaveComparison:
     left_out: list[str] = field(default_factory=list)
     numbers: list[str] = field(default_factory=list)
 
-    def add_part(self, name: str, one: Path | None, other: Path | None) -> None:
+    def add_part(self, name: str, first: Path | None, second: Path | None) -> None:
         """Compare a file, or a folder of DCP, that is in both saves or in one of them.
 
         Args:
             name: its path relative to the save; empty if it is the save.
-            one: in the first save; None if that has none.
-            other: in the second one.
+            first: in the first save; None if that has none.
+            second: in the second one.
         """
-        shown = name or str((one or other or Path()).name)
+        label = name or str((first or second or Path()).name)
         try:
-            mine, theirs = (SavedTensors() if path is None else read_part(path) for path in (one, other))
-            if mine is None or theirs is None or not (mine.is_useful or theirs.is_useful):
-                self.left_out.append(shown)
+            parts = [SavedTensors() if path is None else read_part(path) for path in (first, second)]
+            readable = [part for part in parts if part is not None]
+            if len(readable) == 2 and any(part.is_useful for part in readable):
+                self._add_tensors(name, *readable)
             else:
-                self._add_tensors(name, mine, theirs)
+                self.left_out.append(label)
         # whatever a file contains: the report names it
         except Exception as error:
-            if one and other and one.is_file() and other.is_file() and filecmp.cmp(one, other, shallow=False):
-                self.identical.append(shown)
+            if first and second and first.is_file() and second.is_file() and filecmp.cmp(first, second, shallow=False):
+                self.identical.append(label)
             else:
-                self.unreadable[shown] = f"{type(error).__name__}: {str(error).partition(LINE)[0]}"
+                self.unreadable[label] = f"{type(error).__name__}: {str(error).partition(LINE)[0]}"
 
-    def _add_tensors(self, part: str, one: SavedTensors, other: SavedTensors) -> None:
+    def _add_tensors(self, part: str, first: SavedTensors, second: SavedTensors) -> None:
         prefix = f"{part}:" if part else ""
         differing: list[TensorDifference] = []
-        names = list(dict.fromkeys([*one.tensors, *other.tensors]))
+        names = list(dict.fromkeys([*first.tensors, *second.tensors]))
         for name in names:
-            if name not in one.tensors or name not in other.tensors:
-                where = "second" if name in one.tensors else "first"
-                found = TensorDifference(name=f"{prefix}{name}", problem=f"isn't in the {where} save")
-            else:
-                compared = compare_tensors(f"{prefix}{name}", one.tensors[name](), other.tensors[name]())
-                if compared is None:
-                    continue
-                found = compared
-            differing.append(found)
+            if name not in first.tensors or name not in second.tensors:
+                where = "second" if name in first.tensors else "first"
+                differing.append(TensorDifference(name=f"{prefix}{name}", problem=f"isn't in the {where} save"))
+            elif difference := compare_tensors(f"{prefix}{name}", first.tensors[name](), second.tensors[name]()):
+                differing.append(difference)
         # not before the last one was read
         self.differing += differing
         self.equal += len(names) - len(differing)
-        self.tensors = (self.tensors[0] + len(one.tensors), self.tensors[1] + len(other.tensors))
-        for name in dict.fromkeys([*one.numbers, *other.numbers]):
+        self.tensors = (self.tensors[0] + len(first.tensors), self.tensors[1] + len(second.tensors))
+        for name in dict.fromkeys([*first.numbers, *second.numbers]):
             # as text, which is exact, because NaN isn't equal to itself
-            if repr(one.numbers.get(name)) != repr(other.numbers.get(name)):
+            if repr(first.numbers.get(name)) != repr(second.numbers.get(name)):
                 self.numbers.append(f"{prefix}{name}")
 
 
-def compare_saves(one: Path, other: Path) -> SaveComparison:
+def compare_saves(first: Path, second: Path) -> SaveComparison:
     """Compare two files, or two folders file by file; not collective.
 
     Args:
-        one: of the first run.
-        other: of the second.
+        first: of the first run.
+        second: of the second.
     """
-    result = SaveComparison()
-    mine, theirs = parts_of(one), parts_of(other)
-    for name in dict.fromkeys([*mine, *theirs]):
-        result.add_part(name, mine.get(name), theirs.get(name))
-    return result
+    comparison = SaveComparison()
+    first_parts, second_parts = parts_of(first), parts_of(second)
+    for name in dict.fromkeys([*first_parts, *second_parts]):
+        comparison.add_part(name, first_parts.get(name), second_parts.get(name))
+    return comparison
 
 
-def compare_tensors(name: str, one: torch.Tensor, other: torch.Tensor) -> TensorDifference | None:
+def compare_tensors(name: str, first: torch.Tensor, second: torch.Tensor) -> TensorDifference | None:
     """Compare two dense tensors on the CPU; return None if they are the same, to the last bit."""
-    kinds = [f"{tensor.dtype} {tuple(tensor.shape)}".removeprefix("torch.") for tensor in (one, other)]
-    if kinds[0] != kinds[1]:
-        return TensorDifference(name=name, problem=f"{kinds[0]} and {kinds[1]}")
-    if one.is_complex():
-        one, other = (torch.view_as_real(tensor.resolve_conj()) for tensor in (one, other))
-    if torch.equal(element_bytes(one), element_bytes(other)):
+    forms = [f"{tensor.dtype} {tuple(tensor.shape)}".removeprefix("torch.") for tensor in (first, second)]
+    if forms[0] != forms[1]:
+        return TensorDifference(name=name, problem=f"{forms[0]} and {forms[1]}")
+    if first.is_complex():
+        first, second = (torch.view_as_real(tensor.resolve_conj()) for tensor in (first, second))
+    if torch.equal(element_bytes(first), element_bytes(second)):
         return None
-    flat = [tensor.resolve_neg().contiguous().reshape(-1) for tensor in (one, other)]
+    flat = [tensor.resolve_neg().contiguous().reshape(-1) for tensor in (first, second)]
     # two large integers may be the same as floating-point numbers
-    absolute, largest = 0.0 if one.is_floating_point() else 1.0, 0.0
-    for mine, theirs in zip(torch.split(flat[0], CHUNK), torch.split(flat[1], CHUNK), strict=True):
-        difference, magnitude = _largest(mine.double(), theirs.double())
+    absolute, largest = 0.0 if first.is_floating_point() else 1.0, 0.0
+    for first_chunk, second_chunk in zip(torch.split(flat[0], CHUNK), torch.split(flat[1], CHUNK), strict=True):
+        difference, magnitude = _largest_difference(first_chunk.double(), second_chunk.double())
         absolute = max(absolute, difference)
         largest = max(largest, magnitude)
     is_finite = math.isfinite(absolute)
     return TensorDifference(
         name=name,
         problem="" if is_finite else NOT_FINITE,
-        dtype=str(one.dtype).removeprefix("torch."),
-        shape=tuple(one.shape),
+        dtype=str(first.dtype).removeprefix("torch."),
+        shape=tuple(first.shape),
         absolute=absolute if is_finite else None,
         relative=absolute / (largest or 1.0) if is_finite else None,
     )
 
 
-def _largest(one: torch.Tensor, other: torch.Tensor) -> tuple[float, float]:
+def _largest_difference(first: torch.Tensor, second: torch.Tensor) -> tuple[float, float]:
     """Return the largest absolute difference, and the largest finite magnitude."""
     # the same infinity, or NaN, in both is no difference
-    same = (one == other) | (one.isnan() & other.isnan())
-    difference = torch.where(same, 0.0, (one - other).abs()).nan_to_num(nan=math.inf, posinf=math.inf)
-    magnitude = torch.maximum(one.abs(), other.abs()).nan_to_num(nan=0.0, posinf=0.0)
+    is_equal = (first == second) | (first.isnan() & second.isnan())
+    difference = torch.where(is_equal, 0.0, (first - second).abs()).nan_to_num(nan=math.inf, posinf=math.inf)
+    magnitude = torch.maximum(first.abs(), second.abs()).nan_to_num(nan=0.0, posinf=0.0)
     return float(difference.max()), float(magnitude.max())
 
 
 def main(arguments: list[str]) -> None:
     """Compare two saves, and print the result as JSON."""
     warnings.simplefilter("ignore")
-    one, other = map(Path, arguments)
-    sys.stdout.write(json.dumps(asdict(compare_saves(one, other)), allow_nan=False))
+    first, second = map(Path, arguments)
+    sys.stdout.write(json.dumps(asdict(compare_saves(first, second)), allow_nan=False))
 
 
 if __name__ == "__main__":

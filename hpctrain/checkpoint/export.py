@@ -49,7 +49,7 @@ REPORT_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What is exported of a checkpoint.
+    """Weights of a checkpoint that an export writes.
 
     Attributes:
         streams: by name; tied weights have the same one.
@@ -75,15 +75,15 @@ class Reporter:
     def __init__(self, stream: TextIO, total: int) -> None:
         self._stream = stream
         self._total = total
-        self._written = 0
+        self._written_bytes = 0
         self._reported_at = time.monotonic()
 
     def add(self, count: int) -> None:
         """Count the bytes of a write."""
-        self._written += count
-        if time.monotonic() - self._reported_at >= REPORT_S or self._written == self._total:
+        self._written_bytes += count
+        if time.monotonic() - self._reported_at >= REPORT_S or self._written_bytes == self._total:
             self._reported_at = time.monotonic()
-            print_line(self._stream, {"written": self._written, "total": self._total})
+            print_line(self._stream, {"written": self._written_bytes, "total": self._total})
 
 
 def print_line(stream: TextIO, record: Mapping[str, Any]) -> None:
@@ -92,37 +92,37 @@ def print_line(stream: TextIO, record: Mapping[str, Any]) -> None:
     stream.flush()
 
 
-def weights_of(found: LoadedCheckpoint, *, averaged: bool = False, dtype: torch.dtype | None = None) -> Weights:
+def weights_of(checkpoint: LoadedCheckpoint, *, averaged: bool = False, dtype: torch.dtype | None = None) -> Weights:
     """Choose the weights of a checkpoint, without reading them.
 
     Args:
-        found: the checkpoint.
+        checkpoint: the checkpoint.
         averaged: take the moving averages of the parameters that have one.
         dtype: of floating-point elements; None for the type in which they were saved.
 
     Raises:
         CheckpointError: it has no average, or one of other weights.
     """
-    model: Mapping[str, Any] = found.model
-    average = found.average if averaged else {}
+    model: Mapping[str, Any] = checkpoint.model
+    average = checkpoint.average if averaged else {}
     if averaged and not average:
         raise CheckpointError(
-            f"{found.path} has no averaged weights: trainer.ema_decay was not set; leave out --ema for the weights"
+            f"{checkpoint.path} has no averaged weights: trainer.ema_decay was not set; leave out --ema for the weights"
         )
     if strange := average.keys() - model.keys():
-        raise CheckpointError(f"{found.path} averages weights that its model lacks: {listed(sorted(strange))}")
+        raise CheckpointError(f"{checkpoint.path} averages weights that its model lacks: {listed(sorted(strange))}")
     tensors = {name: value for name, value in model.items() if isinstance(value, Tensor | StoredTensor)}
     groups: dict[object, list[str]] = {}
     for name, value in tensors.items():
         groups.setdefault(_identity(value), []).append(name)
-    chosen: dict[str, WeightStream] = {}
+    streams: dict[str, WeightStream] = {}
     for names in groups.values():
         # an average has a tied weight under one of its names
         value = next((average[name] for name in names if name in average), tensors[names[0]])
         stored = value if isinstance(value, StoredTensor) else StoredTensor.of(value)
-        chosen |= dict.fromkeys(names, WeightStream(stored, dtype))
+        streams |= dict.fromkeys(names, WeightStream(stored, dtype))
     return Weights(
-        {name: chosen[name] for name in tensors},
+        {name: streams[name] for name in tensors},
         tuple(name for name in model if name not in tensors),
         getattr(model, "_metadata", None),
     )
@@ -192,12 +192,12 @@ def export(request: Mapping[str, Any], stream: TextIO) -> dict[str, Any]:
     Raises:
         CheckpointError: the checkpoint can't be read, has no average, or the output can't be written.
     """
-    found = load(Path(request["checkpoint"]), verified=True)
-    weights = weights_of(found, averaged=request["averaged"], dtype=DTYPES.get(request["dtype"]))
+    checkpoint = load(Path(request["checkpoint"]), verified=True)
+    weights = weights_of(checkpoint, averaged=request["averaged"], dtype=DTYPES.get(request["dtype"]))
     form: str = request["form"]
     # in a .pt file, tied weights are written once
     distinct = set(weights.streams.values())
-    total = sum(each.nbytes for each in (distinct if form == "torch" else weights.streams.values()))
+    total = sum(weight.nbytes for weight in (distinct if form == "torch" else weights.streams.values()))
     reporter = Reporter(stream, total)
     files = write_weights(weights, Path(request["output"]), form, reporter.add, max_bytes=request["max_bytes"])
     return {
@@ -205,8 +205,8 @@ def export(request: Mapping[str, Any], stream: TextIO) -> dict[str, Any]:
         "tensors": len(weights.streams),
         "bytes": total,
         "left_out": list(weights.left_out),
-        "infinite": [name for name, each in weights.streams.items() if each.overflows],
-        "has_average": bool(found.average),
+        "infinite": [name for name, weight in weights.streams.items() if weight.overflows],
+        "has_average": bool(checkpoint.average),
     }
 
 
@@ -224,13 +224,13 @@ def main(arguments: list[str]) -> int:
     stream = sys.stdout
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            found = export(json.loads(arguments[0]), stream)
+            summary = export(json.loads(arguments[0]), stream)
     except HpctrainError as error:
-        found = {"error": str(error)}
+        summary = {"error": str(error)}
     except (KeyboardInterrupt, BrokenPipeError):
         # without Python's traceback: the command was interrupted, or has ended
         os._exit(1)
-    print_line(stream, found)
+    print_line(stream, summary)
     return 0
 
 

@@ -35,9 +35,9 @@ def available_memory_bytes(proc: Path = Path("/proc"), groups: Path = Path("/sys
         groups: where control groups are mounted.
     """
     # the limits of all groups above apply as well
-    in_groups = (_left_in(group, *_GROUP_FILES[version]) for version, group in memory_cgroups(proc, groups))
-    known = [_left_on_machine(proc / "meminfo"), *in_groups]
-    return min((count for count in known if count is not None), default=None)
+    in_groups = (_free_in_group(group, *_GROUP_FILES[version]) for version, group in memory_cgroups(proc, groups))
+    free_bytes = [_free_on_machine(proc / "meminfo"), *in_groups]
+    return min((count for count in free_bytes if count is not None), default=None)
 
 
 def huge_pages(count: int) -> memoryview:
@@ -81,10 +81,10 @@ class HostMemory:
         if self._next + count > len(self._chunk):
             self._chunk = huge_pages(max(count, _CHUNK_BYTES))
             self._next = 0
-        taken = torch.frombuffer(self._chunk, dtype=torch.uint8, count=count, offset=self._next)
+        memory = torch.frombuffer(self._chunk, dtype=torch.uint8, count=count, offset=self._next)
         # each tensor begins on its own page: vector instructions and direct I/O need aligned memory
         self._next += -(-count // mmap.PAGESIZE) * mmap.PAGESIZE
-        return taken
+        return memory
 
 
 class HostCopy:
@@ -107,14 +107,14 @@ class HostCopy:
         self._memory = HostMemory()
         # the source is kept alive with its copy: its address identifies it
         self._copies: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}
-        self._taken: set[int] = set()
+        self._used_buffers: set[int] = set()
 
-    def of(self, value: Any, kept: Any = None, name: str = "") -> Any:
+    def of(self, value: Any, buffers: Any = None, name: str = "") -> Any:
         """Return a copy of ``value``.
 
         Args:
             value: the tree.
-            kept: an earlier copy; its tensors are overwritten if their place, shape and dtype are the same.
+            buffers: an earlier copy; its tensors are overwritten if their place, shape and dtype are the same.
             name: what to call ``value`` in an error.
 
         Raises:
@@ -123,18 +123,16 @@ class HostCopy:
         if type(value) in _STORED_AS_THEY_ARE:
             return value
         if isinstance(value, Tensor):
-            return self._tensor(value, kept, name)
+            return self._tensor(value, buffers, name)
         if isinstance(value, Mapping):
-            earlier = kept if isinstance(kept, dict) else {}
+            named_buffers = buffers if isinstance(buffers, dict) else {}
             return {
-                _plain_key(key, name): self.of(item, earlier.get(key), f"{name}[{key!r}]")
+                _plain_key(key, name): self.of(item, named_buffers.get(key), f"{name}[{key!r}]")
                 for key, item in value.items()
             }
         if isinstance(value, list | tuple):
-            before = kept if isinstance(kept, list | tuple) and len(kept) == len(value) else [None] * len(value)
-            copies = [
-                self.of(item, old, f"{name}[{i}]") for i, (item, old) in enumerate(zip(value, before, strict=True))
-            ]
+            fits = isinstance(buffers, list | tuple) and len(buffers) == len(value)
+            copies = [self.of(item, buffers[i] if fits else None, f"{name}[{i}]") for i, item in enumerate(value)]
             return tuple(copies) if isinstance(value, tuple) else copies
         return _plain_value(value, name)
 
@@ -147,7 +145,7 @@ class HostCopy:
         for device in devices:
             torch.accelerator.current_stream(device).synchronize()
 
-    def _tensor(self, tensor: Tensor, kept: Any, name: str) -> Tensor:
+    def _tensor(self, tensor: Tensor, buffer: Any, name: str) -> Tensor:
         # `LiveShards` copies shards, and knows where they belong; here a DTensor only has to be one that can be copied
         source = local_part(tensor).detach()
         if type(source) is not Tensor or source.layout != torch.strided or source.is_quantized or source.is_meta:
@@ -158,16 +156,16 @@ class HostCopy:
         identity = sharing_key(source)
         if (copied := self._copies.get(identity)) is not None and source.numel():
             return copied[1]
-        target = self._target(source, kept)
+        target = self._target(source, buffer)
         self._copies[identity] = source, target
-        self._taken.add(id(target))
+        self._used_buffers.add(id(target))
         return target
 
-    def _target(self, source: Tensor, kept: Any) -> Tensor:
+    def _target(self, source: Tensor, buffer: Any) -> Tensor:
         if not self._everything and _owns_its_storage(source):
             return source
-        if isinstance(kept, Tensor) and id(kept) not in self._taken and _same_form(kept, source):
-            return kept
+        if isinstance(buffer, Tensor) and id(buffer) not in self._used_buffers and _same_form(buffer, source):
+            return buffer
         # into any other memory, the driver copies through a page-locked buffer of its own, several times slower
         if self._page_locked is not None and self._page_locked.serves(source) and source.nbytes:
             memory = self._page_locked.take(source.nbytes)
@@ -179,7 +177,7 @@ class HostCopy:
 class _NoCopy(HostCopy):
     """Visits a tree as a copy does, and leaves its tensors where they are."""
 
-    def _target(self, source: Tensor, kept: Any) -> Tensor:  # noqa: ARG002 - as in the base class
+    def _target(self, source: Tensor, buffer: Any) -> Tensor:  # noqa: ARG002 - as in the base class
         return source
 
 
@@ -245,21 +243,21 @@ def _owns_its_storage(source: Tensor) -> bool:
     )
 
 
-def _same_form(kept: Tensor, source: Tensor) -> bool:
-    if (kept.shape, kept.dtype) != (source.shape, source.dtype):
+def _same_form(buffer: Tensor, source: Tensor) -> bool:
+    if (buffer.shape, buffer.dtype) != (source.shape, source.dtype):
         return False
     # a copy of a view with gaps closes them; compare strides first: making a meta tensor takes longer than a small copy
-    return kept.stride() == source.stride() or kept.stride() == torch.empty_like(source, device="meta").stride()
+    return buffer.stride() == source.stride() or buffer.stride() == torch.empty_like(source, device="meta").stride()
 
 
-def _left_on_machine(meminfo: Path) -> int | None:
+def _free_on_machine(meminfo: Path) -> int | None:
     for line in _lines(meminfo):
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return None
 
 
-def _left_in(group: Path, limit_name: str, use_name: str) -> int | None:
+def _free_in_group(group: Path, limit_name: str, use_name: str) -> int | None:
     limit = _number(group / limit_name)
     use = _number(group / use_name)
     if limit is None or use is None:

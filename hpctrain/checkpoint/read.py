@@ -13,7 +13,7 @@ from zipfile import BadZipFile
 
 import torch
 
-from hpctrain.checkpoint.retention import remove_leftovers, set_aside
+from hpctrain.checkpoint.retention import quarantine, remove_leftovers
 from hpctrain.checkpoint.state import Snapshot
 from hpctrain.checkpoint.stored_tensor import read_parts
 from hpctrain.errors import CheckpointDamagedError, CheckpointError, CheckpointUnlikeError
@@ -47,8 +47,8 @@ class LoadedCheckpoint(Snapshot):
     @property
     def extra(self) -> Mapping[str, Any]:
         """The values that the trainer added."""
-        found: Mapping[str, Any] = self.state["extra"]
-        return found
+        extra: Mapping[str, Any] = self.state["extra"]
+        return extra
 
     @property
     def average(self) -> Mapping[str, Any]:
@@ -107,12 +107,12 @@ def load_newest(directory: RunDirectory, world: World, show: ShowRead | None = N
         return replace(load(path, verified=True), passed_over=passed_over)
     try:
         # the rank that verifies brings the files into the node's page cache, from which the other ranks map them
-        found = load(path, verified=world.is_rank_zero or world.local_rank > 0)
+        checkpoint = load(path, verified=world.is_rank_zero or world.local_rank > 0)
     except CheckpointDamagedError as damaged:
         raise CheckpointUnlikeError(
             f"{damaged}. But rank zero read it intact: check this node's memory, and its mount of the file system"
         ) from damaged
-    return replace(found, passed_over=passed_over)
+    return replace(checkpoint, passed_over=passed_over)
 
 
 def prepare_resume(directory: RunDirectory, claim: Claim, world: World) -> bool:
@@ -153,7 +153,7 @@ def _start_over(directory: RunDirectory, claim: Claim) -> None:
     if newest is not None:
         log.info("resume.from_scratch=true has no effect: %s is intact", newest.path)
         return
-    set_aside(passed_over, claim)
+    quarantine(passed_over, claim)
     # a checkpoint that can't be read at the moment may be intact
     if not directory.checkpoint_steps():
         claim.require_ownership()
@@ -181,20 +181,20 @@ def choose_newest(
         CheckpointDamagedError: the run has checkpoints, but none is intact.
     """
     gone = gone_step(directory)
-    found, damaged = newest_intact(directory, show, verify)
-    named = "; ".join(f"{info.path} ({info.problem})" for info in damaged)
-    if found is None:
+    newest, damaged = newest_intact(directory, show, verify)
+    problems = "; ".join(f"{info.path} ({info.problem})" for info in damaged)
+    if newest is None:
         if not damaged:
             return None, ()
         raise CheckpointDamagedError(
-            f"no checkpoint of the run is intact: {named}. Restore one from a copy, or train from step 0 again: "
+            f"no checkpoint of the run is intact: {problems}. Restore one from a copy, or train from step 0 again: "
             f"`python -m hpctrain resume {directory.as_typed} resume.from_scratch=true`"
         )
     if damaged:
-        log.warning("taking %s, since what is newer is not intact: %s", found.path, named)
+        log.warning("taking %s, since what is newer is not intact: %s", newest.path, problems)
     if gone is not None:
-        log.warning("the checkpoint of step %d, which the run saved, is gone: using %s", gone, found.path)
-    return found.path, tuple(damaged)
+        log.warning("the checkpoint of step %d, which the run saved, is gone: using %s", gone, newest.path)
+    return newest.path, tuple(damaged)
 
 
 def load(path: Path, *, verified: bool = False) -> LoadedCheckpoint:
@@ -236,8 +236,8 @@ def describe_unreadable(error: Exception) -> str:
     """Describe why torch can't read a file, without its advice to use ``weights_only=False``."""
     if not isinstance(error, UnpicklingError):
         return str(error)
-    found = re.search(r"(?:GLOBAL|class|function):? `?([\w.]+)", str(error))
-    what = f" ({found[1]})" if found else ""
+    match = re.search(r"(?:GLOBAL|class|function):? `?([\w.]+)", str(error))
+    what = f" ({match[1]})" if match else ""
     return (
         f"it contains more than tensors and plain values{what}, or is damaged; other objects could execute code, and "
         "are never loaded: save the state_dict alone"
@@ -268,9 +268,9 @@ class SharedVerification:
             show: called while this rank reads its share.
         """
         self._world.broadcast([str(path), dict(files)])
-        found = self._world.gather(self._verified(path, files, show))
-        assert found is not None
-        return [Problem(text, unreadable) for own in found for text, unreadable in own]
+        gathered = self._world.gather(self._verify_share(path, files, show))
+        assert gathered is not None
+        return [Problem(text, unreadable) for problems in gathered for text, unreadable in problems]
 
     def end(self) -> None:
         """Let the other ranks go; rank zero calls it once it has chosen."""
@@ -278,14 +278,14 @@ class SharedVerification:
 
     def join(self) -> None:
         """Verify what rank zero asks for until it has chosen, on every other rank."""
-        while (asked := self._world.broadcast(None)) is not None:
-            path, files = asked
-            self._world.gather(self._verified(Path(path), files, None))
+        while (request := self._world.broadcast(None)) is not None:
+            path, files = request
+            self._world.gather(self._verify_share(Path(path), files, None))
 
-    def _verified(self, path: Path, files: Mapping[str, Any], show: ShowRead | None) -> list[tuple[str, bool]]:
-        own = {name: entry for name, entry in files.items() if self._reader(name) == self._world.rank}
+    def _verify_share(self, path: Path, files: Mapping[str, Any], show: ShowRead | None) -> list[tuple[str, bool]]:
+        share = {name: entry for name, entry in files.items() if self._reader(name) == self._world.rank}
         try:
-            problems = wrong_files(path, own, show=show)
+            problems = wrong_files(path, share, show=show)
         except OSError as error:
             # every rank must take part in the exchange that follows
             problems = [Problem(f"rank {self._world.rank} can't read it: {error.strerror}", unreadable=True)]

@@ -18,7 +18,7 @@ BUILTINS = ("builtins", "__builtin__")
 """Module of Python's own types, in pickles of Python 3 and of protocol 2."""
 
 
-class Placeholder:
+class UnknownObject:
     """An object of a class that isn't known here: what its pickle says about it.
 
     Attributes:
@@ -59,16 +59,16 @@ class Placeholder:
 
 def _rebuild_from_type(function: Any, cls: Any, arguments: Any, state: Any) -> Any:  # noqa: ARG001 - torch's signature
     """Rebuild a tensor with attributes, or of a subclass, as a plain one, and a DTensor as a placeholder."""
-    found = _call(function, arguments)
-    if isinstance(found, Placeholder):
-        found.state = state
-    return found
+    tensor = _call(function, arguments)
+    if isinstance(tensor, UnknownObject):
+        tensor.state = state
+    return tensor
 
 
 def _rebuild_parameter(data: Any, *options: Any) -> Any:
     make: Callable[..., Any] = rebuild._rebuild_parameter
     # of a subclass such as DTensor
-    return data if isinstance(data, Placeholder) else make(data, *options)
+    return data if isinstance(data, UnknownObject) else make(data, *options)
 
 
 def _bytearray(data: Any = b"", *_: Any) -> Any:
@@ -105,10 +105,10 @@ _CALLABLE = frozenset(_FUNCTIONS.values())
 
 
 def _call(function: Any, arguments: Any) -> Any:
-    if isinstance(function, type) and issubclass(function, Placeholder):
+    if isinstance(function, type) and issubclass(function, UnknownObject):
         return function(*arguments)
-    if isinstance(function, Placeholder):  # the result of something that wasn't called
-        return Placeholder(function, *arguments)
+    if isinstance(function, UnknownObject):  # the result of something that wasn't called
+        return UnknownObject(function, *arguments)
     if function not in _CALLABLE:
         raise pickle.UnpicklingError(f"calls {function!r}")
     return function(*arguments)
@@ -125,7 +125,7 @@ class RestrictedUnpickler(pickle._Unpickler):
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(pickle._Unpickler.dispatch)
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return the function, type or constant of that name, or a subclass of `Placeholder` for it."""
+        """Return the function, type or constant of that name, or a subclass of `UnknownObject` for it."""
         full_name = f"{module}.{name}"
         if full_name in _FUNCTIONS:
             return _FUNCTIONS[full_name]
@@ -133,7 +133,7 @@ class RestrictedUnpickler(pickle._Unpickler):
         constant = vars(torch).get(name) if module == "torch" else None
         if isinstance(constant, torch.dtype | torch.layout | torch.qscheme):
             return constant
-        return type(name, (Placeholder,), {"made_by": full_name})
+        return type(name, (UnknownObject,), {"made_by": full_name})
 
     def get_extension(self, code: int) -> None:
         """Refuse `copyreg`'s codes, which stand for objects of this process."""
@@ -150,7 +150,7 @@ class RestrictedUnpickler(pickle._Unpickler):
 
     def _build(self) -> None:
         state = self.stack.pop()
-        if isinstance(self.stack[-1], Placeholder):
+        if isinstance(self.stack[-1], UnknownObject):
             self.stack[-1].state = state
 
     def _instantiate(self, function: Any, arguments: Any) -> None:
@@ -168,6 +168,19 @@ class RestrictedUnpickler(pickle._Unpickler):
     dispatch[pickle.BYTEARRAY8[0]] = _read_bytearray
 
 
+def load_plain(file: IO[bytes], **options: Any) -> Any:
+    """Read a pickle that `torch.save` didn't write.
+
+    Args:
+        file: with the pickle.
+        options: of `pickle.load`.
+
+    Raises:
+        Exception: of any kind, if it isn't a pickle that can be read.
+    """
+    return RestrictedUnpickler(file, **options).load()
+
+
 class _PickleModule:
     """The part of the module `pickle` that `torch.load` uses."""
 
@@ -175,18 +188,7 @@ class _PickleModule:
     Unpickler = RestrictedUnpickler
     UnpicklingError = pickle.UnpicklingError
 
-    @staticmethod
-    def load(file: IO[bytes], **options: Any) -> Any:
-        return RestrictedUnpickler(file, **options).load()
-
-
-def load_plain(file: IO[bytes]) -> Any:
-    """Read a pickle that `torch.save` didn't write.
-
-    Raises:
-        Exception: of any kind, if it isn't a pickle that can be read.
-    """
-    return RestrictedUnpickler(file).load()
+    load = staticmethod(load_plain)
 
 
 def load(source: Path | IO[bytes]) -> Any:

@@ -1,4 +1,4 @@
-"""Which checkpoints are kept, the disk space that they take, and the removal of the others.
+"""Retention of checkpoints: the policy, the disk space that they take, and the removal of the others.
 
 A crash never leaves a part of a checkpoint visible.
 """
@@ -33,7 +33,7 @@ log = logging.getLogger("hpctrain.checkpoint")
 
 ALWAYS_KEPT = 2
 """Number of newest intact checkpoints that every policy keeps."""
-SET_ASIDE_KEPT = 2
+QUARANTINE_SIZE = 2
 """Number of damaged checkpoints, of the newest steps, that are kept once a resume has set them aside."""
 FILES = 5
 """Files of a checkpoint, including its folder, while the run has no checkpoint in which to count them."""
@@ -48,24 +48,24 @@ _LEFTOVER = re.compile(
 )
 
 
-def steps_to_remove(found: Sequence[CheckpointInfo], policy: Checkpoint) -> list[int]:
+def steps_to_remove(checkpoints: Sequence[CheckpointInfo], policy: Checkpoint) -> list[int]:
     """Return the steps whose checkpoints may be removed, oldest first.
 
     Damaged ones stay as evidence until the newest `ALWAYS_KEPT` intact ones are all newer. A checkpoint without a
     readable manifest can't be shown to be hpctrain's, and stays for good.
 
     Args:
-        found: in any order.
+        checkpoints: in any order.
         policy: conf/checkpoint, which keeps at least `ALWAYS_KEPT` intact ones.
     """
-    intact = sorted((info.step for info in found if info.intact), reverse=True)
-    kept = set(intact[: policy.keep])
+    intact = sorted((info.step for info in checkpoints if info.intact), reverse=True)
+    keep = set(intact[: policy.keep])
     if policy.keep_every is not None:
-        kept.update(step for step in intact if step % policy.keep_every == 0)
-    kept.update(best_steps({info.step: info.score for info in found if info.intact}, policy.keep_best or 0))
+        keep.update(step for step in intact if step % policy.keep_every == 0)
+    keep.update(best_steps({info.step: info.score for info in checkpoints if info.intact}, policy.keep_best or 0))
     overtaken = intact[ALWAYS_KEPT - 1] if len(intact) >= ALWAYS_KEPT else -1
-    damaged = [info.step for info in found if not info.intact and info.weights_digest is not None]
-    return sorted([step for step in intact if step not in kept] + [step for step in damaged if step < overtaken])
+    damaged = [info.step for info in checkpoints if not info.intact and info.weights_digest is not None]
+    return sorted([step for step in intact if step not in keep] + [step for step in damaged if step < overtaken])
 
 
 class Retention:
@@ -100,10 +100,10 @@ class Retention:
                     self._claim.require_ownership()
                     remove_checkpoint(self._directory.checkpoint(step))
                     self._damage.pop(step, None)
-                for path in self._directory.set_aside()[:-SET_ASIDE_KEPT]:
+                for path in self._directory.set_aside()[:-QUARANTINE_SIZE]:
                     self._claim.require_ownership()
                     # the manifest may be what is damaged: then the names of the files show that none is a user's
-                    if only_ours(path) or all(is_known_name(entry.name) for entry in path.iterdir()):
+                    if holds_only_our_files(path) or all(is_known_name(entry.name) for entry in path.iterdir()):
                         _remove(path)
             except OSError as error:
                 log.warning("old checkpoints can't be removed: %s", error)
@@ -111,10 +111,12 @@ class Retention:
     def _steps_to_remove(self, intact: int) -> list[int]:
         """Return the steps to remove, after verifying the checkpoints that stay, each once."""
         self._damage.pop(intact, None)
-        found = {info.step: info for info in list_checkpoints(self._directory, verify=False)}
+        checkpoints = {info.step: info for info in list_checkpoints(self._directory, verify=False)}
         while True:
-            steps = steps_to_remove(list(found.values()), self._policy)
-            stay = [info for step, info in sorted(found.items(), reverse=True) if info.intact and step not in steps]
+            steps = steps_to_remove(list(checkpoints.values()), self._policy)
+            stay = [
+                info for step, info in sorted(checkpoints.items(), reverse=True) if info.intact and step not in steps
+            ]
             unverified = [info for info in stay[:ALWAYS_KEPT] if steps and info.step != intact]
             damaged = [info for info in unverified if self._damage_of(info)]
             if not damaged:
@@ -123,7 +125,7 @@ class Retention:
             for info in damaged:
                 problem = self._damage_of(info)
                 log.warning("%s is not intact (%s): an older one is kept instead", info.path, problem)
-                found[info.step] = replace(info, intact=False, problem=problem)
+                checkpoints[info.step] = replace(info, intact=False, problem=problem)
 
     def _damage_of(self, info: CheckpointInfo) -> str:
         if info.step not in self._damage:
@@ -131,16 +133,16 @@ class Retention:
         return self._damage[info.step]
 
 
-def only_ours(path: Path) -> bool:
+def holds_only_our_files(path: Path) -> bool:
     """Return whether the directory at ``path`` holds a checkpoint of hpctrain, and no file that a user added."""
     if path.is_symlink():
         return False
     try:
-        known = {MANIFEST, *read_manifest(path)["files"]}
+        our_names = {MANIFEST, *read_manifest(path)["files"]}
     except CheckpointDamagedError:
         return False
     # NFS keeps a removed file that is still open under such a name
-    return all(entry.name in known or entry.name.startswith(".nfs") for entry in path.iterdir())
+    return all(entry.name in our_names or entry.name.startswith(".nfs") for entry in path.iterdir())
 
 
 def remove_checkpoint(path: Path) -> None:
@@ -149,13 +151,13 @@ def remove_checkpoint(path: Path) -> None:
     Raises:
         OSError: a file can't be removed; `remove_leftovers` removes the rest when the next attempt starts.
     """
-    if not only_ours(path):
+    if not holds_only_our_files(path):
         log.warning("keeping %s: it contains files that hpctrain did not write", path)
         return
     _remove(path)
 
 
-def move_aside(path: Path) -> Path:
+def move_replaced(path: Path) -> Path:
     """Move a checkpoint out of the way of a new one of the same step, for `discard_replaced` or `remove_leftovers`."""
     aside = temporary_name(path.with_name(_REPLACED + path.name))
     path.rename(aside)
@@ -163,20 +165,20 @@ def move_aside(path: Path) -> Path:
 
 
 def discard_replaced(aside: Path) -> None:
-    """Remove the checkpoint that `move_aside` moved; keep it under another name if it contains a user's files.
+    """Remove the checkpoint that `move_replaced` moved; keep it under another name if it contains a user's files.
 
     Raises:
         OSError: a file can't be removed.
     """
-    if only_ours(aside):
+    if holds_only_our_files(aside):
         _remove(aside)
         return
-    kept = aside.with_name(aside.name.removeprefix(TEMPORARY_PREFIX))
-    aside.rename(kept)
-    log.warning("%s was replaced by a new checkpoint, but contains a user's files: moved to %s", aside, kept)
+    new_path = aside.with_name(aside.name.removeprefix(TEMPORARY_PREFIX))
+    aside.rename(new_path)
+    log.warning("%s was replaced by a new checkpoint, but contains a user's files: moved to %s", aside, new_path)
 
 
-def set_aside(passed_over: Sequence[CheckpointInfo], claim: Claim) -> None:
+def quarantine(passed_over: Sequence[CheckpointInfo], claim: Claim) -> None:
     """Rename damaged checkpoints that a resume passed over: they stay for inspection, and no longer count as saved.
 
     One that merely couldn't be read stays where it is. A failed renaming is logged.
@@ -252,7 +254,7 @@ class Removable(NamedTuple):
     num_bytes: int
 
 
-def shortage(directory: RunDirectory, step: int, checkpoint_bytes: int, policy: Checkpoint) -> str:
+def describe_shortage(directory: RunDirectory, step: int, checkpoint_bytes: int, policy: Checkpoint) -> str:
     """Describe why the file system won't have room for the checkpoints of a run; empty if it has, as far as known.
 
     Nothing is reserved to find that out: for that moment, another run's save would fail. Therefore a quota counts only
@@ -271,11 +273,11 @@ def shortage(directory: RunDirectory, step: int, checkpoint_bytes: int, policy: 
         count = max(1, max_checkpoints(policy) - len(steps))
         # of each; the folder counts as well
         num_files = 1 + len(os.listdir(directory.checkpoint(steps[-1]))) if steps else FILES  # noqa: PTH208 - names
-        kept = [f"checkpoint.keep={policy.keep}"]
-        kept += [f"checkpoint.keep_best={policy.keep_best}"] if policy.keep_best else []
-        each = f"{counted(num_files, 'file')} and {_size(checkpoint_bytes)}"
-        why = f"{count} more checkpoints of {each}" if count > 1 else f"a checkpoint of {each}"
-        why += f" ({all_of([*kept, 'one while it is written'])})"
+        reasons = [f"checkpoint.keep={policy.keep}"]
+        reasons += [f"checkpoint.keep_best={policy.keep_best}"] if policy.keep_best else []
+        size = f"{counted(num_files, 'file')} and {_size(checkpoint_bytes)}"
+        why = f"{count} more checkpoints of {size}" if count > 1 else f"a checkpoint of {size}"
+        why += f" ({all_of([*reasons, 'one while it is written'])})"
         if system.free_files is not None and system.free_files < count * num_files:
             problem = f"{system.describe_free()}; {count * num_files} files are needed: {why}"
             fits = system.free_files >= num_files and system.free_bytes >= checkpoint_bytes
@@ -285,7 +287,7 @@ def shortage(directory: RunDirectory, step: int, checkpoint_bytes: int, policy: 
         else:
             return ""
         outlook = f"the checkpoint of step {step} {'still fits' if fits else 'will not fit'}"
-        return f"{directory.checkpoints}: {problem}; {outlook}; {advice(directory)}"
+        return f"{directory.checkpoints}: {problem}; {outlook}; {removal_advice(directory)}"
     return ""
 
 
@@ -318,7 +320,7 @@ def is_full(error: Exception) -> bool:
     return getattr(error, "errno", None) in FULL or any(os.strerror(number) in str(error) for number in FULL)
 
 
-def after_full(directory: RunDirectory, error: Exception, temporary: Path | None = None) -> str:
+def explain_full(directory: RunDirectory, error: Exception, temporary: Path | None = None) -> str:
     """Describe the limit that a failed save has met, what is free without its files, and what can be removed.
 
     Args:
@@ -332,19 +334,19 @@ def after_full(directory: RunDirectory, error: Exception, temporary: Path | None
         shutil.rmtree(temporary, ignore_errors=True)
     with suppress(OSError):
         limit += f"; without the new checkpoint, {FileSystem.of(directory.checkpoints).describe_free()}"
-    return f"{limit}; {advice(directory)}"
+    return f"{limit}; {removal_advice(directory)}"
 
 
-def advice(directory: RunDirectory) -> str:
+def removal_advice(directory: RunDirectory) -> str:
     """Name the checkpoints that can be removed, the largest first, and the keys that make a run keep fewer."""
-    found = removable(directory)
-    if not found:
+    folders = removable_folders(directory)
+    if not folders:
         return f"no older checkpoint of the run can be removed: remove other files; {KEEP_FEWER}"
-    names = listed((f"{one.path} ({_size(one.num_bytes)})" for one in found), shown=SHOWN)
+    names = listed((f"{folder.path} ({_size(folder.num_bytes)})" for folder in folders), shown=SHOWN)
     return f"older checkpoints, the largest first, of which you may remove what you don't need: {names}; {KEEP_FEWER}"
 
 
-def removable(directory: RunDirectory) -> list[Removable]:
+def removable_folders(directory: RunDirectory) -> list[Removable]:
     """Return checkpoints that no run needs in order to continue, the largest first; some may be wanted as results.
 
     These are older checkpoints of the run, those that a resume has set aside, and all checkpoints of the completed runs
@@ -353,28 +355,30 @@ def removable(directory: RunDirectory) -> list[Removable]:
     Args:
         directory: of the run.
     """
-    found: list[Removable] = []
+    folders: list[Removable] = []
     with suppress(OSError, HpctrainError):
-        known = list_checkpoints(directory, verify=False)
-        newest = [info.step for info in known if info.intact][-ALWAYS_KEPT:]
-        found += [Removable(info.path, info.bytes) for info in known if newest and info.step < newest[0]]
+        checkpoints = list_checkpoints(directory, verify=False)
+        newest = [info.step for info in checkpoints if info.intact][-ALWAYS_KEPT:]
+        folders += [Removable(info.path, info.bytes) for info in checkpoints if newest and info.step < newest[0]]
     with suppress(OSError):
-        found += [Removable(path, _bytes_in(path)) for path in directory.set_aside()]
-    for other in _others_of_the_sweep(directory):
+        folders += [Removable(path, _bytes_in(path)) for path in directory.set_aside()]
+    for run in _other_runs_of_the_sweep(directory):
         with suppress(OSError, HpctrainError):
-            attempts = Ledger(other).attempts()
+            attempts = Ledger(run).attempts()
             if attempts and attempts[-1].reason is Reason.COMPLETED:
-                steps = other.checkpoint_steps()
-                found.append(Removable(other.checkpoints, sum(_bytes_in(other.checkpoint(step)) for step in steps)))
-    return sorted((one for one in found if one.num_bytes), key=lambda one: (-one.num_bytes, one.path))
+                steps = run.checkpoint_steps()
+                folders.append(Removable(run.checkpoints, sum(_bytes_in(run.checkpoint(step)) for step in steps)))
+    return sorted(
+        (folder for folder in folders if folder.num_bytes), key=lambda folder: (-folder.num_bytes, folder.path)
+    )
 
 
-def _others_of_the_sweep(directory: RunDirectory) -> list[RunDirectory]:
+def _other_runs_of_the_sweep(directory: RunDirectory) -> list[RunDirectory]:
     home = RunDirectory(directory.path.parent)
     with suppress(OSError):
         if home.sweep.is_file():
-            others = [RunDirectory(path) for path in home.path.iterdir() if path != directory.path]
-            return [other for other in others if other.config.is_file()]
+            runs = [RunDirectory(path) for path in home.path.iterdir() if path != directory.path]
+            return [run for run in runs if run.config.is_file()]
     return []
 
 

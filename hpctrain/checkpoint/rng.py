@@ -15,7 +15,7 @@ from hpctrain.parallel.mesh import TrainingWorld
 from hpctrain.rank.determinism import rank_seed, seed_everything
 
 
-class RandomStreams(Stateful):
+class GlobalGenerators(Stateful):
     """The random number generators of all ranks, restored after all other parts, which may draw from them.
 
     Args:
@@ -54,8 +54,8 @@ def rng_state(devices: Sequence[torch.device] = ()) -> dict[str, Any]:
         CheckpointError: NumPy's global generator was replaced by one of a different kind.
     """
     version, words, gauss = random.getstate()
-    found = np.random.get_state(legacy=False)
-    if not isinstance(found, dict) or found["bit_generator"] != "MT19937":
+    numpy_state = np.random.get_state(legacy=False)
+    if not isinstance(numpy_state, dict) or numpy_state["bit_generator"] != "MT19937":
         raise CheckpointError(
             "NumPy's global generator is not an MT19937: its state can't be saved; use your own numpy.random.Generator"
         )
@@ -63,10 +63,10 @@ def rng_state(devices: Sequence[torch.device] = ()) -> dict[str, Any]:
         "torch": torch.get_rng_state(),
         "cuda": [torch.cuda.get_rng_state(device) for device in devices],
         "numpy": {
-            "key": torch.from_numpy(found["state"]["key"].astype(np.int64)),
-            "pos": int(found["state"]["pos"]),
-            "has_gauss": int(found["has_gauss"]),
-            "gauss": float(found["gauss"]),
+            "key": torch.from_numpy(numpy_state["state"]["key"].astype(np.int64)),
+            "pos": int(numpy_state["state"]["pos"]),
+            "has_gauss": int(numpy_state["has_gauss"]),
+            "gauss": float(numpy_state["gauss"]),
         },
         "random": {"version": version, "state": torch.tensor(words, dtype=torch.int64), "gauss": gauss},
     }
@@ -80,8 +80,8 @@ def restore_rng(state: Mapping[str, Any], devices: Sequence[torch.device] = ()) 
         devices: as for `rng_state`; surplus devices or states are ignored.
     """
     torch.set_rng_state(state["torch"])
-    for device, found in zip(devices, state["cuda"], strict=False):
-        torch.cuda.set_rng_state(found, device)
+    for device, cuda_state in zip(devices, state["cuda"], strict=False):
+        torch.cuda.set_rng_state(cuda_state, device)
     numbers = state["numpy"]
     key = numbers["key"].numpy().astype(np.uint32)
     np.random.set_state(("MT19937", key, numbers["pos"], numbers["has_gauss"], numbers["gauss"]))

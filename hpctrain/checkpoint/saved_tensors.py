@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpctrain.checkpoint.restricted_pickle import Placeholder, load, load_plain
+from hpctrain.checkpoint.restricted_pickle import UnknownObject, load, load_plain
 
 TORCH = (".pt", ".pth", ".ckpt", ".bin", ".tar")
 PICKLE = (".pkl", ".pickle")
@@ -49,11 +49,11 @@ class SavedTensors:
 
     def add(self, value: object, name: str = "") -> None:
         """Add all tensors and numbers in a value that was unpickled, such as a dictionary of dictionaries."""
-        seen: set[int] = set()
-        waiting: list[tuple[str, object]] = [(name, value)]
-        while waiting:
-            name, value = waiting.pop()
-            if isinstance(value, Placeholder) and (array := _unpickled_array(value)) is not None:
+        visited_ids: set[int] = set()
+        queue: list[tuple[str, object]] = [(name, value)]
+        while queue:
+            name, value = queue.pop()
+            if isinstance(value, UnknownObject) and (array := _unpickled_array(value)) is not None:
                 value = _from_numpy(array)
             if isinstance(value, torch.Tensor):
                 for part, tensor in _plain(value):
@@ -61,23 +61,23 @@ class SavedTensors:
             elif isinstance(value, int | float):
                 if len(self.numbers) < MAX_NUMBERS:
                     self.numbers[_unused(name or "number", self.numbers)] = value
-            elif id(value) not in seen:
-                seen.add(id(value))
-                waiting += [(f"{name}.{key}" if name else str(key), one) for key, one in _inside(value)]
+            elif id(value) not in visited_ids:
+                visited_ids.add(id(value))
+                queue += [(f"{name}.{key}" if name else str(key), inner) for key, inner in _inside(value)]
 
 
 def parts_of(save: Path) -> dict[str, Path]:
     """The files of a save, and its folders of DCP, by their path relative to it; a file's own is empty."""
     if save.is_file() or is_distributed(save):
         return {"": save}
-    found: dict[str, Path] = {}
+    parts: dict[str, Path] = {}
     for path in sorted(save.iterdir()):
         # neither a link to a folder, such as `latest`, nor one that leads nowhere, nor a pipe
         if not (path.is_file() or (path.is_dir() and not path.is_symlink())):
             continue
         for name, part in parts_of(path).items():
-            found[f"{path.name}/{name}" if name else path.name] = part
-    return found
+            parts[f"{path.name}/{name}" if name else path.name] = part
+    return parts
 
 
 def read_part(path: Path) -> SavedTensors | None:
@@ -122,11 +122,11 @@ def _safetensors(path: Path) -> dict[str, Callable[[], torch.Tensor]]:
 
 def _add_arrays(saved: SavedTensors, path: Path) -> None:
     # an archive of NumPy's reads an array only when it is asked for
-    found = np.load(path, mmap_mode="r" if path.suffix == ".npy" else None, allow_pickle=False)
-    if isinstance(found, np.ndarray):
-        saved.tensors["array"] = partial(_from_numpy, found)
+    arrays = np.load(path, mmap_mode="r" if path.suffix == ".npy" else None, allow_pickle=False)
+    if isinstance(arrays, np.ndarray):
+        saved.tensors["array"] = partial(_from_numpy, arrays)
     else:
-        saved.tensors.update({name: partial(_read_array, found, name) for name in found.files})
+        saved.tensors.update({name: partial(_read_array, arrays, name) for name in arrays.files})
 
 
 def _from_numpy(array: np.ndarray[Any, Any]) -> torch.Tensor:
@@ -145,7 +145,7 @@ def _inside(value: object) -> Iterator[tuple[object, object]]:
     """Yield the names and values in a container."""
     if isinstance(value, Mapping):
         yield from value.items()
-    elif isinstance(value, Placeholder):
+    elif isinstance(value, UnknownObject):
         yield from enumerate(value.arguments)
         yield from enumerate(value.items)
         yield from value.entries.items()
@@ -159,7 +159,7 @@ def _inside(value: object) -> Iterator[tuple[object, object]]:
         yield from enumerate(value)
 
 
-def _unpickled_array(value: Placeholder) -> np.ndarray[Any, Any] | None:
+def _unpickled_array(value: UnknownObject) -> np.ndarray[Any, Any] | None:
     """Build NumPy's array or scalar from its pickle; None if it is something else, or has Python objects."""
     if value.made_by.endswith("multiarray._reconstruct") and isinstance(value.state, tuple) and len(value.state) == 5:
         _, shape, dtype, is_fortran, data = value.state
@@ -177,7 +177,7 @@ def _unpickled_array(value: Placeholder) -> np.ndarray[Any, Any] | None:
 
 
 def _dtype(value: object) -> np.dtype[Any] | None:
-    if not isinstance(value, Placeholder) or not value.arguments:
+    if not isinstance(value, UnknownObject) or not value.arguments:
         return None
     name = str(value.arguments[0])
     if name[:1] not in "biufc":
@@ -241,11 +241,11 @@ class DistributedFolder:
         self._path = path
         with (path / METADATA).open("rb") as file:
             metadata = load_plain(file)
-        described: dict[str, Placeholder] = metadata.get("state_dict_metadata")
-        self._described = described
-        self.tensors = [name for name, one in described.items() if one.get("chunks") is not None]
-        self.objects = [name for name in described if name not in set(self.tensors)]
-        self._stored: dict[str, list[tuple[Placeholder, Placeholder]]] = {}
+        descriptions: dict[str, UnknownObject] = metadata.get("state_dict_metadata")
+        self._descriptions = descriptions
+        self.tensors = [name for name, description in descriptions.items() if description.get("chunks") is not None]
+        self.objects = [name for name in descriptions if name not in set(self.tensors)]
+        self._stored: dict[str, list[tuple[UnknownObject, UnknownObject]]] = {}
         for index, place in metadata.get("storage_data").items():
             self._stored.setdefault(index.get("fqn"), []).append((index, place))
 
@@ -255,21 +255,21 @@ class DistributedFolder:
         Raises:
             Exception: of any kind, if it can't be read.
         """
-        described = self._described[name]
+        description = self._descriptions[name]
         # the first of the properties' state, which isn't a dictionary
-        whole = torch.empty(described.get("size"), dtype=described.get("properties").state[0])
-        read = 0
+        tensor = torch.empty(description.get("size"), dtype=description.get("properties").state[0])
+        num_read = 0
         # a tensor without elements may have no chunks
         for index, place in self._stored.get(name, ()):
             chunk = self._read(place)
-            target = whole
+            target = tensor
             for dimension, offset in enumerate(index.get("offset") or ()):
                 target = target.narrow(dimension, offset, chunk.shape[dimension])
             target.copy_(chunk)
-            read += chunk.numel()
-        if read < whole.numel():
-            raise ValueError(f"{name} has {whole.numel()} elements, and the folder contains {read} of them")
-        return whole
+            num_read += chunk.numel()
+        if num_read < tensor.numel():
+            raise ValueError(f"{name} has {tensor.numel()} elements, and the folder contains {num_read} of them")
+        return tensor
 
     def object(self, name: str) -> Any:
         """Read another object.
@@ -279,7 +279,7 @@ class DistributedFolder:
         """
         return self._read(self._stored[name][0][1])
 
-    def _read(self, place: Placeholder) -> Any:
+    def _read(self, place: UnknownObject) -> Any:
         if place.get("transform_descriptors"):
             raise ValueError(f"{place.get('relative_path')} is compressed by an extension of DCP")
         name = PurePosixPath(str(place.get("relative_path")))

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hpctrain.checkpoint.host_memory import available_memory_bytes
 from hpctrain.checkpoint.page_locked import PageLockedMemory
-from hpctrain.checkpoint.retention import Retention, shortage
+from hpctrain.checkpoint.retention import Retention, describe_shortage
 from hpctrain.checkpoint.state import LiveState, Snapshot
 from hpctrain.checkpoint.write import CheckpointWriter
 from hpctrain.config.checkpoint import Checkpoint
@@ -49,7 +49,7 @@ class Writer(Protocol):
 class CheckpointSaver:
     """Saves whole checkpoints on rank zero, in the background or not; at most one save is in flight.
 
-    Every rank has one. `begin` says which of them save.
+    Every rank has one. `begin` decides which of them save.
 
     In the background, the copy goes into buffers that are kept from save to save, so that it runs at the speed of
     memory. They take as much host memory as weights, averages and optimizer together. Before the first copy, this
@@ -85,6 +85,7 @@ class CheckpointSaver:
     ) -> None:
         self._writer: Writer = CheckpointWriter(directory, claim, safetensors=policy.safetensors)
         self._leads = leads
+        self._takes_part = leads
         self._retention = Retention(directory, claim, policy)
         self._directory = directory
         self._policy = policy
@@ -109,7 +110,7 @@ class CheckpointSaver:
         return self._thread is not None and self._thread.is_alive()
 
     @property
-    def takes_s(self) -> float:
+    def estimated_save_s(self) -> float:
         """Estimate the seconds until a save that began now would be durable, from the longest one so far."""
         if not self.busy:
             return self._longest_s
@@ -133,12 +134,10 @@ class CheckpointSaver:
         """
         return self._takes_part, None
 
-    @property
-    def _takes_part(self) -> bool:
-        return self._leads
-
     def lock_ahead(self, state: LiveState) -> None:
         """Page-lock memory for the copies of GPU tensors in a thread, each time that an optimizer has its first state.
+
+        Not before: only then are the sizes of its state known.
 
         It takes 0.4 s for each GB, and as long in pauses. The first save waits for what isn't locked by then.
 
@@ -158,7 +157,8 @@ class CheckpointSaver:
         Args:
             state: between two steps.
             wait: return only when the checkpoint is published, or raise its error.
-            retain: whether to remove older checkpoints now; False saves time at the end of an attempt.
+            retain: whether to remove older checkpoints now. False at the end of an attempt, which may have only seconds
+                left: retention reads checkpoints back.
 
         Raises:
             CheckpointError: the copy, or the write that was waited for, failed; also that of an earlier save.
@@ -237,20 +237,20 @@ class CheckpointSaver:
         for hook in self._hooks:
             hook.remove()
         self._page_locked.wait_until_locked()
-        needed = state.missing_bytes(self._page_locked)
-        free = self._free_bytes()
-        if free is not None and not _fits(needed, free):
+        missing_bytes = state.missing_bytes(self._page_locked)
+        free_bytes = self._free_bytes()
+        if free_bytes is not None and not _fits(missing_bytes, free_bytes):
             log.warning(
                 "saving in the background would take %.2f GB of host memory, and %.2f GB are free: training waits for "
                 "each save instead. Give the job more memory, or set checkpoint.asynchronous=false",
-                needed / 1e9,
-                free / 1e9,
+                missing_bytes / 1e9,
+                free_bytes / 1e9,
             )
             self._page_locked.release()
             return False
-        held = needed + self._page_locked.locked_bytes
-        if held >= LOGGED_FROM_BYTES:
-            log.info("saving in the background takes %.1f GB of host memory", held / 1e9)
+        total_bytes = missing_bytes + self._page_locked.locked_bytes
+        if total_bytes >= LOGGED_FROM_BYTES:
+            log.info("saving in the background takes %.1f GB of host memory", total_bytes / 1e9)
         self._page_locked.wait_until_locked(state.page_locked_sizes(self._page_locked))
         return True
 
@@ -277,7 +277,7 @@ class CheckpointSaver:
 
     def _warn_of_shortage(self, snapshot: Snapshot) -> None:
         size = self._writer.size_of(snapshot)
-        if size and (problem := shortage(self._directory, snapshot.step, size, self._policy)):
+        if size and (problem := describe_shortage(self._directory, snapshot.step, size, self._policy)):
             log.warning("%s", problem)
 
     def _write_in_background(self, snapshot: Snapshot, retain: bool, awaited: bool) -> None:

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,14 @@ from hpctrain.checkpoint.host_memory import HostCopy, element_bytes, sharing_key
 from hpctrain.checkpoint.page_locked import PageLockedMemory
 from hpctrain.run.evaluation import Score
 
+T = TypeVar("T")
 NAMED = "named"
 """Key of the states of several optimizers; a single one's state dict has no such key."""
+
+
+def by_name(one_or_several: T | Mapping[str, T]) -> Mapping[str, T]:
+    """Return several optimizers or scalers as they are; the name of a single one is ''."""
+    return one_or_several if isinstance(one_or_several, Mapping) else {"": one_or_several}
 
 
 class Stateful(Protocol):
@@ -186,7 +192,7 @@ class LiveState:
     @property
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
         """All optimizers."""
-        return tuple(self.optimizer.values()) if isinstance(self.optimizer, Mapping) else (self.optimizer,)
+        return tuple(by_name(self.optimizer).values())
 
     def missing_bytes(self, page_locked: PageLockedMemory) -> int:
         """Return the host memory that a copy still needs, beyond what is page-locked already; nothing is copied.
@@ -225,11 +231,11 @@ class LiveState:
         copy.finish()
         return snapshot
 
-    def _snapshot(self, copy: HostCopy, kept: Snapshot) -> Snapshot:
+    def _snapshot(self, copy: HostCopy, buffers: Snapshot) -> Snapshot:
         return Snapshot(
-            model=_named_tensors(self.model, copy, kept.model),
-            optimizer=copy.of(self._optimizer_state(), kept.optimizer, "optimizer"),
-            state=copy.of(self._other_state(), kept.state, "state"),
+            model=_named_tensors(self.model, copy, buffers.model),
+            optimizer=copy.of(self._optimizer_state(), buffers.optimizer, "optimizer"),
+            state=copy.of(self._other_state(), buffers.state, "state"),
         )
 
     def _tensors(self) -> Iterator[Tensor]:
@@ -237,7 +243,7 @@ class LiveState:
 
     def _optimizer_state(self) -> dict[str, Any]:
         if isinstance(self.optimizer, Mapping):
-            return {NAMED: {name: one.state_dict() for name, one in self.optimizer.items()}}
+            return {NAMED: {name: optimizer.state_dict() for name, optimizer in self.optimizer.items()}}
         return self.optimizer.state_dict()
 
     @cached_property
@@ -246,21 +252,15 @@ class LiveState:
         return names_by_id(self.model)
 
     def _other_state(self) -> dict[str, Any]:
-        several, scaler = self.optimizer, self.scaler
-        names: object
-        if isinstance(several, Mapping):
-            names = {name: parameter_names(self._names, one) for name, one in several.items()}
-        else:
-            names = parameter_names(self._names, several)
-        scales: object = None
-        if isinstance(scaler, Mapping):
-            scales = {name: one.state_dict() or None for name, one in scaler.items()}
-        elif scaler is not None:
-            scales = scaler.state_dict() or None
+        optimizers = by_name(self.optimizer)
+        names = {name: parameter_names(self._names, optimizer) for name, optimizer in optimizers.items()}
+        scalers = by_name(self.scaler)
+        scales = {name: scaler and (scaler.state_dict() or None) for name, scaler in scalers.items()}
         return {
             **asdict(self.head),
-            "scaler": scales,
-            "parameters": names,
+            # of a single optimizer or scaler, without a name
+            "scaler": scales.get("", scales),
+            "parameters": names.get("", names),
             "rng": list(self.rng),
             "extra": dict(self.extra),
         }
@@ -287,13 +287,13 @@ def weights_digest(state: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _named_tensors(model: nn.Module, copy: HostCopy, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _named_tensors(model: nn.Module, copy: HostCopy, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
     plain = PlainNames(model)
     saved = model.state_dict()
     tensors: OrderedDict[str, Tensor] = OrderedDict()
     for name, value in saved.items():
         key = plain(name)
-        tensors[key] = copy.of(value, kept.get(key), f"model[{key!r}]")
+        tensors[key] = copy.of(value, buffers.get(key), f"model[{key!r}]")
     # torch keeps the modules' versions here, by which they recognize a state of an earlier version of themselves
     if (versions := getattr(saved, "_metadata", None)) is not None:
         tensors._metadata = {plain(path): dict(entry) for path, entry in versions.items()}  # type: ignore[attr-defined]

@@ -20,7 +20,7 @@ _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 """Of mmap(2); Python has the name from 3.13 on."""
 
 
-Part: TypeAlias = tuple[Region, Callable[[], Tensor]]
+StoredPart: TypeAlias = tuple[Region, Callable[[], Tensor]]
 """A box of a tensor, and a function that returns its elements."""
 
 
@@ -38,7 +38,7 @@ class StoredTensor:
         dtype: of its elements.
     """
 
-    def __init__(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, parts: Sequence[Part]) -> None:
+    def __init__(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, parts: Sequence[StoredPart]) -> None:
         self._name = name
         self._parts = parts
         self.shape = shape
@@ -62,13 +62,13 @@ class StoredTensor:
         Raises:
             CheckpointError: the chunks don't have all of it.
         """
-        wanted = region or Region.whole(self.shape)
+        region = region or Region.whole(self.shape)
         for box, elements in self._parts:
-            if box.intersect(wanted) == wanted:
-                return elements()[wanted.relative_to(box).slices()]
-        made = torch.empty(wanted.sizes, dtype=self.dtype)
-        self.copy_into(made, wanted)
-        return made
+            if box.intersect(region) == region:
+                return elements()[region.relative_to(box).slices()]
+        target = torch.empty(region.sizes, dtype=self.dtype)
+        self.copy_into(target, region)
+        return target
 
     @torch.no_grad()
     def copy_into(self, target: Tensor, region: Region) -> None:
@@ -104,7 +104,7 @@ def open_index(path: Path, index: Mapping[str, IndexedTensor]) -> dict[str, Stor
     Raises:
         CheckpointError: it has elements of an unknown type.
     """
-    names = {one.dtype for one in index.values()}
+    names = {tensor.dtype for tensor in index.values()}
     # not getattr, for which torch imports modules
     dtypes = {name: dtype for name in names if isinstance(dtype := vars(torch).get(name), torch.dtype)}
     if unknown := sorted(names - dtypes.keys()):
@@ -112,11 +112,11 @@ def open_index(path: Path, index: Mapping[str, IndexedTensor]) -> dict[str, Stor
     mapped = cache(partial(_mapped, path))
     # tied weights have one place, and are one object here
     stored = {}
-    for name, one in reversed([*index.items()]):
-        dtype = dtypes[one.dtype]
-        parts = [(place.region, partial(_elements, path, mapped, place, dtype)) for place in one.chunks]
-        stored[one] = StoredTensor(name, one.shape, dtype, parts)
-    return {name: stored[one] for name, one in index.items()}
+    for name, tensor in reversed([*index.items()]):
+        dtype = dtypes[tensor.dtype]
+        parts = [(place.region, partial(_elements, path, mapped, place, dtype)) for place in tensor.chunks]
+        stored[tensor] = StoredTensor(name, tensor.shape, dtype, parts)
+    return {name: stored[tensor] for name, tensor in index.items()}
 
 
 def _elements(path: Path, mapped: Callable[[str], mmap.mmap], place: ChunkPlace, dtype: torch.dtype) -> Tensor:
@@ -182,7 +182,7 @@ def read_parts(path: Path, content: Any) -> dict[str, Any]:
 
 def whole_tensors(value: Any) -> Any:
     """Return a tree of saved values in which each `StoredTensor` is read as a whole."""
-    return _replaced(value, lambda one: one.read() if isinstance(one, StoredTensor) else one)
+    return _replaced(value, lambda leaf: leaf.read() if isinstance(leaf, StoredTensor) else leaf)
 
 
 def _replaced(value: Any, replace: Callable[[Any], Any]) -> Any:

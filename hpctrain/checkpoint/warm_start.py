@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
 from hpctrain.checkpoint.read import choose_newest, describe_unreadable, load
-from hpctrain.checkpoint.restore import copy_saved, differing
+from hpctrain.checkpoint.restore import copy_saved, describe_difference
 from hpctrain.checkpoint.state import PlainNames
 from hpctrain.checkpoint.stored_tensor import StoredTensor
 from hpctrain.errors import CheckpointDamagedError, CheckpointError
@@ -47,23 +47,23 @@ def warm_start(model: nn.Module, source: Path, *, match: str = "*", strict: bool
     saved = _selected(read_weights(source), match)
     here = _selected({plain(name): value for name, value in model.state_dict().items()}, match)
     shared = saved.keys() & here.keys()
-    taken = sorted(name for name in shared if tuple(saved[name].shape) == tuple(here[name].shape))
+    names = sorted(name for name in shared if tuple(saved[name].shape) == tuple(here[name].shape))
     differences = [
-        *differing("only in the model", here.keys() - saved.keys()),
-        *differing("only in the source", saved.keys() - here.keys()),
-        *differing("of another shape", shared.difference(taken)),
+        *describe_difference("only in the model", here.keys() - saved.keys()),
+        *describe_difference("only in the source", saved.keys() - here.keys()),
+        *describe_difference("of another shape", shared.difference(names)),
     ]
-    if not taken or (strict and differences):
-        found = "; ".join(differences) if strict and differences else f"no weight matches {match}"
+    if not names or (strict and differences):
+        problem = "; ".join(differences) if strict and differences else f"no weight matches {match}"
         raise CheckpointError(
-            f"init_from={source}: {found}; see init_match, or set init_strict=false to take what fits"
+            f"init_from={source}: {problem}; see init_match, or set init_strict=false to take what fits"
         )
-    for name in taken:
+    for name in names:
         copy_saved(here[name], saved[name])
-    log.info("started from %d of %d weights of %s: %s", len(taken), len(here), source, listed(taken))
+    log.info("started from %d of %d weights of %s: %s", len(names), len(here), source, listed(names))
     for difference in differences:
         log.info("left as they were: %s", difference)
-    return taken
+    return names
 
 
 def read_weights(source: Path) -> Mapping[str, Any]:
@@ -80,14 +80,14 @@ def read_weights(source: Path) -> Mapping[str, Any]:
 
             return dict(load_file(source))
         # mapped, so that a rank that needs a shard reads a shard; torch can't map files of its oldest format
-        found = torch.load(source, map_location="cpu", weights_only=True, mmap=is_zipfile(source))
+        weights = torch.load(source, map_location="cpu", weights_only=True, mmap=is_zipfile(source))
     except Exception as error:  # of any type, for a file of another kind
         raise CheckpointError(f"{source} can't be read: {describe_unreadable(error)}") from error
-    if not isinstance(found, Mapping) or not all(
-        isinstance(value, Tensor) or str(name).endswith(_EXTRA_STATE_KEY_SUFFIX) for name, value in found.items()
+    if not isinstance(weights, Mapping) or not all(
+        isinstance(value, Tensor) or str(name).endswith(_EXTRA_STATE_KEY_SUFFIX) for name, value in weights.items()
     ):
         raise CheckpointError(f"{source} should hold tensors by name, as torch.save(model.state_dict()) writes them")
-    return found
+    return weights
 
 
 def _selected(values: Mapping[str, Any], match: str) -> dict[str, Any]:

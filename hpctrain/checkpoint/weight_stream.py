@@ -64,13 +64,13 @@ class WeightStream:
             CheckpointError: a part of the tensor isn't in the checkpoint.
         """
         for region in self._regions():
-            read = self._stored.read(region)
-            given = read.to(self.dtype)
-            if given.dtype != read.dtype and torch.finfo(given.dtype).max < torch.finfo(read.dtype).max:
-                infinite = given.isinf()
-                self.overflows |= bool(infinite.any()) and bool((infinite & read.isfinite()).any())
-            yield element_bytes(given).numpy().data
-            _let_go(read)
+            source = self._stored.read(region)
+            elements = source.to(self.dtype)
+            if elements.dtype != source.dtype and torch.finfo(elements.dtype).max < torch.finfo(source.dtype).max:
+                infinite = elements.isinf()
+                self.overflows |= bool(infinite.any()) and bool((infinite & source.isfinite()).any())
+            yield element_bytes(elements).numpy().data
+            _let_go(source)
 
     def _regions(self) -> Iterator[Region]:
         """Yield boxes that follow each other in row-major order."""
@@ -85,7 +85,7 @@ class WeightStream:
         itemsize = max(self._stored.dtype.itemsize, self.dtype.itemsize)
         rows = max(1, PIECE_BYTES // (math.prod(self.shape[axis + 1 :]) * itemsize))
         for first in range(0, size, rows):
-            offsets = tuple(first if each == axis else 0 for each in range(len(self.shape)))
+            offsets = tuple(first if dimension == axis else 0 for dimension in range(len(self.shape)))
             sizes = (*self.shape[:axis], min(rows, size - first), *self.shape[axis + 1 :])
             yield Region(offsets, sizes)
 
@@ -120,12 +120,12 @@ def write_torch_file(
         OSError: the file can't be written; a part of it may be left.
     """
     state: OrderedDict[str, Tensor] = OrderedDict()
-    made: dict[WeightStream, Tensor] = {}
+    tensors: dict[WeightStream, Tensor] = {}
     with FakeTensorMode():
         for name, weight in weights.items():
-            if weight not in made:
-                made[weight] = torch.empty(weight.shape, dtype=weight.dtype)
-            state[name] = made[weight]
+            if weight not in tensors:
+                tensors[weight] = torch.empty(weight.shape, dtype=weight.dtype)
+            state[name] = tensors[weight]
     if versions is not None:
         state._metadata = versions  # type: ignore[attr-defined]
     # a file with holes in the place of the elements
@@ -152,6 +152,9 @@ _LENGTH_BYTES = 8
 
 def write_safetensors(path: Path, weights: Mapping[str, WeightStream], on_write: Callable[[int], None]) -> None:
     """Write a new file, and make it durable. For the same tensors it has the same bytes as the package's `save_file`.
+
+    Only the header is the package's: it has no stable function that writes one tensor after another, and all of a
+    checkpoint, converted to another type, may not fit into memory. A mapped scratch file would take twice the space.
 
     Args:
         path: must not exist.
@@ -228,29 +231,29 @@ def write_folder(
             write_safetensors(path / name, group, on_write)
         index = {
             "metadata": {"total_size": sum(weight.nbytes for weight in weights.values())},
-            "weight_map": {each: name for name, group in zip(names, groups, strict=True) for each in group},
+            "weight_map": {tensor: file for file, group in zip(names, groups, strict=True) for tensor in group},
         }
         write_atomic(path / INDEX, json.dumps(index, indent=2, ensure_ascii=False) + "\n")
     fsync_directory(path)
 
 
-def publish_folder(written: Path, path: Path) -> None:
+def publish_folder(folder: Path, path: Path) -> None:
     """Give a folder its name, or replace the weights in an existing one, and leave its other files as they are.
 
     Args:
-        written: next to ``path``, filled by `write_folder`.
+        folder: next to ``path``, filled by `write_folder`.
         path: a folder, or nothing.
     """
     if path.is_dir() and any(path.iterdir()):
         # the index first and last: without it, no reader takes files of two models for one
         for file in sorted(weight_files(path), key=_is_no_index):
             file.unlink()
-        for file in sorted(written.iterdir(), key=_is_no_index, reverse=True):
+        for file in sorted(folder.iterdir(), key=_is_no_index, reverse=True):
             file.replace(path / file.name)
-        written.rmdir()
+        folder.rmdir()
         fsync_directory(path)
     else:
-        written.replace(path)
+        folder.replace(path)
     fsync_directory(path.parent)
 
 

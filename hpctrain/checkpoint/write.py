@@ -23,7 +23,7 @@ import xxhash
 from torch import Tensor
 
 from hpctrain.checkpoint.host_memory import sharing_key
-from hpctrain.checkpoint.retention import after_full, discard_replaced, is_full, move_aside
+from hpctrain.checkpoint.retention import discard_replaced, explain_full, is_full, move_replaced
 from hpctrain.checkpoint.state import Snapshot, tensors_in, weights_digest
 from hpctrain.errors import CheckpointError
 from hpctrain.files import errors_naming, fsync_directory, temporary_name
@@ -65,7 +65,8 @@ class ChecksummedFile:
             self._descriptor = os.open(path, flags, 0o666)
         self._path = path
         self.bytes = 0
-        # against damage, not forgery: a cryptographic digest of every byte would take several times longer
+        # Against damage, not forgery: a cryptographic digest of every byte would take several times longer. One for
+        # each file, and no tree of them, so that `xxhsum -H2` can check it.
         self._digest = xxhash.xxh3_128()
         # page-aligned, as direct I/O requires, and shared, so that forking a DataLoader worker can't copy it
         self._block = memoryview(mmap.mmap(-1, _BLOCK_BYTES))
@@ -82,7 +83,7 @@ class ChecksummedFile:
 
     @property
     def entry(self) -> dict[str, Any]:
-        """What the manifest has of the file."""
+        """The file's entry in the manifest."""
         return {"bytes": self.bytes, "checksum": self.checksum}
 
     def __enter__(self) -> ChecksummedFile:
@@ -93,18 +94,18 @@ class ChecksummedFile:
 
     def write(self, data: bytes | memoryview) -> int:
         """Write all of ``data``, and return its length in bytes."""
-        rest = memoryview(data).cast("B")
-        count = len(rest)
+        view = memoryview(data).cast("B")
+        count = len(view)
         self.bytes += count
-        while len(rest) and self._error is None:
-            if self._filled % mmap.PAGESIZE == 0 and len(rest) >= UNCOPIED_FROM_BYTES and _is_aligned(rest):
-                rest = self._write_uncopied(rest)
+        while len(view) and self._error is None:
+            if self._filled % mmap.PAGESIZE == 0 and len(view) >= UNCOPIED_FROM_BYTES and _is_aligned(view):
+                view = self._write_uncopied(view)
                 continue
-            piece = rest[: _BLOCK_BYTES - self._filled]
+            piece = view[: _BLOCK_BYTES - self._filled]
             self._digest.update(piece)
             self._bytes_of_block[self._filled : self._filled + len(piece)] = np.frombuffer(piece, np.uint8)
             self._filled += len(piece)
-            rest = rest[len(piece) :]
+            view = view[len(piece) :]
             if self._filled == _BLOCK_BYTES:
                 self._write_block()
         return count
@@ -116,7 +117,7 @@ class ChecksummedFile:
         """Write the rest, make the file durable, and close it.
 
         Raises:
-            OSError: this write or an earlier one failed; the file is closed all the same.
+            OSError: this write or an earlier one failed; the file is closed nevertheless.
         """
         with errors_naming(self._path):
             try:
@@ -224,8 +225,8 @@ class CheckpointWriter:
             }
             if self._safetensors:
                 files[SAFETENSORS] = threads.submit(_write_safetensors, path / SAFETENSORS, snapshot.model)
-        written = {name: files[name].result() for name in files}
-        write_manifest(path, snapshot.state, written, version=FORMAT_VERSION, weights_digest=digest.result())
+        entries = {name: files[name].result() for name in files}
+        write_manifest(path, snapshot.state, entries, version=FORMAT_VERSION, weights_digest=digest.result())
 
 
 def write_part(path: Path, part: Any) -> dict[str, Any]:
@@ -248,7 +249,8 @@ def _write_safetensors(path: Path, model: Mapping[str, Tensor]) -> dict[str, Any
     # extra state of a module has no place in the format
     tensors = {name: value.contiguous() for name, value in model.items() if isinstance(value, Tensor)}
     try:
-        # not `save_file`, which refuses tied weights: each of their names gets the same elements
+        # By the package, which tests every dtype. It writes through the page cache, so the checksum is of the file read
+        # back. Not by `save_file`, which refuses tied weights: each of their names gets the same elements.
         specs = {
             name: TensorSpec(
                 dtype=str(value.dtype).removeprefix("torch."),
@@ -308,7 +310,7 @@ def unpublished(directory: RunDirectory, claim: Claim, step: int) -> Iterator[Pa
         reason = (error.strerror if isinstance(error, OSError) else None) or error
         advice = limit_met(error, directory.checkpoints) or "check that the file system is writable"
         if is_full(error):
-            advice = after_full(directory, error, temporary)
+            advice = explain_full(directory, error, temporary)
         raise CheckpointError(
             f"the checkpoint of step {step} can't be written to {final}: {reason}; earlier checkpoints are unchanged; "
             f"{advice}"
@@ -331,7 +333,7 @@ def publish(temporary: Path, final: Path, claim: Claim) -> Path:
         OSError: the file system refuses.
     """
     claim.require_ownership()
-    replaced = move_aside(final) if final.exists() else None
+    replaced = move_replaced(final) if final.exists() else None
     try:
         temporary.rename(final)
     except BaseException:

@@ -27,7 +27,7 @@ from hpctrain.config.program import split_command
 from hpctrain.config.resources import resources_of
 from hpctrain.config.root import RunConfig
 from hpctrain.drill import program_drill, training_drill
-from hpctrain.drill.comparison import Row
+from hpctrain.drill.comparison import ComparisonRow
 from hpctrain.drill.drill import Console, Drill, Report, stopped_after
 from hpctrain.errors import ExitCode, RunDirectoryError, RunFailedError
 from hpctrain.launch.prepare import claim_default_path
@@ -78,7 +78,7 @@ def main(arguments: list[str]) -> int:
         training_drill.TrainingDrill,
         config=composer.compose(overrides),
         overrides=overrides,
-        typed=options.overrides,
+        user_overrides=options.overrides,
         config_dir=options.config_dir,
     )
     return _run(make, config, options)
@@ -269,7 +269,7 @@ def _cell(text: str) -> str:
     return text if len(text) <= MAX_CELL_CHARS else f"{text[:12]}..."
 
 
-def _result(row: Row, report: Report) -> str:
+def _result(row: ComparisonRow, report: Report) -> str:
     if row.equal:
         return "equal"
     relative = "" if row.relative is None else f"relative {row.relative:.2g}"

@@ -16,7 +16,7 @@ from hpctrain.phrases import byte_size, local_time
 from hpctrain.run.checkpoints import BestCheckpoint, CheckpointInfo, list_checkpoints
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.gone_checkpoints import gone_step
-from hpctrain.run.saves import Save, read_saves, unreported_files
+from hpctrain.run.saves import ReportedSave, read_saves, unreported_files
 
 _EPILOG = """\
 examples:
@@ -107,7 +107,7 @@ def _table(report: dict[str, Any], found: list[CheckpointInfo]) -> str:
 
 def _saves_report(directory: RunDirectory) -> dict[str, Any]:
     """Describe the saves in order, each path once, with the newest report of it; ``step`` is that of the newest one."""
-    newest: dict[Path, Save] = {}
+    newest: dict[Path, ReportedSave] = {}
     for save in read_saves(directory):
         newest.pop(save.path, None)  # its place is that of its newest report: two may have the same time
         newest[save.path] = save

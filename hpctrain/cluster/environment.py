@@ -239,7 +239,9 @@ def cpu_cores(environment: ClusterEnvironment, cpus_per_process: int | None) -> 
 def derived_ports(*, job: int, step: int = 0, restart: int = 0) -> tuple[int, ...]:
     """Candidate ports for a job's step, the preferred one first; every rank computes the same ones.
 
-    Each is a guess and can be in use: rank zero binds the first free candidate, and the others try them in turn. On a
+    They are below the kernel's ephemeral range, from which any outgoing connection may take a port. A step of srun that
+    looks for a free port first would cost a step, and the port may be taken a moment later. So each is a guess and can
+    be in use: rank zero binds the first free candidate, and the others try them in turn. On a
     node that jobs share, another program may answer on a candidate port: a rank that connects must check that it
     reached its own run.
 

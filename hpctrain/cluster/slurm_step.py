@@ -257,7 +257,8 @@ def expand_nodelist(nodelist: str, *, variable: str = "nodelist") -> list[str]:
     """Expand a list such as `rack[01-02]n[1-2],login` into node names, in its order, duplicates included.
 
     Equal to `scontrol show hostnames`, but needs no SLURM on this machine. Numbers are zero-padded to the width of the
-    range's start.
+    range's start. ClusterShell would sort the nodes, whose order decides which ranks a node gets; python-hostlist is
+    under the GPL.
 
     Args:
         nodelist: the list as SLURM writes it.

@@ -108,6 +108,8 @@ def check_program(config: ProgramConfig, environ: Mapping[str, str] = os.environ
     resources = resources_of(config, environ)
     check_node_counts(config, resources)
     _refuse_assignment(config.run.command)
+    # It would ignore the ranks' variables: each rank would run a training of its own over the others' files, and the
+    # run would end as completed.
     if (launcher := _launcher_per_rank(config, resources)) is not None and launcher.is_refused:
         raise ConfigError("run.processes", "ranks", launcher.problem, launcher.remedy)
     if not isinstance(config.cluster, Slurm):

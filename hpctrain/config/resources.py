@@ -280,7 +280,8 @@ def node_counts(config: RunConfig, resources: Resources) -> tuple[int, ...]:
     """Return the numbers of nodes on which the run may train, largest first; the first is `nodes`.
 
     A training can use a number of nodes if the ranks on them divide the global batch, and fit the degrees of
-    parallel=mesh. A program copes with any number.
+    parallel=mesh. A program copes with any number. The global batch stays as it is, because the learning rate fits it.
+    SLURM doesn't know these numbers: if it gives three nodes and the ranks can use two, one is idle.
 
     Args:
         config: of the run; works with all of its nodes.

@@ -134,6 +134,7 @@ class Config(RunConfig):
 class ProgramConfig(RunConfig):
     """Keys of `python -m hpctrain run`; those of a training, such as `trainer`, don't exist here."""
 
+    # not a `Config` with training switched off: config.yaml would describe a model that isn't trained
     args: dict[str, Any] = field(default_factory=dict)
     """Values of your own for the command: {args.NAME} stands for the value of args.NAME."""
     run: ProgramRun = field(default_factory=ProgramRun)

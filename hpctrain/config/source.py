@@ -1,4 +1,7 @@
-"""The source of Python modules: names, classes, bases and arguments, without an import, which may import torch."""
+"""The source of Python modules: names, classes, bases and arguments, without an import, which may import torch.
+
+`ast` and not griffe, which models a whole package for documentation, and takes longer to import.
+"""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class TarDataset(Dataset[Any]):
     A sample is the consecutive files of a tar file whose paths are the same up to the first dot: ``7/0042.jpg`` and
     ``7/0042.cls`` are the sample ``7/0042``. Samples are numbered in the order of the tar files. Since each can be read
     by its number, everything that holds for a dataset in memory holds: any order, any number of ranks and of loading
-    processes, exact resumes. Files must not change during a run.
+    processes, exact resumes; the package webdataset reads streams, and can't. Files must not change during a run.
 
     An index file next to each tar file has the positions of its members. The first `TarDataset` of a tar file reads the
     headers once and writes the index. Make one in `Task.prepare`, so that only one process per node does this. In

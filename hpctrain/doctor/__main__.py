@@ -1,4 +1,9 @@
-"""The program of the doctor's batch script: ``python -m hpctrain.doctor FOLDER``."""
+"""The program of the doctor's batch script: ``python -m hpctrain.doctor FOLDER``.
+
+Two steps: shells on the nodes, which need neither Python nor the shared folder, and so can report that these are
+missing; then ranks, started as a run's are, on the nodes that passed. Not ssh, which many sites forbid, and whose
+environment isn't a job's; and not nccl-tests, which a user would have to build: ranks measure NCCL through torch.
+"""
 
 from __future__ import annotations
 
@@ -83,13 +88,13 @@ class JobSteps:
         # no shell began anywhere: perhaps srun can't load the plugin that it takes by default
         return "; ".join(refused) if PLUGIN.search(" ".join(refused)) and self._ask((NO_PLUGIN,)) else ""
 
-    def _ask(self, more: Sequence[str]) -> bool:
+    def _ask(self, options: Sequence[str]) -> bool:
         """Run a shell on each node; return whether any began."""
         count = len(self._nodes)
         command = ["srun", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", "--export=ALL"]
         # one core: the rest of the request doesn't matter to a shell
         command += ["--cpus-per-task=1", "--wait=0", "--kill-on-bad-exit=0"]
-        command += [*_without_tasks(self._plan.slurm.srun_args), *more]
+        command += [*_without_tasks(self._plan.slurm.srun_args), *options]
         directory = read_options(self._folder).directory
         token = self._folder.token.read_text()
         command += ["sh", "-c", SCRIPT, "sh", str(self._folder.path), token, self._python, directory]
@@ -97,11 +102,11 @@ class JobSteps:
         self._step("nodes", command, NODES_S + NODES_S_EACH * count)
         return any(answer.begun for answer in self._record.answers.values())
 
-    def _start_ranks(self, nodes: Sequence[str], more: Sequence[str]) -> None:
+    def _start_ranks(self, nodes: Sequence[str], options: Sequence[str]) -> None:
         write_secret(self._folder.path)
         command = [
             *srun_options(self._plan, nodes if len(nodes) < len(self._nodes) else (), num_nodes=len(nodes)),
-            *more,
+            *options,
             *(self._python, "-u", "-m", "hpctrain.doctor.rank", str(self._folder.path)),
         ]
         world_size = len(nodes) * self._plan.resources.processes_per_node
@@ -144,14 +149,14 @@ class JobSteps:
 
 def _without_tasks(options: Sequence[str]) -> list[str]:
     """Options for srun that don't place tasks, of which the first step has one per node."""
-    kept, words = [], list(options)
+    other_options, words = [], list(options)
     while words:
         word = words.pop(0)
         if not word.startswith(("--ntasks", "-n", "-c", "--cpu", "--gpu", "--distribution", "-m")):
-            kept.append(word)
+            other_options.append(word)
         elif word in WITH_VALUES and words and not words[0].startswith("-"):
             words.pop(0)
-    return kept
+    return other_options
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:

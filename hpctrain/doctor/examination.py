@@ -29,7 +29,7 @@ from hpctrain.doctor.folder import (
     read_rank,
     write_record,
 )
-from hpctrain.doctor.folder_check import check_folder, room_findings
+from hpctrain.doctor.folder_check import check_folder, disk_space_findings
 from hpctrain.doctor.measurements import (
     RankAnswers,
     compare_with_baseline,
@@ -58,7 +58,7 @@ LAST_BYTES = 2**20
 """Bytes at the end of a log that are searched for its last lines."""
 TIME_LIMIT_MIN = 15
 """Time limit of the job: a short one starts sooner, and the checks take less than three minutes."""
-LOOK_EVERY_S = 0.2
+POLL_S = 0.2
 ASK_EVERY_S = 2.0
 """Seconds between two queries to SLURM at the beginning; they become rarer while the job is in the queue."""
 ASK_SELDOM_S = 15.0
@@ -105,7 +105,7 @@ class Examination:
         self.check_slurm()
         run_dir = self._config.run_dir
         home = Path("runs").absolute() if run_dir is None else Path(run_dir).absolute().parent
-        # a mount that doesn't answer hangs here: then the line before says where
+        # a mount that doesn't answer hangs here: then the line before names the place
         self._report(f"trying the file system of {home}")
         text, findings = check_folder(home)
         self.result.findings += findings
@@ -139,7 +139,7 @@ class Examination:
             write_atomic(folder.request, to_yaml(stored))
             write_atomic(folder.token, secrets.token_hex(8))
             write_record(folder.options, self._options)
-        limited = dataclasses.replace(stored, cluster=_short(config.cluster))
+        limited = dataclasses.replace(stored, cluster=_short_job(config.cluster))
         try:
             job_id = submit_doctor(RunPlan(limited, folder.as_run, resources_of(limited)))
         except SubmitLimitError:
@@ -149,8 +149,7 @@ class Examination:
             why = "a run with the same request would be refused, too"
             self.result.findings.append(Finding(check="job", problem=error.problem, why=why, remedy=error.remedy))
             return None
-        self.result.folder = folder.path
-        self.result.job_id = job_id
+        self.result.add_job(folder.path, job_id)
         self._report(f"submitted job {job_id} for {counted(config.nodes, 'node')}")
         self._report(f"folder {folder.path}")
         return folder
@@ -163,8 +162,8 @@ class Examination:
         """
         result = self.result
         config = load(folder.request)
-        result.folder = folder.path
-        job_id = result.job_id = result.job_id or _job_id(folder)
+        job_id = result.job_id or _job_id(folder)
+        result.add_job(folder.path, job_id)
         try:
             job, state = wait_for_job(folder, job_id, self._slurm, self._report)
         except JobNeverStartsError as error:
@@ -193,13 +192,13 @@ class Examination:
             self._report(line)
         if size := answers.measured.get("checkpoint_bytes"):
             purpose = f"for {CHECKPOINTS} checkpoints of this model"
-            result.findings += room_findings(folder.path, CHECKPOINTS * int(size), purpose)
+            result.findings += disk_space_findings(folder.path, CHECKPOINTS * int(size), purpose)
         if answers.measured:
             explained = any(finding.check == "network" for finding in result.findings)
             result.findings += compare_with_baseline(
                 folder.baseline, answers.request, result.figures, renew=self._options.renew, explained=explained
             )
-            self._write_site_file(folder, answers)
+            result.site_file = self._write_site_file(folder, answers)
 
     def _unanswered(self, folder: DoctorFolder, job_id: str, state: str, stage: str | None) -> Finding:
         """The finding on a job that left no record (no stage), or not all answers.
@@ -226,23 +225,23 @@ class Examination:
         first = next((answer.versions for answer in job.answers.values() if answer.versions), {})
         return {**first, "hpctrain": self._versions["hpctrain"]}
 
-    def _write_site_file(self, folder: DoctorFolder, answers: RankAnswers) -> None:
+    def _write_site_file(self, folder: DoctorFolder, answers: RankAnswers) -> Path | None:
         if any(record.stage != "done" for record in answers.records.values()) or self._options.has_site:
-            return
+            return None
         if folder.request.stat().st_uid != os.geteuid():
             # its keys, such as cluster.setup, would run in all jobs of this user
             self._report(
                 f"{folder.path} belongs to another user, so no site file is written; to get one, type the "
                 "examination's command yourself"
             )
-            return
+            return None
         # of the request as typed: the job had a shorter time limit
         cluster = self._config.cluster
         assert isinstance(cluster, SlurmCluster)
         path = FOLDER / f"{self._options.site or site_name(self.result.facts.get('cluster', ''))}.yaml"
         if path.exists():
             self._report(f"{path} is there already, and stays as it is; --site NAME writes another one")
-            return
+            return None
         changes = site_changes(cluster, self._partition, answers.job)
         # values that may be secret stand below, and only once
         words = [word for word in self._options.typed if not may_be_secret(word.partition("=")[0])]
@@ -250,10 +249,10 @@ class Examination:
         path.parent.mkdir(parents=True, exist_ok=True)
         text = site_text(keys, shlex.join(["python", "-m", "hpctrain", *words]), changes)
         write_atomic(path, text, mode=0o600 if any(may_be_secret(f"cluster.{key}") for key in keys) else 0o666)
-        self.result.site_file = path
+        return path
 
 
-def _short(cluster: object) -> SlurmCluster:
+def _short_job(cluster: object) -> SlurmCluster:
     """The request of a short job that isn't requeued: its command would wait for it a second time."""
     assert isinstance(cluster, SlurmCluster)
     limit = min(TIME_LIMIT_MIN, cluster.time_limit_min)
@@ -320,39 +319,39 @@ def wait_for_job(
         report: gets a line for each change.
 
     Returns:
-        What the job left, None if nothing; and the state in which SLURM says that it ended, empty if it doesn't know.
+        The job's record, None without one; and the state in which it ended by SLURM's record, empty if SLURM has none.
 
     Raises:
         JobNeverStartsError: it will never start.
     """
-    said: set[str] = set()
+    messages: set[str] = set()
 
-    def once(text: str) -> None:
-        if text and text not in said:
-            said.add(text)
+    def report_once(text: str) -> None:
+        if text and text not in messages:
+            messages.add(text)
             report(text)
 
     ask_at, every_s, over_at, state = 0.0, ASK_EVERY_S, None, ""
     while True:
-        _look_anew(folder.path)
+        _refresh_listing(folder.path)
         record = read_job(folder)
         if record is not None and record.stage == "done":
             return record, state
         if record is not None and record.stage == "ranks":
-            once(f"ranks measure on {listed(record.rank_nodes, separator=' ')}")
+            report_once(f"ranks measure on {listed(record.rank_nodes, separator=' ')}")
         now = time.monotonic()
         if over_at is not None and now - over_at > LATE_S:
             return record, state
         if now >= ask_at:
             ask_at, every_s = now + every_s, min(every_s * 1.2, ASK_SELDOM_S)
-            answered, job = _ask(slurm, job_id, once)
-            once(_described(job, job_id))
+            answered, job = _ask(slurm, job_id, report_once)
+            report_once(_describe_wait(job, job_id))
             if job is not None and job.state.is_pending and NEVER.match(job.reason):
                 raise JobNeverStartsError(explain_pending(job.reason))
             # SLURM forgets a job that ended a while ago
             if answered and over_at is None and (job is None or job.state.is_finished):
                 over_at, state = now, "" if job is None else job.state.value
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_S)
 
 
 def wait_for_records(folder: DoctorFolder, world_size: int, *, late_s: float = LATE_S) -> dict[int, RankRecord]:
@@ -372,30 +371,30 @@ def wait_for_records(folder: DoctorFolder, world_size: int, *, late_s: float = L
     deadline = time.monotonic() + late_s
     while True:
         for place in (folder.path, folder.ranks):
-            _look_anew(place)
+            _refresh_listing(place)
         records = {rank: record for rank in range(world_size) if (record := read_rank(folder, rank))}
         ended = sum(record.has_ended for record in records.values())
         if ended == world_size or time.monotonic() > deadline:
             return records
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_S)
 
 
-def _look_anew(folder: Path) -> None:
+def _refresh_listing(folder: Path) -> None:
     """Have NFS look for new files, which it does when a folder is listed."""
     with contextlib.suppress(OSError):
         os.listdir(folder)  # noqa: PTH208 - for its effect
 
 
-def _ask(slurm: Slurm, job_id: str, once: Callable[[str], None]) -> tuple[bool, SlurmJob | None]:
+def _ask(slurm: Slurm, job_id: str, report_once: Callable[[str], None]) -> tuple[bool, SlurmJob | None]:
     """Whether SLURM answered, and its record of the job."""
     try:
         return True, slurm.find([job_id])[job_id]
     except SchedulerMissingError as error:
-        once(f"SLURM doesn't answer: {error}")
+        report_once(f"SLURM doesn't answer: {error}")
         return False, None
 
 
-def _described(job: SlurmJob | None, job_id: str) -> str:
+def _describe_wait(job: SlurmJob | None, job_id: str) -> str:
     if job is None or not job.state.is_pending:
         return ""
     return f"job {job_id} is queued: {explain_held(job) or explain_pending(job.reason)}"

@@ -1,4 +1,8 @@
-"""Findings, and the result of an examination."""
+"""Findings, and the result of an examination.
+
+Nodes and ranks only record what they saw. Functions of these records decide what it means, where the command was typed:
+they are tested without a cluster.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +21,12 @@ def excluding(nodes: Sequence[str]) -> str:
 
 
 def or_excluding(nodes: Sequence[str]) -> str:
-    """The end of another remedy, which says how to leave the nodes at fault out instead."""
+    """The end of another remedy: how to leave the nodes at fault out instead."""
     return f"; or leave {listed(nodes)} out: cluster.exclude={','.join(nodes)}"
 
 
 class Severity(StrEnum):
-    """How much a finding matters; the most severe first."""
+    """Severity of a finding, the most severe first."""
 
     ERROR = "error"
     """A run would fail, or could not continue after an interruption."""
@@ -37,9 +41,9 @@ class Finding:
     """One thing that isn't as it should be.
 
     Each subject has a function that yields its findings: `nodes.node_findings` and `unanswered_job`,
-    `rank_findings.rank_findings`, `slurm_findings.slurm_findings`, `folder_check.check_folder` and `room_findings`,
-    and `measurements.compare_with_baseline`. A finding on something new also needs its measurement: on each node in
-    `nodes.SCRIPT`, in each rank in `rank`.
+    `rank_findings.rank_findings`, `slurm_findings.slurm_findings`, `folder_check.check_folder` and
+    `disk_space_findings`, and `measurements.compare_with_baseline`. A finding on something new also needs its
+    measurement: on each node in `nodes.SCRIPT`, in each rank in `rank`.
 
     Attributes:
         check: what was checked, such as `folder` or `network`; the same word in every version.
@@ -60,7 +64,7 @@ class Finding:
 
 @dataclass(slots=True)
 class DoctorResult:
-    """What is known at the end of an examination.
+    """Result of an examination.
 
     Attributes:
         facts: by name, for the reader.
@@ -79,6 +83,11 @@ class DoctorResult:
     folder: Path | None = None
     job_id: str | None = None
     site_file: Path | None = None
+
+    def add_job(self, folder: Path, job_id: str) -> None:
+        """Add the job, and the folder of its answers."""
+        self.folder = folder
+        self.job_id = job_id
 
     @property
     def would_fail(self) -> bool:

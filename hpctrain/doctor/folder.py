@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from hpctrain.files import write_json
-from hpctrain.run.directory import RunDirectory
+from hpctrain.run.directory import PathIn, RunDirectory
 from hpctrain.run.record_fields import (
     COUNT,
     FLAG,
@@ -69,53 +69,30 @@ class DoctorFolder:
 
     path: Path
 
-    @property
-    def request(self) -> Path:
-        """The configuration, as a run would store it."""
-        return self.path / "request.yaml"
-
-    @property
-    def options(self) -> Path:
-        """The `DoctorOptions`."""
-        return self.path / "asked.json"
-
-    @property
-    def token(self) -> Path:
-        """A text by which nodes recognise the folder."""
-        return self.path / "token"
-
-    @property
-    def nodes(self) -> Path:
-        """A file of each node that can write here."""
-        return self.path / "nodes"
-
-    @property
-    def job(self) -> Path:
-        """The `DoctorJobRecord`, after each step."""
-        return self.path / "job.json"
-
-    @property
-    def ranks(self) -> Path:
-        """A `RankRecord` of each rank."""
-        return self.path / "ranks"
+    request = PathIn("request.yaml")
+    """The configuration, as a run would store it."""
+    options = PathIn("asked.json")
+    """The `DoctorOptions`."""
+    token = PathIn("token")
+    """A text by which nodes recognise the folder."""
+    nodes = PathIn("nodes")
+    """A file of each node that can write here."""
+    job = PathIn("job.json")
+    """The `DoctorJobRecord`, after each step."""
+    ranks = PathIn("ranks")
+    """A `RankRecord` of each rank."""
+    measured = PathIn("measured.json")
+    """Measurements that the ranks made together."""
+    findings = PathIn("findings.json")
+    """The result, as `doctor --json` prints it."""
 
     def rank(self, rank: int) -> Path:
         """The record of one rank."""
         return self.ranks / f"{rank}.json"
 
     @property
-    def measured(self) -> Path:
-        """What the ranks measured together."""
-        return self.path / "measured.json"
-
-    @property
-    def findings(self) -> Path:
-        """The result, as `doctor --json` prints it."""
-        return self.path / "findings.json"
-
-    @property
     def baseline(self) -> Path:
-        """The first measurements, which later examinations beside this one are compared with."""
+        """The first measurements, with which later examinations in the same folder are compared."""
         return self.path.parent / "baseline.json"
 
     @property
@@ -126,7 +103,7 @@ class DoctorFolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorOptions:
-    """The words and flags of the command, beside the run's configuration.
+    """The words and flags of the command, without the run's configuration.
 
     Attributes:
         typed: the words after `python -m hpctrain`.
@@ -149,7 +126,7 @@ class DoctorOptions:
 
 @dataclass(frozen=True, slots=True)
 class NodeAnswer:
-    """What a node's shell reported.
+    """Report of a node's shell.
 
     Attributes:
         node: its name.
@@ -209,7 +186,7 @@ class DoctorJobRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRecord:
-    """What a rank measured by itself, and how far it came.
+    """Measurements that a rank made by itself, and the stage that it reached.
 
     Attributes:
         node: its name.

@@ -91,7 +91,7 @@ TRIALS = (
 """What runs need of a file system."""
 
 
-def room_findings(folder: Path, needed_bytes: int, purpose: str) -> Iterator[Finding]:
+def disk_space_findings(folder: Path, needed_bytes: int, purpose: str) -> Iterator[Finding]:
     """Find out whether the file system has room, by reserving it for a moment where it can (fallocate(2)).
 
     Args:
@@ -109,7 +109,7 @@ def room_findings(folder: Path, needed_bytes: int, purpose: str) -> Iterator[Fin
             why=why,
             remedy=f"remove files; `df -i {folder}` counts them, `{quota}` those of a quota",
         )
-    if lack := _lack(folder, system, needed_bytes, purpose):
+    if lack := _describe_lack(folder, system, needed_bytes, purpose):
         yield Finding(
             check="room",
             problem=f"{folder}: {lack}",
@@ -119,7 +119,7 @@ def room_findings(folder: Path, needed_bytes: int, purpose: str) -> Iterator[Fin
         )
 
 
-def _lack(folder: Path, system: FileSystem, needed_bytes: int, purpose: str) -> str:
+def _describe_lack(folder: Path, system: FileSystem, needed_bytes: int, purpose: str) -> str:
     """Describe what is lacking for a purpose; empty if nothing is."""
     needed = scaled(needed_bytes, "B")
     # what isn't there isn't reserved: for a moment, that would take the rest from a run that is saving
@@ -137,7 +137,8 @@ def _lack(folder: Path, system: FileSystem, needed_bytes: int, purpose: str) -> 
 def _reserve(folder: Path, count: int) -> int | None:
     """Reserve space in a file that is removed at once; the error's number if the file system refuses for want of room.
 
-    fallocate(2) of the C library: `os.posix_fallocate` would write to each block where it isn't supported.
+    A quota shows in no common way (user, group and project quotas, Lustre, GPFS), so this asks the file system itself,
+    by fallocate(2) of the C library: `os.posix_fallocate` would write to each block where it isn't supported.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     try:
@@ -196,7 +197,7 @@ def check_folder(folder: Path) -> tuple[str, list[Finding]]:
                 )
                 findings.append(finding)
         else:
-            findings += room_findings(folder, NEEDED_BYTES, "for logs and records")
+            findings += disk_space_findings(folder, NEEDED_BYTES, "for logs and records")
     finally:
         shutil.rmtree(trials, ignore_errors=True)
     return text, findings

@@ -1,4 +1,4 @@
-"""What the ranks measured: links between nodes, figures to compare with a baseline, and lines to read."""
+"""Measurements of the ranks: links between nodes, figures to compare with a baseline, and lines to read."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ LOWER_IS_BETTER = "_s"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """What was measured between two nodes.
+    """Measurements of the link between two nodes.
 
     Attributes:
         first, second: their names.
@@ -85,8 +85,8 @@ class Pair:
     @property
     def loses(self) -> bool:
         """Whether the link between them loses packets."""
-        sent = self.first_sent + self.second_sent
-        return self.repeated >= FEWEST_LOST and self.repeated > LOSS * sent
+        num_sent = self.first_sent + self.second_sent
+        return self.repeated >= FEWEST_LOST and self.repeated > LOSS * num_sent
 
     def best_of(self, other: Pair | None) -> Pair:
         """The better of two measurements, value by value; losses are those of the second."""
@@ -128,7 +128,7 @@ def slow_pairs(pairs: Sequence[Pair]) -> list[Pair]:
     ]
 
 
-def suspicious(pairs: Sequence[Pair]) -> list[Pair]:
+def suspicious_pairs(pairs: Sequence[Pair]) -> list[Pair]:
     """The pairs that are measured again, the slowest first; of two nodes the only one."""
     if len(pairs) < 3:
         return list(pairs)
@@ -139,21 +139,23 @@ def suspicious(pairs: Sequence[Pair]) -> list[Pair]:
 def nodes_at_fault(bad: Sequence[Pair], pairs: Sequence[Pair]) -> list[str]:
     """The nodes to which bad pairs point: most of a node's pairs are bad, and most pairs without it aren't.
 
+    A node is compared with its peers: there is no table of what a network should reach.
+
     Args:
         bad: some of the pairs.
         pairs: all of them.
     """
-    chosen = {pair.nodes for pair in bad}
-    found: list[str] = []
+    bad_pairs = {pair.nodes for pair in bad}
+    suspects: list[str] = []
     for node in sorted({node for pair in bad for node in pair.nodes}):
-        own = [pair.nodes in chosen for pair in pairs if node in pair.nodes]
-        if len(own) > 1 and sum(own) >= MOSTLY * len(own):
-            found.append(node)
-    others = [pair for pair in pairs if not set(pair.nodes) & set(found)]
+        is_bad = [pair.nodes in bad_pairs for pair in pairs if node in pair.nodes]
+        if len(is_bad) > 1 and sum(is_bad) >= MOSTLY * len(is_bad):
+            suspects.append(node)
+    other_pairs = [pair for pair in pairs if not set(pair.nodes) & set(suspects)]
     # if the pairs without them are bad as well, it is the network
-    if others and sum(pair.nodes in chosen for pair in others) >= MOSTLY * len(others):
+    if other_pairs and sum(pair.nodes in bad_pairs for pair in other_pairs) >= MOSTLY * len(other_pairs):
         return []
-    return found
+    return suspects
 
 
 _REDUCTION = {"backend": TEXT, "bytes": COUNT, "seconds": POSITIVE}
@@ -231,42 +233,42 @@ class RankAnswers:
 
 
 def figures(answers: RankAnswers) -> dict[str, float]:
-    """What is compared: seconds, whose names end with `_s`, and rates per second."""
-    found: dict[str, float] = {}
+    """Return the figures to compare with a baseline: seconds, whose names end with `_s`, and rates per second."""
+    values: dict[str, float] = {}
     if pairs := answers.pairs:
-        found["pair_bandwidth"] = min(pair.bytes_per_s for pair in pairs)
-        found["pair_latency_s"] = max(pair.best_latency_s for pair in pairs)
-    for one in answers.measured.get("reductions", ()):
+        values["pair_bandwidth"] = min(pair.bytes_per_s for pair in pairs)
+        values["pair_latency_s"] = max(pair.best_latency_s for pair in pairs)
+    for reduction in answers.measured.get("reductions", ()):
         # the largest one comes last
-        if one["bytes"] < SMALL_BYTES:
-            found[f"{one['backend']}_all_reduce_s"] = one["seconds"]
+        if reduction["bytes"] < SMALL_BYTES:
+            values[f"{reduction['backend']}_all_reduce_s"] = reduction["seconds"]
         else:
-            found[f"{one['backend']}_all_reduce_bandwidth"] = one["bytes"] / one["seconds"]
+            values[f"{reduction['backend']}_all_reduce_bandwidth"] = reduction["bytes"] / reduction["seconds"]
     for name, attribute in (("device_flops", "flops_per_s"), ("disk_bandwidth", "write_bytes_per_s")):
         if rates := [rate for record in answers.records.values() if (rate := getattr(record, attribute))]:
-            found[name] = statistics.median(rates)
-    return found
+            values[name] = statistics.median(rates)
+    return values
 
 
-def measured_lines(answers: RankAnswers, known: Mapping[str, float]) -> Iterator[str]:
-    """What a reader sees of the measurements.
+def measured_lines(answers: RankAnswers, named_figures: Mapping[str, float]) -> Iterator[str]:
+    """Yield a line for the reader on each kind of measurement.
 
     Args:
         answers: of the job.
-        known: their `figures`.
+        named_figures: their `figures`.
     """
-    for one in answers.measured.get("reductions", ()):
-        size, seconds = one["bytes"], one["seconds"]
+    for reduction in answers.measured.get("reductions", ()):
+        size, seconds = reduction["bytes"], reduction["seconds"]
         rate = f", {scaled(size / seconds, 'B')}/s" if size > SMALL_BYTES else ""
-        yield f"all-reduce of {scaled(size, 'B')} over {one['backend']}: {brief_time(seconds)}{rate}"
+        yield f"all-reduce of {scaled(size, 'B')} over {reduction['backend']}: {brief_time(seconds)}{rate}"
     if pairs := answers.pairs:
         worst = min(pairs, key=lambda pair: pair.bytes_per_s)
         yield (
             f"{counted(len(pairs), 'pair')} of nodes: at least {scaled(worst.bytes_per_s, 'B')}/s "
-            f"({worst.first} and {worst.second}), at most {brief_time(known['pair_latency_s'])} one way"
+            f"({worst.first} and {worst.second}), at most {brief_time(named_figures['pair_latency_s'])} one way"
         )
-    if "disk_bandwidth" in known:
-        yield f"each node writes {scaled(known['disk_bandwidth'], 'B')}/s to the run directory"
+    if "disk_bandwidth" in named_figures:
+        yield f"each node writes {scaled(named_figures['disk_bandwidth'], 'B')}/s to the run directory"
 
 
 def compare_with_baseline(

@@ -84,22 +84,22 @@ def read_line(answers: dict[str, NodeAnswer], line: str, begun_at: float, now: f
         begun_at: epoch seconds before the step began, on the batch host's clock.
         now: epoch seconds when the line arrived, on the same clock.
     """
-    mark, _, rest = line.strip().partition(" ")
-    node, _, words = rest.partition(" ")
+    mark, _, text = line.strip().partition(" ")
+    node, _, words = text.partition(" ")
     if mark != MARK or node not in answers:
         return
-    key, _, rest = words.partition(" ")
-    result, _, detail = rest.partition(" ")
+    key, _, text = words.partition(" ")
+    result, _, detail = text.partition(" ")
     answer = answers[node]
     match key:
         case "clock":
-            answer = replace(answer, clock_ahead_s=_clock_ahead_s(rest, begun_at, now))
+            answer = replace(answer, clock_ahead_s=_clock_ahead_s(text, begun_at, now))
         case "begin":
-            answer = replace(answer, begun=rest)
+            answer = replace(answer, begun=text)
         case "folder":
             answer = replace(answer, folder=result, folder_problem=detail)
         case "directory":
-            answer = replace(answer, directory=rest)
+            answer = replace(answer, directory=text)
         case "python" if result == "works":
             answer = replace(answer, python=result, versions=_versions(detail))
         case "python":
@@ -114,7 +114,7 @@ def _clock_ahead_s(text: str, begun_at: float, now: float) -> tuple[float, float
         there = float(text.rstrip("N").rstrip("."))  # some shells' date prints N itself
     except ValueError:
         return None
-    # it was read between the two
+    # It was read between the two: bounds, so that a step that starts slowly is never taken for a wrong clock.
     return there - now, there - begun_at
 
 
@@ -127,7 +127,7 @@ def _versions(text: str) -> dict[str, str]:
 
 
 def node_findings(job: DoctorJobRecord, *, folder: Path, python: str, versions: Mapping[str, str]) -> Iterator[Finding]:
-    """What the answers of the nodes' shells mean.
+    """Yield the findings on the answers of the nodes' shells.
 
     Args:
         job: the record of the job, after its first step.
@@ -154,15 +154,15 @@ def node_findings(job: DoctorJobRecord, *, folder: Path, python: str, versions: 
             nodes=tuple(job.nodes),
         )
         return
-    yield from _silent(answers, complaints)
+    yield from _silent_nodes(answers, complaints)
     yield from _unusable_folders(answers, folder)
     yield from _unusable_pythons(answers, python)
     yield from _other_versions(answers, versions)
-    yield from _elsewhere(answers)
+    yield from _wrong_directories(answers)
     yield from _wrong_clocks(answers)
 
 
-def _silent(answers: Sequence[NodeAnswer], complaints: Sequence[str]) -> Iterator[Finding]:
+def _silent_nodes(answers: Sequence[NodeAnswer], complaints: Sequence[str]) -> Iterator[Finding]:
     for answer in answers:
         if answer.ended:
             continue
@@ -229,11 +229,11 @@ def _unusable_pythons(answers: Sequence[NodeAnswer], python: str) -> Iterator[Fi
 def _other_versions(answers: Sequence[NodeAnswer], versions: Mapping[str, str]) -> Iterator[Finding]:
     for name in DECIDE_TOGETHER:
         expected = versions.get(name, "")
-        others: dict[str, list[str]] = {}
+        nodes_by_version: dict[str, list[str]] = {}
         for answer in answers:
             if answer.versions and answer.versions.get(name, "") != expected:
-                others.setdefault(answer.versions.get(name) or "none", []).append(answer.node)
-        for version, nodes in others.items():
+                nodes_by_version.setdefault(answer.versions.get(name) or "none", []).append(answer.node)
+        for version, nodes in nodes_by_version.items():
             yield Finding(
                 check="versions",
                 severity=Severity.ERROR if name == "hpctrain" or version == "none" else Severity.WARNING,
@@ -244,7 +244,7 @@ def _other_versions(answers: Sequence[NodeAnswer], versions: Mapping[str, str]) 
             )
 
 
-def _elsewhere(answers: Sequence[NodeAnswer]) -> Iterator[Finding]:
+def _wrong_directories(answers: Sequence[NodeAnswer]) -> Iterator[Finding]:
     if directories := {answer.node: answer.directory for answer in answers if answer.directory}:
         first = next(iter(directories.values()))
         yield Finding(
@@ -260,10 +260,10 @@ def _elsewhere(answers: Sequence[NodeAnswer]) -> Iterator[Finding]:
 def _wrong_clocks(answers: Sequence[NodeAnswer]) -> Iterator[Finding]:
     off = {answer.node: ahead for answer in answers if abs(ahead := _ahead_s(answer)) >= SKEW_S}
     first = answers[0].node
-    others = [ahead for node, ahead in off.items() if node != first]
-    if len(others) > 1 and len(others) == len(answers) - 1 and len({ahead > 0 for ahead in others}) == 1:
+    offsets = [ahead for node, ahead in off.items() if node != first]
+    if len(offsets) > 1 and len(offsets) == len(answers) - 1 and len({ahead > 0 for ahead in offsets}) == 1:
         # all differ alike from the first node, with which they are compared
-        off = {first: -min(others, key=abs)}
+        off = {first: -min(offsets, key=abs)}
     for node, ahead in off.items():
         direction = "ahead of" if ahead > 0 else "behind"
         whose = "those of the others" if node == first else "that of the job's first node"
@@ -289,7 +289,7 @@ def unanswered_job(state: str, stage: str) -> Finding:
     """The finding on a job that ended before it had answered.
 
     Args:
-        state: in which SLURM says that it ended; empty if it doesn't know.
+        state: in which it ended by SLURM's record; empty if SLURM has none.
         stage: what it was doing; empty if it never began.
     """
     moments = {"": "before it began", "nodes": "while the nodes were asked", "ranks": "while ranks measured"}

@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from hpctrain.cluster.environment import ClusterEnvironment, cpu_cores, cpu_thre
 from hpctrain.config.root import Config
 from hpctrain.config.stored import load
 from hpctrain.doctor.folder import GPU_FIELDS, DoctorFolder, from_json
-from hpctrain.doctor.measurements import Pair, pair_rounds, suspicious
+from hpctrain.doctor.measurements import Pair, pair_rounds, suspicious_pairs
 from hpctrain.errors import ExitCode, HpctrainError, error_text
 from hpctrain.files import errors_naming, write_json
 from hpctrain.rank.determinism import random_states_restored
@@ -87,9 +88,9 @@ class RankLog:
         known: what is known from the start.
     """
 
-    def __init__(self, folder: DoctorFolder, rank: int, known: dict[str, Any]) -> None:
+    def __init__(self, folder: DoctorFolder, rank: int, facts: dict[str, Any]) -> None:
         self._path = folder.rank(rank)
-        self._values: dict[str, Any] = {"rank": rank, "stage": "", **known}
+        self._values: dict[str, Any] = {"rank": rank, "stage": "", **facts}
 
     def add(self, **values: Any) -> None:
         """Add values of JSON's types, such as the `stage` that begins, as the end of "it stopped while ..."."""
@@ -136,14 +137,14 @@ def _measure(folder: DoctorFolder, config: Config, environment: ClusterEnvironme
     record.add(stage="measuring its device", met=True)
     record.add(stage="asking nvidia-smi", flops_per_s=flops_per_s(world.device))
     # after the rendezvous, since it may take seconds for each GPU
-    found = smi_report() if is_leader else {}
+    gpu_report = smi_report() if is_leader else {}
     world.barrier()
-    record.add(stage="writing to the disk", **found)
-    written = None
+    record.add(stage="writing to the disk", **gpu_report)
+    disk_rate = None
     if is_leader:
         name = f"speed_{environment.node_rank}"
-        written = write_bytes_per_s(folder.nodes, name, writers=environment.num_nodes)
-    record.add(stage="exchanging messages with other nodes", write_bytes_per_s=written)
+        disk_rate = write_bytes_per_s(folder.nodes, name, writers=environment.num_nodes)
+    record.add(stage="exchanging messages with other nodes", write_bytes_per_s=disk_rate)
     measured = _over_the_network(world, environment, record)
     if world.is_rank_zero:
         write_json(folder.measured, measured)
@@ -165,8 +166,8 @@ def _join(
         init_method = config.parallel.init_method
         timeout_s = MEETING_S + MEETING_S_EACH * environment.world_size
         store = meet(environment, init_method=init_method, secret=secret, token=environment.token, timeout_s=timeout_s)
-        own = RankDevices.of(environment.rank, devices, {})
-        require_compatible_devices(store, own, environment.world_size, config.parallel.backend)
+        report = RankDevices.of(environment.rank, devices, {})
+        require_compatible_devices(store, report, environment.world_size, config.parallel.backend)
     return join(
         environment,
         store,
@@ -211,8 +212,8 @@ def checkpoint_bytes(config: Config) -> int:
     with random_states_restored([]):
         task = build_trained_task(config)
         model = build_without_values(lambda: build_model(config.model, task))
-    held = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    return COPIES * sum(tensor.numel() * tensor.element_size() for tensor in held.values())
+    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return COPIES * sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
 def flops_per_s(device: torch.device) -> float:
@@ -221,15 +222,15 @@ def flops_per_s(device: torch.device) -> float:
     Small ones on a CPU, so that some of them aren't interrupted by another process; bfloat16 on a GPU.
     """
     size, dtype = (256, torch.float32) if device.type == "cpu" else (4096, torch.bfloat16)
-    left = torch.ones(size, size, dtype=dtype, device=device)
-    result = torch.empty_like(left)
-    torch.mm(left, left, out=result)  # the first one loads libraries
+    matrix = torch.ones(size, size, dtype=dtype, device=device)
+    product = torch.empty_like(matrix)
+    torch.mm(matrix, matrix, out=product)  # the first one loads libraries
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     best, end = float("inf"), time.perf_counter() + TRIED_S
     while time.perf_counter() < end:
         begin = time.perf_counter()
-        torch.mm(left, left, out=result)
+        torch.mm(matrix, matrix, out=product)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         best = min(best, time.perf_counter() - begin)
@@ -249,21 +250,21 @@ def write_bytes_per_s(folder: Path, name: str, *, writers: int = 1) -> float:
     Raises:
         OSError: the file system's error.
     """
-    return max(_written_per_s(folder, name, writers) for _ in range(2))
+    return max(_write_rate(folder, name, writers) for _ in range(2))
 
 
-def _written_per_s(folder: Path, name: str, writers: int) -> float:
+def _write_rate(folder: Path, name: str, writers: int) -> float:
     system = os.statvfs(folder)
-    most = min(MOST_BYTES, system.f_bavail * system.f_frsize // (SHARE_OF_FREE * writers))
-    chunk = os.urandom(min(CHUNK_BYTES, max(1, most)))  # random, since some file systems compress
+    max_bytes = min(MOST_BYTES, system.f_bavail * system.f_frsize // (SHARE_OF_FREE * writers))
+    chunk = os.urandom(min(CHUNK_BYTES, max(1, max_bytes)))  # random, since some file systems compress
     path = folder / name
-    begin, written = time.perf_counter(), 0
+    begin, num_bytes = time.perf_counter(), 0
     try:
         with errors_naming(path), path.open("wb", buffering=0) as file:
-            while written < most and time.perf_counter() - begin < LONGEST_S:
-                written += file.write(chunk) or 0
+            while num_bytes < max_bytes and time.perf_counter() - begin < LONGEST_S:
+                num_bytes += file.write(chunk) or 0
             os.fsync(file.fileno())
-        return written / (time.perf_counter() - begin)
+        return num_bytes / (time.perf_counter() - begin)
     finally:
         path.unlink(missing_ok=True)
 
@@ -275,7 +276,7 @@ def parse_smi(answer: str) -> list[dict[str, str]]:
 
 
 def smi_report() -> dict[str, Any]:
-    """What nvidia-smi reports of this node: `gpus`, or `smi_problem` if it fails; empty where it isn't installed."""
+    """Return nvidia-smi's report on this node: `gpus`, or `smi_problem` if it fails; empty where it isn't installed."""
     command = ["nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS.values())}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SMI_S, check=False)
@@ -309,20 +310,20 @@ def measure_pairs(world: World, leaders: Sequence[tuple[int, str]], report: Call
         leaders: a rank of each node, and the node's name.
         report: gets the name of a node before messages are exchanged with it.
     """
-    pairs = _gathered(world, [_measure_round(world, pairs, leaders, report) for pairs in pair_rounds(len(leaders))])
-    slow = world.broadcast([[pair.first, pair.second] for pair in suspicious(pairs)[:MOST_REPEATED]])
+    pairs = _gather_pairs(world, [_measure_round(world, pairs, leaders, report) for pairs in pair_rounds(len(leaders))])
+    slow = world.broadcast([[pair.first, pair.second] for pair in suspicious_pairs(pairs)[:MOST_REPEATED]])
     index = {node: number for number, (_, node) in enumerate(leaders)}
     again = [_measure_round(world, [(index[first], index[second])], leaders, report) for first, second in slow]
-    better = {pair.nodes: pair for pair in _gathered(world, again)}
+    better = {pair.nodes: pair for pair in _gather_pairs(world, again)}
     return [pair.best_of(better.get(pair.nodes)) for pair in pairs]
 
 
-def _gathered(world: World, own: Sequence[dict[str, Any] | None]) -> list[Pair]:
-    halves = world.gather([half for half in own if half is not None]) or []
-    joined: dict[tuple[str, str], dict[str, Any]] = {}
-    for half in (one for ranks in halves for one in ranks):
-        joined.setdefault((half["first"], half["second"]), {}).update(half)
-    return [from_json(Pair, record) for record in joined.values()]
+def _gather_pairs(world: World, halves: Sequence[dict[str, Any] | None]) -> list[Pair]:
+    gathered = world.gather([half for half in halves if half is not None]) or []
+    records: dict[tuple[str, str], dict[str, Any]] = {}
+    for half in chain.from_iterable(gathered):
+        records.setdefault((half["first"], half["second"]), {}).update(half)
+    return [from_json(Pair, record) for record in records.values()]
 
 
 def _measure_round(
@@ -374,7 +375,7 @@ def _exchange(world: World, peer: int, size: int, count: int, *, pause_s: float 
 
 
 def _echo(world: World, peer: int) -> dict[str, float]:
-    """Return a peer's messages until it says that there are no more."""
+    """Return a peer's messages until it announces that there are no more."""
     losses: dict[str, float] = {}
     while True:
         announced = torch.zeros(2, dtype=torch.int64)
@@ -392,19 +393,19 @@ def _echo(world: World, peer: int) -> dict[str, float]:
 
 
 def _losses(side: str, before: tuple[int, int]) -> dict[str, float]:
-    sent, repeated = (after - earlier for after, earlier in zip(segments(), before, strict=True))
-    return {f"{side}_sent": sent, f"{side}_repeated": repeated}
+    num_sent, num_repeated = (after - earlier for after, earlier in zip(segments(), before, strict=True))
+    return {f"{side}_sent": num_sent, f"{side}_repeated": num_repeated}
 
 
 def segments(statistics_file: Path = Path("/proc/net/snmp")) -> tuple[int, int]:
-    """The TCP segments that this node has sent, and those that it had to send again; 0 where the kernel doesn't tell.
+    """Return the TCP segments that this node has sent, and those that it sent again; 0 if the kernel has no counts.
 
-    proc(5), /proc/net/snmp.
+    proc(5), /proc/net/snmp. InfiniBand, and other networks that bypass the kernel, aren't counted.
     """
     try:
         names, values = (line.split() for line in statistics_file.read_text().splitlines() if line.startswith("Tcp:"))
-        found = dict(zip(names, values, strict=True))
-        return int(found["OutSegs"]), int(found["RetransSegs"])
+        counters = dict(zip(names, values, strict=True))
+        return int(counters["OutSegs"]), int(counters["RetransSegs"])
     except (OSError, ValueError, KeyError):
         return 0, 0
 
@@ -415,7 +416,7 @@ def measure_reductions(world: World) -> list[dict[str, Any]]:
     Returns:
         For each size: `backend`, `bytes`, `seconds` of the best one.
     """
-    found = []
+    reductions = []
     groups = {"gloo": (world.control, torch.device("cpu"))}
     if world.backend == "nccl":
         groups["nccl"] = (None, world.device)
@@ -424,10 +425,10 @@ def measure_reductions(world: World) -> list[dict[str, Any]]:
             data = torch.zeros(max(1, size // 4), device=device)
             seconds = min(_reduce(data, group) for _ in range(1 + (20 if size < 1024 else REPEATS)))
             seconds = float(world.broadcast(seconds))
-            found.append({"backend": backend, "bytes": size, "seconds": seconds})
+            reductions.append({"backend": backend, "bytes": size, "seconds": seconds})
             if seconds > SLOW_REDUCE_S:
                 break
-    return found
+    return reductions
 
 
 def _reduce(data: torch.Tensor, group: dist.ProcessGroup | None) -> float:

@@ -1,4 +1,4 @@
-"""What the records of the ranks, and their measurements, mean."""
+"""Findings on the records and the measurements of the ranks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MOST_PAIRS = 8
 
 def rank_findings(answers: RankAnswers) -> Iterator[Finding]:
     """Yield the findings on the records and measurements of the ranks."""
-    yield from _unstarted(answers)
+    yield from _unstarted_ranks(answers)
     yield from _own_names(answers)
     yield from _unfinished(answers)
     if answers.gpus_per_node:
@@ -41,7 +41,7 @@ def rank_findings(answers: RankAnswers) -> Iterator[Finding]:
     yield from _slow_disks(answers)
 
 
-def _unstarted(answers: RankAnswers) -> Iterator[Finding]:
+def _unstarted_ranks(answers: RankAnswers) -> Iterator[Finding]:
     missing = [rank for rank in range(answers.world_size) if rank not in answers.records]
     if not missing:
         return
@@ -82,8 +82,8 @@ def _own_names(answers: RankAnswers) -> Iterator[Finding]:
 
 def _usable_interfaces(record: RankRecord) -> list[Mapping[str, Any]]:
     """The interfaces of a rank's node that have an address and may lead to other nodes, the fastest first."""
-    usable = (one for one in record.interfaces if one["address"] and not one["name"].startswith(VIRTUAL))
-    return sorted(usable, key=lambda interface: -interface["mbit_per_s"])
+    interfaces = sorted(record.interfaces, key=lambda interface: -interface["mbit_per_s"])
+    return [card for card in interfaces if card["address"] and not card["name"].startswith(VIRTUAL)]
 
 
 def _unfinished(answers: RankAnswers) -> Iterator[Finding]:
@@ -140,7 +140,7 @@ def _gpus_in_doubt(answers: RankAnswers) -> Iterator[Finding]:
                 problem = f"{name}{gpu['ecc_errors']} uncorrected memory errors since the driver was loaded"
                 why = "such an error ends the process that uses the GPU; more of them mean that it is breaking"
                 yield _warning("gpus", record.node, problem, why)
-            if state := _slowed(gpu):
+            if state := _slowdown(gpu):
                 problem = f"{name}{state} at {gpu['temperature']} degrees"
                 yield _warning("gpus", record.node, problem, "all ranks wait for the slowest one")
     if len(drivers) > 1:
@@ -166,8 +166,8 @@ def _warning(check: str, node: str, problem: str, why: str, remedy: str = "") ->
     )
 
 
-def _slowed(gpu: Mapping[str, str]) -> str:
-    """Why a GPU has lowered its clocks, or may soon; empty if nothing suggests it."""
+def _slowdown(gpu: Mapping[str, str]) -> str:
+    """Return the reason for which a GPU has lowered its clocks, or may soon; empty if nothing suggests it."""
     reasons = ("hardware_slowdown", "thermal_slowdown", "power_brake")
     is_hot = gpu["temperature"].isdecimal() and int(gpu["temperature"]) >= HOT
     active = [reason.replace("_", " ") for reason in reasons if gpu[reason] == "Active"]
@@ -201,8 +201,8 @@ def _lossy_and_slow(pairs: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
 
 def _bad_link(whose: str, bad: Sequence[Pair], pairs: Sequence[Pair], remedy: str, nodes: Sequence[str]) -> Finding:
     if bad[0].loses:
-        sent = sum(pair.first_sent + pair.second_sent for pair in bad)
-        fault = f"loses packets: {sum(pair.repeated for pair in bad)} of {sent} TCP segments were sent again"
+        num_sent = sum(pair.first_sent + pair.second_sent for pair in bad)
+        fault = f"loses packets: {sum(pair.repeated for pair in bad)} of {num_sent} TCP segments were sent again"
         why = "all ranks wait until what was lost has been sent again"
     else:
         fault, why = f"is slow: {_speeds(bad, pairs)}", "all ranks wait for the slowest one"
@@ -219,11 +219,11 @@ def _bad_link(whose: str, bad: Sequence[Pair], pairs: Sequence[Pair], remedy: st
 def _speeds(bad: Sequence[Pair], pairs: Sequence[Pair]) -> str:
     worst = min(bad, key=lambda pair: pair.bytes_per_s)
     text = f"{scaled(worst.bytes_per_s, 'B')}/s, {brief_time(worst.best_latency_s)}"
-    others = [pair for pair in pairs if pair not in bad]
-    if not others:
+    other_pairs = [pair for pair in pairs if pair not in bad]
+    if not other_pairs:
         return text
-    usual = statistics.median(pair.bytes_per_s for pair in others)
-    latency = statistics.median(pair.best_latency_s for pair in others)
+    usual = statistics.median(pair.bytes_per_s for pair in other_pairs)
+    latency = statistics.median(pair.best_latency_s for pair in other_pairs)
     return f"{text} (between the others {scaled(usual, 'B')}/s, {brief_time(latency)})"
 
 
@@ -282,6 +282,6 @@ def _slow_disks(answers: RankAnswers) -> Iterator[Finding]:
     median = statistics.median(rates.values())
     for node, rate in rates.items():
         if rate < median / SLOW:
-            others = f"the median of all nodes is {scaled(median, 'B')}/s"
-            problem = f" writes {scaled(rate, 'B')}/s to the run directory, {others}"
+            comparison = f"the median of all nodes is {scaled(median, 'B')}/s"
+            problem = f" writes {scaled(rate, 'B')}/s to the run directory, {comparison}"
             yield _warning("disk", node, problem, "a save takes as long as its slowest writer")

@@ -46,7 +46,7 @@ class Change:
 
 
 def site_changes(cluster: Slurm, partition: Partition | None, record: DoctorJobRecord) -> list[Change]:
-    """What makes a request work.
+    """Return the changes that make a request work.
 
     Args:
         cluster: of the request.
@@ -79,27 +79,27 @@ def site_keys(cluster: Slurm, changes: Sequence[Change]) -> dict[str, Any]:
         changes: to it.
     """
     usual = Slurm()
-    own = {
+    non_defaults = {
         field.name: getattr(cluster, field.name)
         for field in dataclasses.fields(cluster)
         if field.name not in LEFT_OUT and getattr(cluster, field.name) != getattr(usual, field.name)
     }
-    found = {**own, **{change.key: change.value for change in changes}}
+    keys = {**non_defaults, **{change.key: change.value for change in changes}}
     return {
         name: dataclasses.asdict(value) if isinstance(value, Requeue | Container) else value
-        for name, value in found.items()
+        for name, value in keys.items()
     }
 
 
-def site_text(keys: Mapping[str, Any], typed: str, changes: Sequence[Change]) -> str:
+def site_text(keys: Mapping[str, Any], command: str, changes: Sequence[Change]) -> str:
     """The file.
 
     Args:
         keys: of the cluster.
-        typed: the command that made it.
+        command: the command that made it.
         changes: the keys that the user didn't type, with their reasons.
     """
-    lines = [f"# Written on {time.strftime('%Y-%m-%d')} by `{on_one_line(typed)}`; change it as you like."]
+    lines = [f"# Written on {time.strftime('%Y-%m-%d')} by `{on_one_line(command)}`; change it as you like."]
     lines += [on_one_line(f"# {change.key}: {change.reason}") for change in changes]
     lines += ["defaults:", "  - slurm", "  - _self_"]
     if keys:

@@ -1,4 +1,4 @@
-"""What SLURM's settings mean for a run, seen from the machine where the command is typed."""
+"""Findings on SLURM's settings, seen from the machine where the command is typed."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class SlurmView:
 
 
 def slurm_findings(view: SlurmView) -> Iterator[Finding]:
-    """What SLURM's settings mean for a run."""
+    """Yield the findings on SLURM's settings."""
     version = tuple(int(part) for part in view.settings.version.split(".")[:2] if part.isdecimal())
     if len(version) == 2 and version < OLDEST:
         yield Finding(
@@ -132,12 +132,12 @@ def _requeues(view: SlurmView) -> Iterator[Finding]:
 
 
 def _absent_partitions(view: SlurmView) -> Iterator[Finding]:
-    names, typed = {partition.name for partition in view.partitions}, view.cluster.partition
-    problems = [f"there is no partition {name}" for name in (typed or "").split(",") if name and name not in names]
+    names, request = {partition.name for partition in view.partitions}, view.cluster.partition
+    problems = [f"there is no partition {name}" for name in (request or "").split(",") if name and name not in names]
     # where a plugin of the site chooses the partition, none has to be named
     by_site = view.settings.text("JobSubmitPlugins")
     has_default = any(partition.is_default for partition in view.partitions)
-    if view.is_typed and not (typed or by_site or has_default):
+    if view.is_typed and not (request or by_site or has_default):
         problems.append("there is no default partition")
     for problem in problems:
         remedy = f"set cluster.partition to one of {view.partition_names}"
@@ -145,7 +145,7 @@ def _absent_partitions(view: SlurmView) -> Iterator[Finding]:
 
 
 def _misfits(view: SlurmView) -> Iterator[Finding]:
-    """Why the partitions of the request don't fit it; one of several that fits is enough."""
+    """Yield the findings on partitions that don't fit the request, unless one of them fits."""
     misfits = [list(_misfits_of(view, partition)) for partition in view.chosen if view.is_typed]
     if all(misfits):
         yield from itertools.chain(*misfits)
@@ -186,7 +186,7 @@ def _misfits_of(view: SlurmView, partition: Partition) -> Iterator[Finding]:
 def _short_accounts(view: SlurmView) -> Iterator[Finding]:
     account = view.cluster.account
     # the database has lower case (sacctmgr(1))
-    limits = [one.max_wall_min for one in view.accounts if account is None or account.lower() == one.account]
+    limits = [row.max_wall_min for row in view.accounts if account is None or account.lower() == row.account]
     longest = max((limit for limit in limits if limit is not None), default=None)
     if not view.is_typed or "limits" not in view.settings.text("AccountingStorageEnforce"):
         return

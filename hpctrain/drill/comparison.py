@@ -47,7 +47,7 @@ class TrainingResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ComparisonRow:
     """One compared quantity.
 
     Attributes:
@@ -74,26 +74,25 @@ class Row:
 def read_result(directory: RunDirectory) -> TrainingResult:
     """Read a run's metrics, its sample logs, and every byte of its newest checkpoint."""
     newest, _ = newest_intact(directory)
-    return TrainingResult(newest=newest, metrics=metrics_of(directory), samples=_samples(directory))
+    return TrainingResult(newest=newest, metrics=metrics_of(directory), samples=_read_samples(directory))
 
 
-def compare(straight: TrainingResult, interrupted: TrainingResult) -> list[Row]:
+def compare(straight: TrainingResult, interrupted: TrainingResult) -> list[ComparisonRow]:
     """Compare everything that an exact resume must not change."""
-    one, other = straight, interrupted
     rows = [
-        compare_values(what, getattr(one.newest, field, None), getattr(other.newest, field, None))
+        compare_values(what, getattr(straight.newest, field, None), getattr(interrupted.newest, field, None))
         for what, field in COMPARED_FIELDS.items()
     ]
-    rows += compare_metrics(one.metrics, other.metrics)
-    if one.samples or other.samples:
-        rows.append(_compare_samples(one.samples, other.samples))
+    rows += compare_metrics(straight.metrics, interrupted.metrics)
+    if straight.samples or interrupted.samples:
+        rows.append(_compare_samples(straight.samples, interrupted.samples))
     return rows
 
 
-def compare_metrics(one: Metrics, other: Metrics) -> list[Row]:
+def compare_metrics(straight: Metrics, interrupted: Metrics) -> list[ComparisonRow]:
     """Compare each series of metrics, step by step."""
-    names = sorted(one.keys() | other.keys())
-    return [_compare_series(name, one.get(name, {}), other.get(name, {})) for name in names]
+    names = sorted(straight.keys() | interrupted.keys())
+    return [_compare_series(name, straight.get(name, {}), interrupted.get(name, {})) for name in names]
 
 
 def metrics_of(directory: RunDirectory, ignored: Sequence[str] = ()) -> dict[str, dict[int, float]]:
@@ -103,58 +102,60 @@ def metrics_of(directory: RunDirectory, ignored: Sequence[str] = ()) -> dict[str
         directory: of the run.
         ignored: patterns of the names of further metrics to leave out.
     """
-    found: dict[str, dict[int, float]] = {}
+    series: dict[str, dict[int, float]] = {}
     for record in read_metrics(directory.metrics):
         for name, value in record.values.items():
-            if not any(fnmatchcase(name, pattern) for pattern in (*SPEED, *ignored)):
-                found.setdefault(name, {})[record.step] = value
-    return found
+            if not _matches(name, (*SPEED, *ignored)):
+                series.setdefault(name, {})[record.step] = value
+    return series
 
 
-def _samples(directory: RunDirectory) -> dict[int, dict[int, tuple[int, ...]]]:
-    found: dict[int, dict[int, tuple[int, ...]]] = {}
+def _read_samples(directory: RunDirectory) -> dict[int, dict[int, tuple[int, ...]]]:
+    samples: dict[int, dict[int, tuple[int, ...]]] = {}
     for rank in directory.ranks_with(directory.sample_log("*")):
         for record in read_json_lines(directory.sample_log(rank), at_most=LARGEST_LOG_BYTES):
             # if a step was repeated, its last record counts
-            found.setdefault(int(record["step"]), {})[rank] = tuple(record["samples"])
-    return found
+            samples.setdefault(int(record["step"]), {})[rank] = tuple(record["samples"])
+    return samples
 
 
-def compare_values(what: str, one: object, other: object) -> Row:
+def compare_values(what: str, straight: object, interrupted: object) -> ComparisonRow:
     """Compare two values; None stands for a missing one."""
+    text, other_text = ("-" if value is None else str(value) for value in (straight, interrupted))
     # a value that both runs lack isn't evidence of equality
-    equal = one == other and one is not None
-    left, right = ("-" if value is None else str(value) for value in (one, other))
-    return Row(what, left, right, equal)
+    return ComparisonRow(what, text, other_text, equal=straight == interrupted and straight is not None)
 
 
-def _compare_series(what: str, one: Mapping[int, float], other: Mapping[int, float]) -> Row:
-    left, right = (f"{values[max(values)]:.6g}, {len(values)} values" if values else "-" for values in (one, other))
-    found = _first_difference(one, other)
-    if found is None:
-        return Row(what, left, right, equal=True)
-    step, mine, theirs = found
-    difference = f"first after step {step}: {mine} and {theirs}"
-    return Row(what, left, right, equal=False, difference=difference, relative=_largest_relative(one, other))
+def _compare_series(what: str, straight: Mapping[int, float], interrupted: Mapping[int, float]) -> ComparisonRow:
+    runs = (straight, interrupted)
+    text, other_text = (f"{values[max(values)]:.6g}, {len(values)} values" if values else "-" for values in runs)
+    first = _first_difference(straight, interrupted)
+    if first is None:
+        return ComparisonRow(what, text, other_text, equal=True)
+    difference = f"first after step {first[0]}: {first[1]} and {first[2]}"
+    relative = _largest_relative(straight, interrupted)
+    return ComparisonRow(what, text, other_text, equal=False, difference=difference, relative=relative)
 
 
-def _compare_samples(one: Mapping[int, object], other: Mapping[int, object]) -> Row:
-    left, right = (f"of {len(steps)} steps" for steps in (one, other))
-    found = _first_difference(one, other)
-    return Row("samples by rank", left, right, found is None, "" if found is None else f"first in step {found[0]}")
+def _compare_samples(straight: Mapping[int, object], interrupted: Mapping[int, object]) -> ComparisonRow:
+    text, other_text = (f"of {len(steps)} steps" for steps in (straight, interrupted))
+    first = _first_difference(straight, interrupted)
+    difference = "" if first is None else f"first in step {first[0]}"
+    return ComparisonRow("samples by rank", text, other_text, equal=first is None, difference=difference)
 
 
-def _largest_relative(one: Mapping[int, float], other: Mapping[int, float]) -> float | None:
+def _largest_relative(straight: Mapping[int, float], interrupted: Mapping[int, float]) -> float | None:
     """The largest relative difference of two values of one step; None if a value is missing, NaN or infinite."""
-    if one.keys() != other.keys() or not all(map(math.isfinite, (*one.values(), *other.values()))):
+    values = (*straight.values(), *interrupted.values())
+    if straight.keys() != interrupted.keys() or not all(map(math.isfinite, values)):
         return None
-    pairs = [(value, other[step]) for step, value in one.items() if value != other[step]]
+    pairs = [(value, interrupted[step]) for step, value in straight.items() if value != interrupted[step]]
     return max((abs(a - b) / max(abs(a), abs(b)) for a, b in pairs), default=0.0)
 
 
-def _first_difference(one: Mapping[int, object], other: Mapping[int, object]) -> tuple[int, str, str] | None:
-    for step in sorted(one.keys() | other.keys()):
-        mine, theirs = (repr(values[step]) if step in values else "nothing" for values in (one, other))
+def _first_difference(straight: Mapping[int, object], interrupted: Mapping[int, object]) -> tuple[int, str, str] | None:
+    for step in sorted(straight.keys() | interrupted.keys()):
+        mine, theirs = (repr(values[step]) if step in values else "nothing" for values in (straight, interrupted))
         # as text, which is exact, because NaN isn't equal to itself
         if mine != theirs:
             return step, mine, theirs
@@ -176,7 +177,7 @@ NOT_SAVES = (".json", ".jsonl", ".txt", ".log", ".csv", ".yaml", ".yml", ".toml"
 class SaveResult:
     """The comparison of two saves: rows of the table, remarks, and why it proves nothing (empty if it does)."""
 
-    rows: tuple[Row, ...] = ()
+    rows: tuple[ComparisonRow, ...] = ()
     notes: tuple[str, ...] = ()
     unproven: str = ""
 
@@ -196,55 +197,57 @@ def compare_last_saves(straight: RunDirectory, interrupted: RunDirectory, ignore
         RunFailedError: the comparison could not be made.
     """
     saves = [last_save(directory) for directory in (straight, interrupted)]
-    one, other = (None if save is None else save.path for save in saves)
-    if one is None and other is None:
-        files = [(changed_at, path) for path, changed_at in unreported_files(straight) if not path.is_symlink()]
-        one = max((entry for entry in files if entry[1].suffix not in NOT_SAVES), default=(0.0, None))[1]
-        if one is not None and (interrupted.checkpoints / one.name).exists():
-            other = interrupted.checkpoints / one.name
-    if one is None and other is None:
+    path, other_path = (None if save is None else save.path for save in saves)
+    if path is None and other_path is None:
+        files = [(changed_at, file) for file, changed_at in unreported_files(straight) if not file.is_symlink()]
+        path = max((entry for entry in files if entry[1].suffix not in NOT_SAVES), default=(0.0, None))[1]
+        if path is not None and (interrupted.checkpoints / path.name).exists():
+            other_path = interrupted.checkpoints / path.name
+    if path is None and other_path is None:
         return SaveResult(
             unproven="neither run saved anything that can be compared: report saves with session.saved, or write them "
             "into the folder HPCTRAIN_CHECKPOINT_DIR"
         )
-    if one is None or other is None:
-        return SaveResult(rows=(Row("save", _name(one), _name(other), False, "one of the runs has no such save"),))
-    if one.resolve() == other.resolve():
-        return SaveResult(unproven=f"both runs saved to {one}: let each write into its own HPCTRAIN_CHECKPOINT_DIR")
+    if path is None or other_path is None:
+        name, other_name = ("-" if save is None else save.name for save in (path, other_path))
+        return SaveResult(rows=(ComparisonRow("save", name, other_name, False, "one of the runs has no such save"),))
+    if path.resolve() == other_path.resolve():
+        return SaveResult(unproven=f"both runs saved to {path}: let each write into its own HPCTRAIN_CHECKPOINT_DIR")
     steps = [save.step for save in saves if save is not None]
-    return result_of((one, other), steps, _compared(one, other), ignored)
+    return result_of((path, other_path), steps, _compare_tensors(path, other_path), ignored)
 
 
 def result_of(
-    saves: tuple[Path, Path], steps: Sequence[int], found: Mapping[str, Any], ignored: Sequence[str]
+    saves: tuple[Path, Path], steps: Sequence[int], report: Mapping[str, Any], ignored: Sequence[str]
 ) -> SaveResult:
     """Describe a comparison.
 
     Args:
         saves: of the uninterrupted and of the interrupted run.
         steps: after which they were reported; empty if they weren't.
-        found: what `hpctrain.checkpoint.compare_saves` printed.
+        report: what `hpctrain.checkpoint.compare_saves` printed.
         ignored: patterns of the names of tensors that may differ.
     """
     straight, interrupted = (path.name for path in saves)
     apart = f"after steps {steps[0]} and {steps[1]}" if len(set(steps)) > 1 else ""
-    rows = [Row("save", straight, interrupted, not apart, apart)]
-    differing = [one for one in found["differing"] if not any(fnmatchcase(one["name"], each) for each in ignored)]
-    left_out = len(found["differing"]) - len(differing)
-    if any(found["tensors"]):
-        rows.append(_tensors(found["tensors"], differing))
-    rows += [Row(name, "", "", False, f"can't be read: {why}") for name, why in found["unreadable"].items()]
+    rows = [ComparisonRow("save", straight, interrupted, not apart, apart)]
+    differing = [tensor for tensor in report["differing"] if not _matches(tensor["name"], ignored)]
+    left_out = len(report["differing"]) - len(differing)
+    if any(report["tensors"]):
+        rows.append(_tensors(report["tensors"], differing))
+    unreadable = report["unreadable"].items()
+    rows += [ComparisonRow(name, "", "", False, f"can't be read: {why}") for name, why in unreadable]
     notes = []
     if left_out:
         differ = "differs, and matches" if left_out == 1 else "differ, and match"
         notes.append(f"{counted(left_out, 'tensor')} {differ} --ignore")
-    if found["identical"]:
-        notes.append(f"the same byte for byte, but not readable as tensors: {listed(found['identical'])}")
-    if found["left_out"]:
-        notes.append(f"without tensors, so not compared: {listed(found['left_out'])}")
-    if found["numbers"]:
-        notes.append(f"numbers outside of tensors differ: {listed(_grouped(found['numbers']))}")
-    nothing = not any(found["tensors"]) and not found["identical"] and not found["unreadable"]
+    if report["identical"]:
+        notes.append(f"the same byte for byte, but not readable as tensors: {listed(report['identical'])}")
+    if report["left_out"]:
+        notes.append(f"without tensors, so not compared: {listed(report['left_out'])}")
+    if report["numbers"]:
+        notes.append(f"numbers outside of tensors differ: {listed(_grouped(report['numbers']))}")
+    nothing = not any(report["tensors"]) and not report["identical"] and not report["unreadable"]
     unproven = f"there are no tensors in the save {straight}" if nothing else ""
     return SaveResult(rows=tuple(rows), notes=tuple(notes), unproven=unproven)
 
@@ -255,34 +258,34 @@ def _grouped(names: Sequence[str]) -> list[str]:
     return sorted(name if count == 1 else f"{name} ({count} numbers)" for name, count in counts.items())
 
 
-def _tensors(counts: Sequence[int], differing: Sequence[Mapping[str, Any]]) -> Row:
-    cells = [str(count) for count in counts]
+def _tensors(counts: Sequence[int], differing: Sequence[Mapping[str, Any]]) -> ComparisonRow:
+    text, other_text = map(str, counts)
     if not differing:
-        return Row("tensors", cells[0], cells[1], True)
+        return ComparisonRow("tensors", text, other_text, equal=True)
     how_many = f"{len(differing)} of them"
-    incomparable = [one for one in differing if one["relative"] is None]
-    if incomparable:
-        shown = incomparable[0]
-        return Row("tensors", cells[0], cells[1], False, f"{how_many}, such as {shown['name']}: {shown['problem']}")
-    most = max(differing, key=lambda one: one["relative"])
-    difference = f"{how_many}, most of all {most['name']} by {most['absolute']:.2g}"
-    return Row("tensors", cells[0], cells[1], False, difference, relative=most["relative"])
+    for tensor in differing:
+        if tensor["relative"] is None:
+            example = f"{how_many}, such as {tensor['name']}: {tensor['problem']}"
+            return ComparisonRow("tensors", text, other_text, equal=False, difference=example)
+    largest = max(differing, key=lambda tensor: tensor["relative"])
+    difference = f"{how_many}, most of all {largest['name']} by {largest['absolute']:.2g}"
+    return ComparisonRow("tensors", text, other_text, equal=False, difference=difference, relative=largest["relative"])
 
 
-def _compared(one: Path, other: Path) -> dict[str, Any]:
+def _compare_tensors(straight: Path, interrupted: Path) -> dict[str, Any]:
     done = subprocess.run(
         # -P: nothing from the working directory, such as the program's own json.py
-        [sys.executable, "-P", "-c", COMPARE, str(PACKAGES), str(one), str(other)],
+        [sys.executable, "-P", "-c", COMPARE, str(PACKAGES), str(straight), str(interrupted)],
         capture_output=True,
         text=True,
         check=False,
     )
     if done.returncode:
-        last = done.stderr.strip().rpartition("\n")[2]
-        raise RunFailedError(f"{one} and {other} can't be compared: {last or f'exit code {done.returncode}'}")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+        why = done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}"
+        raise RunFailedError(f"{straight} and {interrupted} can't be compared: {why}")
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
 
 
-def _name(path: Path | None) -> str:
-    return "-" if path is None else path.name
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-from hpctrain.drill.comparison import Row
-from hpctrain.drill.launched_run import LaunchedRun, LocalRun, Progress, SubmittedRun, saves_of
+from hpctrain.drill.comparison import ComparisonRow
+from hpctrain.drill.launched_run import AttemptProgress, LaunchedRun, LocalRun, SubmittedRun, saves_of
 from hpctrain.phrases import counted
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Attempt, Ledger
@@ -72,7 +72,7 @@ class Moment:
             return f"after step {self.step}"
         return f"{self.running_s:.1f} s after its {'first save' if self.after_save else 'start'}"
 
-    def is_reached(self, progress: Progress) -> bool:
+    def is_reached(self, progress: AttemptProgress) -> bool:
         """Whether an attempt is that far."""
         if self.step is not None:
             return progress.step is not None and progress.step >= self.step
@@ -139,17 +139,17 @@ class Plan:
             done: steps that earlier attempts completed.
             number: of the interruption, counted from 0.
         """
-        left = self.interruptions - number
-        begin, spare = done + 1, self._spare(done, left)
+        remaining = self.interruptions - number
+        begin, spare = done + 1, self._spare(done, remaining)
         if self.interruptions > 1 and number == 0 and self.first_evaluation:
-            spare = min(spare, max(0, left * (self.first_evaluation - self.reaction_steps - begin)))
-        elif number and done < self.first_evaluation and self._spare(self.first_evaluation, left) >= left:
-            begin, spare = self.first_evaluation + 1, self._spare(self.first_evaluation, left)
-        return begin + _random(self.seed, number).randrange(max(1, math.ceil(spare / left)))
+            spare = min(spare, max(0, remaining * (self.first_evaluation - self.reaction_steps - begin)))
+        elif number and done < self.first_evaluation and self._spare(self.first_evaluation, remaining) >= remaining:
+            begin, spare = self.first_evaluation + 1, self._spare(self.first_evaluation, remaining)
+        return begin + _random(self.seed, number).randrange(max(1, math.ceil(spare / remaining)))
 
-    def _spare(self, done: int, left: int) -> int:
+    def _spare(self, done: int, remaining: int) -> int:
         """Return the steps among which the remaining interruptions can be drawn."""
-        return max(0, self.total_steps - done - 1 - self.reaction_steps * left)
+        return max(0, self.total_steps - done - 1 - self.reaction_steps * remaining)
 
 
 def signal_of(interruption: int, interruptions: int, seed: int) -> signal.Signals:
@@ -209,7 +209,7 @@ class Report:
     straight: RunDirectory
     interrupted: RunDirectory
     interruptions: tuple[Interruption, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[ComparisonRow, ...]
     notes: tuple[str, ...] = ()
     tolerance: float = 0.0
     unproven: str = ""
@@ -269,7 +269,7 @@ class Drill(ABC):
         """The options of the command line of its runs."""
         return [] if self.config_dir is None else ["--config-dir", self.config_dir]
 
-    def _straight(self, words: Sequence[str]) -> tuple[LaunchedRun, Attempt]:
+    def _run_straight(self, words: Sequence[str]) -> tuple[LaunchedRun, Attempt]:
         """Make the uninterrupted run; return it, and the record of its last attempt.
 
         Args:
@@ -281,7 +281,7 @@ class Drill(ABC):
         self.console.report(f"straight run: {_steps(last)}{time.monotonic() - began:.1f} s")
         return run, last
 
-    def _interrupted(
+    def _run_interrupted(
         self, words: Sequence[str], plan: Plan | TimePlan
     ) -> tuple[RunDirectory, tuple[Interruption, ...]]:
         run = self._launch("interrupted", words)
@@ -343,7 +343,7 @@ def unproven(interruptions: Sequence[Interruption], remedy: str) -> str:
     """Return why these interruptions prove nothing; empty if they do."""
     if not interruptions:
         return f"no interruption took effect before the run ended; {remedy}"
-    if not any(one.saved for one in interruptions):
+    if not any(interruption.saved for interruption in interruptions):
         return f"the run had saved nothing when it was interrupted, and began anew; {remedy}"
     return ""
 

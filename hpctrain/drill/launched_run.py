@@ -36,8 +36,8 @@ ASK_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a running attempt is.
+class AttemptProgress:
+    """The progress of a running attempt.
 
     Attributes:
         step: the last step that it is known to have completed; None before its first.
@@ -65,7 +65,7 @@ class LaunchedRun(ABC):
 
     poll_s: float
     settle_s: float
-    latest: Progress = Progress(None, 0.0)
+    latest: AttemptProgress = AttemptProgress(None, 0.0)
 
     def __init__(self, directory: RunDirectory, words: Sequence[str]) -> None:
         self.directory = directory
@@ -92,7 +92,7 @@ class LaunchedRun(ABC):
     def stop(self) -> None:
         """End the run, because the drill itself is interrupted."""
 
-    def progress(self, attempt: int) -> Iterator[Progress]:
+    def progress(self, attempt: int) -> Iterator[AttemptProgress]:
         """Yield how far an attempt is, repeatedly, from its start to its end."""
         began: float | None = None
         saved_before: tuple[int, float] | None = None
@@ -107,7 +107,7 @@ class LaunchedRun(ABC):
                     saved = saves_of(self.directory)
                     saved_before = saved_before or saved
                     first_save_s = running_s if saved != saved_before else None
-                self.latest = Progress(self._last_step(entry, entry.start_step), running_s, first_save_s)
+                self.latest = AttemptProgress(self._last_step(entry, entry.start_step), running_s, first_save_s)
                 yield self.latest
             time.sleep(self.poll_s)
 
@@ -136,12 +136,12 @@ class LaunchedRun(ABC):
     def _last_step(self, entry: Attempt, start_step: int) -> int | None:
         """The last step that an attempt is known to have completed; None before its first."""
         # a program may report its steps without metrics
-        known = TimesRecord.read(self.directory.attempt(entry.attempt)).last_step or 0
+        last_step = TimesRecord.read(self.directory.attempt(entry.attempt)).last_step or 0
         for record in read_metrics(self.directory.metrics, last_bytes=TAIL_BYTES):
             # an earlier attempt may have come further than its last save
             if record.time is None or entry.start_time is None or record.time >= entry.start_time:
-                known = max(known, record.step)
-        return known if known > start_step else None
+                last_step = max(last_step, record.step)
+        return last_step if last_step > start_step else None
 
     def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
         """Start hpctrain, with its output in a log next to the run directory."""
@@ -174,9 +174,9 @@ class LaunchedRun(ABC):
 
 
 def saves_of(directory: RunDirectory) -> tuple[int, float]:
-    """What is known of a program's saves: how many it reported, and when its checkpoints changed (0 without any)."""
-    found = (last_change(path) for path in directory.checkpoints.iterdir())
-    return len(read_saves(directory)), max(found, default=0.0)
+    """Return the number of saves that a program reported, and when its checkpoints changed last (0 without any)."""
+    change_times = (last_change(path) for path in directory.checkpoints.iterdir())
+    return len(read_saves(directory)), max(change_times, default=0.0)
 
 
 class LocalRun(LaunchedRun):

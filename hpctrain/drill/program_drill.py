@@ -7,13 +7,7 @@ from dataclasses import dataclass
 
 from hpctrain.config.resources import resources_of
 from hpctrain.config.root import ProgramConfig
-from hpctrain.drill.comparison import (
-    Row,
-    compare_last_saves,
-    compare_metrics,
-    compare_values,
-    metrics_of,
-)
+from hpctrain.drill.comparison import ComparisonRow, compare_last_saves, compare_metrics, compare_values, metrics_of
 from hpctrain.drill.drill import FORCED, Drill, Plan, Report, TimePlan, duration_s, steps_in, unproven
 from hpctrain.drill.launched_run import LaunchedRun
 from hpctrain.errors import RunFailedError
@@ -54,10 +48,10 @@ class ProgramDrill(Drill):
 
     def _run(self) -> Report:
         words = ["run", *self._options, *self.overrides, "--", *self.command]
-        run, last = self._straight(words)
+        run, last = self._run_straight(words)
         straight = run.directory
         self._refuse_shared_save(straight)
-        interrupted, interruptions = self._interrupted(words, self._plan(run, last))
+        interrupted, interruptions = self._run_interrupted(words, self._plan(run, last))
         saves = compare_last_saves(straight, interrupted, self.ignored)
         metrics = [metrics_of(directory, self.ignored) for directory in (straight, interrupted)]
         return Report(
@@ -86,21 +80,21 @@ class ProgramDrill(Drill):
             )
 
 
-def overrides_of(typed: Sequence[str], config: ProgramConfig | None = None) -> list[str]:
+def overrides_of(user_overrides: Sequence[str], config: ProgramConfig | None = None) -> list[str]:
     """The overrides with which the runs of a drill are launched.
 
     Args:
-        typed: by the user.
+        user_overrides: by the user.
         config: composed from these overrides; None before it is.
     """
     if config is None:
-        return [*typed, *FORCED]
+        return [*user_overrides, *FORCED]
     gpus = ON_GPUS if resources_of(config).gpus_per_node != 0 else ()
     # in a folder inside of the code, the second run would copy what the drill wrote of the first
     names = ",".join(_quoted(pattern) for pattern in (*config.code.exclude, *LOGS))
     # otherwise the second run would find what the first one wrote into an ignored `outputs/`
     cwd = ["run.cwd=own"] if config.run.cwd is None and config.code.snapshot != "none" else []
-    return [*gpus, *cwd, *typed, *FORCED, f"code.exclude=[{names}]"]
+    return [*gpus, *cwd, *user_overrides, *FORCED, f"code.exclude=[{names}]"]
 
 
 def _quoted(pattern: str) -> str:
@@ -114,12 +108,13 @@ def changed_code(straight: RunDirectory, interrupted: RunDirectory) -> list[str]
     A remark alone: outside of git, a log in the working directory is one of them.
     """
     codes = [current_code(directory) for directory in (straight, interrupted)]
-    one, other = (set() if code is None else set(read_files(code.list)) for code in codes)
-    names = sorted({file.path for file in one ^ other})
+    straight_files, interrupted_files = (set() if code is None else set(read_files(code.list)) for code in codes)
+    names = sorted({file.path for file in straight_files ^ interrupted_files})
     return [f"the code was changed between the two launches: {listed(names)}"] if names else []
 
 
-def _compare_steps(straight: RunDirectory, interrupted: RunDirectory) -> list[Row]:
+def _compare_steps(straight: RunDirectory, interrupted: RunDirectory) -> list[ComparisonRow]:
     """Compare the numbers of steps, if they were reported."""
-    steps = [max((one.end_step or 0 for one in Ledger(run).attempts()), default=0) for run in (straight, interrupted)]
+    runs = [Ledger(run).attempts() for run in (straight, interrupted)]
+    steps = [max((attempt.end_step or 0 for attempt in attempts), default=0) for attempts in runs]
     return [compare_values("steps", *steps)] if any(steps) else []

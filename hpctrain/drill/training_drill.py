@@ -31,7 +31,7 @@ DEFAULTS = (
 )
 """The overrides of every drill; the user's own come after them."""
 NO_PAUSE = ("trainer.pause_at_step=null",)
-"""A run that pauses would wait for somebody to continue it."""
+"""A run that pauses would wait until a user resumes it."""
 ON_GPUS = (
     "trainer.deterministic=true",
     "trainer.cudnn_benchmark=false",
@@ -52,26 +52,26 @@ class TrainingDrill(Drill):
 
     Args:
         config: of its trainings.
-        typed: the overrides that the user typed.
+        user_overrides: the overrides that the user typed.
     """
 
     config: Config
-    typed: Sequence[str]
+    user_overrides: Sequence[str]
 
     def _run(self) -> Report:
         overrides = self.overrides
-        run, last = self._straight([*self._options, *overrides])
+        run, last = self._run_straight([*self._options, *overrides])
         needed = enough_steps(self.interruptions, self._reaction_s, step_s(last))
-        if (last.end_step or 0) < needed and not any(_key(word) == STEPS_KEY for word in self.typed):
+        if (last.end_step or 0) < needed and not any(_key(word) == STEPS_KEY for word in self.user_overrides):
             self.console.report(f"{last.end_step} steps are over too soon: training {needed} steps instead")
             # by the measured speed: a guess could make drills of slow models last for hours
             shutil.rmtree(run.directory.path)
             overrides = self._lengthened(overrides, needed)
-            run, last = self._straight([*self._options, *overrides])
+            run, last = self._run_straight([*self._options, *overrides])
         straight = run.directory
         reaction_steps = steps_in(self._reaction_s, last)
         plan = Plan(self.interruptions, self.seed, last.end_step or 0, reaction_steps, _first_evaluation(straight))
-        interrupted, interruptions = self._interrupted([*self._options, *overrides], plan)
+        interrupted, interruptions = self._run_interrupted([*self._options, *overrides], plan)
         return Report(
             straight=straight,
             interrupted=interrupted,
@@ -84,7 +84,8 @@ class TrainingDrill(Drill):
         """Return the overrides for a longer training with the same number of evaluations."""
         evaluated_every = math.ceil(steps * EVAL_EVERY_STEPS / STEPS)
         longer = {STEPS_KEY: steps, EVAL_KEY: evaluated_every}
-        longer = {key: value for key, value in longer.items() if not any(_key(word) == key for word in self.typed)}
+        for key in map(_key, self.user_overrides):
+            longer.pop(key, None)
         keys = [_key(word) for word in overrides]
         return [f"{key}={longer[key]}" if key in longer else word for key, word in zip(keys, overrides, strict=True)]
 
@@ -95,9 +96,9 @@ class TrainingDrill(Drill):
         return ONE_PROCESS_S if resources_of(self.config).world_size == 1 else SEVERAL_RANKS_S
 
 
-def overrides_of(typed: Sequence[str], *, gpus: bool = False) -> list[str]:
+def overrides_of(user_overrides: Sequence[str], *, gpus: bool = False) -> list[str]:
     """The overrides with which the trainings of a drill are launched."""
-    return [*DEFAULTS, *(ON_GPUS if gpus else ()), *typed, *FORCED, *NO_PAUSE]
+    return [*DEFAULTS, *(ON_GPUS if gpus else ()), *user_overrides, *FORCED, *NO_PAUSE]
 
 
 def _key(override: str) -> str:
@@ -106,7 +107,7 @@ def _key(override: str) -> str:
 
 def _first_evaluation(directory: RunDirectory) -> int:
     """The step of the first evaluation that was logged; 0 without one."""
-    for found in read_metrics(directory.metrics):
-        if is_evaluation(found.values):
-            return found.step
+    for record in read_metrics(directory.metrics):
+        if is_evaluation(record.values):
+            return record.step
     return 0

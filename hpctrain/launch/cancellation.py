@@ -18,7 +18,7 @@ from hpctrain.run.launcher import Owner
 from hpctrain.run.ledger import Ledger
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.status.jobs import Jobs, job_ids, query_jobs
-from hpctrain.status.run_status import read_statuses
+from hpctrain.status.run_status import status_of
 from hpctrain.streams import Printer, print_warning
 
 
@@ -64,8 +64,7 @@ def cancel_all(
             if run.error is None:
                 run.done += _stop_process(run.directory)
             if run.error is None and not run.done:
-                (status,) = read_statuses([run.directory], warn, ask=lambda _ids, _warn: jobs)
-                run.done = [f"nothing to cancel: the run is {status.state}"]
+                run.done = [f"nothing to cancel: the run is {status_of(run.directory, jobs).state}"]
     return [run.error or "; ".join(run.done) for run in runs]
 
 

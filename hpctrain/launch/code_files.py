@@ -1,4 +1,9 @@
-"""The files that belong to the code of a launch: what git doesn't ignore, or else the small files of the folder."""
+"""The files that belong to the code of a launch: what git doesn't ignore, or else the small files of the folder.
+
+One walk through the folders asks git only what it tracks and what it ignores. `git archive` has no untracked files and
+no submodules; like `git stash create` and `git ls-files`, it has no empty folders, and includes environments and
+secrets.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +55,10 @@ class CodeFiles:
         commit: of git; empty outside of a repository.
         tracked: files that git tracks, whether they exist or not; empty outside of a repository.
         copied: files and symbolic links, with their sizes in bytes; some may vanish.
-        folders: of the code, those that are empty as well: a program may write into them.
-        linked: files and folders that the code may use, and that aren't copied.
+        folders: of the code, those that are empty as well: a program may write into them. A link to a folder that has
+            only `.gitkeep` would send outputs into the original, depending on whether it was empty at the launch.
+        linked: files and folders that the code may use, and that aren't copied, such as a compiled module that git
+            ignores. A folder is one link: data that are added later, or a file by which a user stops a program, show.
         secrets: those of them that aren't copied because their names are usual for passwords and keys.
     """
 
@@ -101,7 +108,7 @@ def repository_of(folder: Path) -> Path | None:
         root = Path(os.path.realpath(os.fsdecode(answer.output.removesuffix(b"\n"))))
         # the rest of a home with a repository of configuration files isn't code
         return None if is_home(root) or not folder.is_relative_to(root) else root
-    top = next((each for each in (folder, *folder.parents) if os.path.lexists(each / ".git")), None)
+    top = next((path for path in (folder, *folder.parents) if os.path.lexists(path / ".git")), None)
     if top is not None and not is_home(top) and not answer.problem.startswith(NO_REPOSITORY):
         raise _unreadable(top, answer.problem)
     return None
@@ -260,7 +267,11 @@ def _too_much(code: CodeFiles, bound: str, largest: str, amount: str, remedy: st
 
 
 def _is_launch(names: set[str]) -> bool:
-    """Whether a folder with these names is a run or a sweep; a configuration alone may be anything's."""
+    """Whether a folder with these names is a run or a sweep; a configuration alone may be anything's.
+
+    Not by the folder's own name: users keep scripts in `runs/` and `experiments/`. A user's files beside the runs of a
+    sweep aren't told apart from hpctrain's, and aren't copied.
+    """
     is_run = "config.yaml" in names and not names.isdisjoint(RECORDS)
     is_sweep = "sweep.json" in names and any(map(str.isdecimal, names))
     return is_run or is_sweep or {"attempts", "checkpoints", "logs"} <= names
@@ -268,6 +279,8 @@ def _is_launch(names: set[str]) -> bool:
 
 def exclude_own_folders(code: CodeFiles, patterns: Sequence[str]) -> list[str]:
     """Exclude the folders into which a program writes from the code, since each run has its own.
+
+    Their names decide, since it can't be known in advance into which ignored folders a program writes.
 
     These are the folders that match a pattern, and ignored ones without files. Tracked files in them stay in the code,
     and so does a folder that contains scripts.
@@ -315,7 +328,7 @@ def is_empty(folder: Path) -> bool:
 
 
 def _matcher(patterns: Iterable[str]) -> Callable[[str], bool]:
-    """Return a function that says whether the path of a file or a folder matches one of the patterns."""
+    """Return a function of the path of a file or a folder: whether it matches one of the patterns."""
     plain = [pattern.removesuffix("/") for pattern in patterns]
     of_names = [fnmatch.translate(pattern) for pattern in plain if "/" not in pattern]
     of_paths = [fnmatch.translate(pattern.removeprefix("/")) for pattern in plain if "/" in pattern]

@@ -335,8 +335,7 @@ def bundle_config(config: Mapping[str, Any], container: RankContainer, contents:
     """
     fields = {name: value for name, value in config.items() if name not in NOT_WITHOUT_NAMESPACES}
     root = {**config.get("root", {}), "path": ROOT}
-    options = ["ro"] if root.get("readonly") else []
-    of_image = [_bind(source, place, *options) for place, source in contents.items()]
+    of_image = [_bind(source, place, read_only=bool(root.get("readonly"))) for place, source in contents.items()]
     linux = {name: value for name, value in config.get("linux", {}).items() if name not in ("sysctl", "cgroupsPath")}
     linux["namespaces"] = [space for space in linux.get("namespaces", []) if space.get("type") in KEPT_NAMESPACES]
     process = {name: value for name, value in config.get("process", {}).items() if name != "rlimits"}
@@ -371,17 +370,18 @@ def _mounts(config: Mapping[str, Any], linux: Mapping[str, Any], container: Rank
         mounts = [_of_node(mount) if mount.get("type") in ("proc", "sysfs") else mount for mount in mounts]
     places = {mount.get("destination") for mount in mounts}
     mounts += [_bind(place, place) for place in ("/dev/shm", "/tmp") if place not in places]
-    mounts += [_bind(place, place, "ro") for place in FROM_NODE if place not in places]
-    return mounts + [_bind(one.host, one.inside, *(["ro"] if one.is_read_only else [])) for one in container.mounts]
+    mounts += [_bind(place, place, read_only=True) for place in FROM_NODE if place not in places]
+    return mounts + [_bind(mount.host, mount.inside, read_only=mount.is_read_only) for mount in container.mounts]
 
 
 def _of_node(mount: Mapping[str, Any]) -> dict[str, Any]:
     place = str(mount["destination"])
-    return _bind(place, place, *(["ro"] if mount.get("type") == "sysfs" else []))
+    return _bind(place, place, read_only=mount.get("type") == "sysfs")
 
 
-def _bind(source: str, destination: str, *options: str) -> dict[str, Any]:
-    return {"destination": destination, "type": "none", "source": source, "options": ["rbind", *options]}
+def _bind(source: str, destination: str, *, read_only: bool = False) -> dict[str, Any]:
+    options = ["rbind", "ro"] if read_only else ["rbind"]
+    return {"destination": destination, "type": "none", "source": source, "options": options}
 
 
 ENGINES: Mapping[str, Callable[[RankContainer, list[str]], tuple[list[str], list[str]]]] = {

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpctrain.attempt.outcome import TIME_BOUND, train_on_command
+from hpctrain.attempt.outcome import TIME_BOUND, train_further_command
 from hpctrain.config.checks import check
 from hpctrain.config.plain_yaml import read_plain_config
 from hpctrain.config.program import default_texts, values_of_args
@@ -124,13 +124,13 @@ def refuse_other_run(old: RunConfig, new: RunConfig, report: Printer = print) ->
     changed = changed_keys(before, new)
     refused = [key for key in changed if decides_the_weights(key) and not new.resume.allow_config_change]
     if refused:
-        key, others = refused[0], refused[1:]
+        key, further_keys = refused[0], refused[1:]
         depend = "the program's results depend" if isinstance(new, ProgramConfig) else "the weights depend"
         raise ConfigError(
             key,
             after.get(key),
             f"the run in {new.run_dir} has {before.get(key)}, and {depend} on it"
-            + (f"; they also depend on {', '.join(others)}" if others else ""),
+            + (f"; they also depend on {', '.join(further_keys)}" if further_keys else ""),
             "choose another run_dir, or set resume.allow_config_change=true",
         )
     for key in changed:
@@ -179,9 +179,10 @@ def changed_config(
     command = stored.run.command if isinstance(stored, ProgramConfig) else None
     groups = {key for key in keys.values() if "." not in key}
     default = type(stored)()
-    typed = {name for name in type(stored).__dataclass_fields__ if dataclasses.is_dataclass(getattr(default, name))}
-    chosen = groups & {*typed, *OPEN_GROUPS}
-    if {key.split(".")[0] for key in keys.values()} - {*type(stored).__dataclass_fields__}:
+    names = [field.name for field in dataclasses.fields(default)]
+    schema_groups = {name for name in names if dataclasses.is_dataclass(getattr(default, name))}
+    chosen = groups & {*schema_groups, *OPEN_GROUPS}
+    if {key.split(".")[0] for key in keys.values()} - {*names}:
         # Hydra takes a tenth of a second to import, and an existing run seldom needs it
         from hpctrain.config.compose import composer_of
 
@@ -189,15 +190,15 @@ def changed_config(
     values = [override for override in overrides if keys[override].split(".")[0] not in chosen]
     config = dataclasses.replace(load_run(directory.config, values), run_dir=str(directory.path))
     if chosen:
-        wanted = [override for override in overrides if override not in values]
+        group_overrides = [override for override in overrides if override not in values]
         # composition checks these together with the chosen groups
         if "cluster" in chosen:
-            wanted.append(f"nodes={config.nodes}")
+            group_overrides.append(f"nodes={config.nodes}")
         if isinstance(stored, Config) and "trainer" not in chosen:
-            wanted.append(f"{GLOBAL_BATCH_SIZE}={stored.trainer.global_batch_size}")
+            group_overrides.append(f"{GLOBAL_BATCH_SIZE}={stored.trainer.global_batch_size}")
         from hpctrain.config.compose import composer_of
 
-        composed = composer_of(command, config_dir).compose_run(wanted)
+        composed = composer_of(command, config_dir).compose_run(group_overrides)
         config = dataclasses.replace(config, **{group: getattr(composed, group) for group in chosen})
     with importing_code_of(directory.path, now=code_now):
         check(config)
@@ -222,7 +223,7 @@ def print_completed(status: RunStatus, config: RunConfig, *, code_now: bool = Fa
     if is_program:
         print("  to run it again, type its command without run_dir, or with another one")
     elif status.note:
-        print(f"  {train_on_command(directory, status.note)}    # to train further")
+        print(f"  {train_further_command(directory, status.note)}    # to train further")
     else:
         assert isinstance(config, Config)
         length = "max_epochs" if config.trainer.max_steps is None else "max_steps"

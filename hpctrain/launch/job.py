@@ -1,4 +1,8 @@
-"""The callables that submitit pickles, and calls in the batch script."""
+"""The callables that submitit pickles, and calls in the batch script.
+
+submitit's own requeue, `checkpoint()` in a signal handler of rank zero, isn't used: it ignores SIGTERM, guesses the
+cause from elapsed time, and reads only rank zero's result.
+"""
 
 from __future__ import annotations
 

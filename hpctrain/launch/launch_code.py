@@ -68,24 +68,24 @@ class LaunchCode:
             ConfigError: the run needs code that can't be copied, or began with another `run.cwd`.
             RunDirectoryError: the copy can't be written, or that of an existing run isn't as it was taken.
         """
-        known = current_code(directory)
-        own_folders = self._own_folders(directory, config, known)
+        recorded_code = current_code(directory)
+        own_folders = self._own_folders(directory, config, recorded_code)
         if config.code.snapshot == "none":
             code = None
-        elif known is not None and not self._now:
-            self._require_intact(known)
-            return known.description
+        elif recorded_code is not None and not self._now:
+            self._require_intact(recorded_code)
+            return recorded_code.description
         else:
             # all runs of a search have the code that was copied when it was submitted
             code = (None if self._now else current_code(self._home)) or self._copy(config, own_folders)
         if code is not None:
             code = replace(code, run=directory)
             # in a sweep, a program that has begun runs in its own copy
-            if known is not None and code.own_paths is not None and known == known.as_own_copy:
+            if recorded_code is not None and code.own_paths is not None and recorded_code == recorded_code.as_own_copy:
                 code = self._own_copy(code)
-        if code != known:
-            if code is not None and known is not None and isinstance(config, ProgramConfig):
-                self._carry_over(known, code)
+        if code != recorded_code:
+            if code is not None and recorded_code is not None and isinstance(config, ProgramConfig):
+                self._carry_over(recorded_code, code)
             record_code(directory, code, time.time())
         return None if code is None else code.description
 
@@ -96,39 +96,40 @@ class LaunchCode:
             problem = f"its own copy of the code can't be written ({explain(error)})"
             raise RunDirectoryError(f"{code.run.path}: {problem}; make room, and resume again") from error
 
-    def _require_intact(self, known: CodeSnapshot) -> None:
+    def _require_intact(self, recorded_code: CodeSnapshot) -> None:
         """Refuse what the launcher of the next attempt would refuse, which may wait for hours in the queue."""
-        if known.folder not in self._checked:
-            self._checked.add(known.folder)
-            if damage := known.find_damage():
+        if recorded_code.folder not in self._checked:
+            self._checked.add(recorded_code.folder)
+            if damage := recorded_code.find_damage():
                 raise RunDirectoryError(damage)
 
-    def _carry_over(self, known: CodeSnapshot, code: CodeSnapshot) -> None:
+    def _carry_over(self, recorded_code: CodeSnapshot, code: CodeSnapshot) -> None:
         """Let the program find what it wrote into its working directory: it may continue from there."""
-        if (known.folder, code.folder) in self._carried or known.folder == code.folder:
+        if (recorded_code.folder, code.folder) in self._carried or recorded_code.folder == code.folder:
             return
-        self._carried.add((known.folder, code.folder))
+        self._carried.add((recorded_code.folder, code.folder))
         try:
-            left = carry_over(known, code)
+            conflicts = carry_over(recorded_code, code)
         except (OSError, RunDirectoryError) as error:
-            self._warn(f"what the program wrote into {known.folder} isn't there in today's code: {error}")
+            self._warn(f"what the program wrote into {recorded_code.folder} isn't there in today's code: {error}")
             return
-        if left:
-            which = f"{listed(left)}, which the program wrote into {known.folder}"
+        if conflicts:
+            which = f"{listed(conflicts)}, which the program wrote into {recorded_code.folder}"
             self._warn(f"{which}: today's code has the same names, so the program won't find its own")
 
     def _own_folders(
-        self, directory: RunDirectory, config: RunConfig, known: CodeSnapshot | None
+        self, directory: RunDirectory, config: RunConfig, recorded_code: CodeSnapshot | None
     ) -> Sequence[str] | None:
         """Return the patterns of folders of which the run has its own; None if its program shares the copy."""
         if not isinstance(config, ProgramConfig):
             return None
         is_own = config.run.cwd == "own"
-        if known is not None:
-            is_own = known.own_paths is not None
+        if recorded_code is not None:
+            is_own = recorded_code.own_paths is not None
         elif config.run.cwd is None and not directory.config.exists():
+            # a run that is in no sweep shares ignored folders with the original, where the user's next step reads them
             is_own = self._home != directory
-        if known is not None and config.run.cwd not in (None, cwd := "own" if is_own else "shared"):
+        if recorded_code is not None and config.run.cwd not in (None, cwd := "own" if is_own else "shared"):
             problem = f"the run in {directory.path} began with {cwd}, and its files are there"
             raise ConfigError("run.cwd", config.run.cwd, problem, "leave it out, or choose another run_dir")
         return config.run.own_folders if is_own else None
@@ -165,7 +166,10 @@ class LaunchCode:
 
 
 def needs_code(config: RunConfig) -> bool:
-    """Whether a run may import code that isn't installed: a program, or a training with a class of one's own."""
+    """Whether a run may import code that isn't installed: a program, or a training with a class of one's own.
+
+    Other trainings run without a copy if none can be made: people type `python -m hpctrain` in their home folder.
+    """
     if not isinstance(config, Config):
         return True
     targets = (value for key, value in flat(config).items() if key.rpartition(".")[2] == "_target_")
@@ -174,7 +178,7 @@ def needs_code(config: RunConfig) -> bool:
 
 @contextlib.contextmanager
 def importing_code_of(run_dir: str | Path | None, *, now: bool = False) -> Iterator[None]:
-    """Inside the context, classes are looked up in the code with which a run continues.
+    """Context manager in which classes are looked up in the code with which a run continues.
 
     Args:
         run_dir: the run's directory, which may not exist yet; None for a new run.
@@ -214,24 +218,24 @@ def require_original_folder(directories: Sequence[RunDirectory], warn: Printer =
     here = Path.cwd().resolve()
     codes = [code for directory in reversed(directories) if (code := current_code(directory)) is not None]
     # of runs of a sweep, which began in the same folder, the first one stands for all
-    for known in {(code.submit_dir, code.commit): code for code in codes}.values():
-        expected = _folder_like(known, here)
+    for recorded_code in {(code.submit_dir, code.commit): code for code in codes}.values():
+        expected, run = _folder_like(recorded_code, here), recorded_code.run
         if expected == here:
             continue
         if expected.is_dir():
-            typed = f"`cd {shlex.quote(str(expected))} && python -m hpctrain resume {known.run.as_typed} --code=now`"
-            raise RunDirectoryError(f"{known.run.path}: its code comes from {expected}, not from {here}: type {typed}")
-        warn(f"{expected}, from which the code of {known.run.path} comes, is gone: today's code is that in {here}")
+            command = f"`cd {shlex.quote(str(expected))} && python -m hpctrain resume {run.as_typed} --code=now`"
+            raise RunDirectoryError(f"{run.path}: its code comes from {expected}, not from {here}: type {command}")
+        warn(f"{expected}, from which the code of {run.path} comes, is gone: today's code is that in {here}")
 
 
-def _folder_like(known: CodeSnapshot, here: Path) -> Path:
+def _folder_like(code: CodeSnapshot, here: Path) -> Path:
     """Return the folder of a run's code, in the repository of the working directory if that has the run's commit."""
-    original = known.submit_dir.resolve()
-    if original == here or not known.commit:
+    original = code.submit_dir.resolve()
+    if original == here or not code.commit:
         return original
-    commit = ask_git(here, "cat-file", "-e", f"{known.commit}^{{commit}}", timeout_s=code_files.LIST_TIMEOUT_S)
+    commit = ask_git(here, "cat-file", "-e", f"{code.commit}^{{commit}}", timeout_s=code_files.LIST_TIMEOUT_S)
     root = None if commit.output is None else code_files.repository_of(here)
-    return original if root is None else root / known.place
+    return original if root is None else root / code.place
 
 
 def copy_code(
@@ -256,13 +260,12 @@ def copy_code(
         RunDirectoryError: the copy can't be written.
     """
     files = code_files.find_code(Path(os.path.realpath(folder)), settings, home.path)
-    own = None if own_folders is None else tuple(code_files.exclude_own_folders(files, own_folders))
-    if own is None and not files.copied:
+    own_paths = None if own_folders is None else tuple(code_files.exclude_own_folders(files, own_folders))
+    if own_paths is None and not files.copied:
         return None
     code_files.require_size(files, settings.max_mb * 1e6)
-    code = CodeSnapshot(
-        run=home, digest="", folder=home.code, root=files.root, place=files.place, commit=files.commit, own_paths=own
-    )
+    code = CodeSnapshot(run=home, digest="", folder=home.code, root=files.root, place=files.place)
+    code = replace(code, commit=files.commit, own_paths=own_paths)
     with home.permissions(mode):
         home.close_folder(home.code, mode)
         try:
@@ -288,7 +291,12 @@ def _copy(files: CodeFiles, target: Path) -> Sequence[CodeFile]:
 
 
 def _copy_one(files: CodeFiles, path: str, target: Path) -> CodeFile | None:
-    """Copy a file or a symbolic link; None if it vanished."""
+    """Copy a file or a symbolic link; None if it vanished.
+
+    No hard link to the original, which an editor that writes in place would change. The copy has a new time, since
+    sites purge scratch folders by age, and can't be written: runs of a sweep share its contents. A file that is written
+    to meanwhile is taken as it is read.
+    """
     try:
         if not files.copied[path] and (files.root / path).is_symlink():
             target.symlink_to(_link_text(files, path))
@@ -315,7 +323,8 @@ def _link_text(files: CodeFiles, path: str) -> str:
     # os.readlink, since Path.readlink would change its text; a link to a link leads to that one in the copy, too
     target = Path(os.path.normpath(link.parent / os.readlink(link)))  # noqa: PTH115
     # the root may have other names
-    roots = [each for each in (target, *target.parents) if os.path.exists(each) and each.samefile(files.root)]  # noqa: PTH110 - exists() raises for a folder of another user
+    above = [path for path in (target, *target.parents) if os.path.exists(path)]  # noqa: PTH110 - exists() raises for a folder of another user
+    roots = [path for path in above if path.samefile(files.root)]
     if not roots:
         return str(target)
     inside = target.relative_to(roots[0]).as_posix()

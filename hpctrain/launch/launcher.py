@@ -1,4 +1,4 @@
-"""Launch one run where its configuration says: on this machine, or as a SLURM job."""
+"""Launch one run on this machine or as a SLURM job, as its configuration has it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def launch(config: RunConfig, command: Sequence[str], *, force: bool = False, co
             print_warning(warning)
         print_plan(plan(config))
         return ExitCode.FINISHED
-    prepared = begin(config, command, force=force, code_now=code_now)
+    prepared = prepare_launch(config, command, force=force, code_now=code_now)
     if isinstance(prepared, RunStatus):
         print_completed(prepared, config, code_now=code_now)
         return ExitCode.FINISHED
@@ -66,7 +66,7 @@ class PreparedLaunch:
     seen_bytes: int
 
 
-def begin(
+def prepare_launch(
     config: RunConfig,
     command: Sequence[str],
     *,
@@ -160,13 +160,13 @@ def print_plan(run: RunPlan, varied: str = "") -> None:
 def _report_and_wait(prepared: PreparedLaunch) -> int:
     """Print what to type next after a submission; with `cluster.wait`, wait for the run's end."""
     run = prepared.run
-    typed = run.directory.as_typed
+    quoted_path = run.directory.as_typed
     print(
         f"submitted job {prepared.job_id}\n"
         f"run directory {run.directory.path}\n"
-        f"  python -m hpctrain status {typed}\n"
-        f"  python -m hpctrain logs {typed} --follow\n"
-        f"  python -m hpctrain cancel {typed}",
+        f"  python -m hpctrain status {quoted_path}\n"
+        f"  python -m hpctrain logs {quoted_path} --follow\n"
+        f"  python -m hpctrain cancel {quoted_path}",
         flush=True,
     )
     if not run.config.cluster.wait:
@@ -176,5 +176,5 @@ def _report_and_wait(prepared: PreparedLaunch) -> int:
     try:
         return wait_for(run.directory, skip_bytes=prepared.seen_bytes)
     except KeyboardInterrupt:
-        print(f"\nthe job continues; to cancel it: python -m hpctrain cancel {typed}")
+        print(f"\nthe job continues; to cancel it: python -m hpctrain cancel {quoted_path}")
         return ExitCode.INTERRUPTED

@@ -37,14 +37,9 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord, first_cause, read_exit_records
 from hpctrain.run.file_system import explain
 from hpctrain.run.import_path import imported_from
-from hpctrain.run.launcher import Handover, Owner
+from hpctrain.run.launcher import LauncherFacts, Owner
 from hpctrain.run.ledger import Ledger
-from hpctrain.run.process import (
-    environ_replaced,
-    handlers_restored,
-    may_handle_signals,
-    signals_blocked,
-)
+from hpctrain.run.process import environ_replaced, handlers_restored, may_handle_signals, signals_blocked
 from hpctrain.run.reason import Reason
 from hpctrain.run.temporary_folder import temporary_folder
 from hpctrain.scheduler.slurm import Slurm
@@ -96,7 +91,7 @@ def _launch(run: RunPlan, program: HostProgram | None, quiet: Collection[Reason]
     # a process that has lost its GPU can't train another run of its sweep, and keeps its memory there until it ends
     if world_size == 1 and not run.is_program and (program is not None or not has_lost_gpu()):
         # inside an allocation, or in a shell with leftover variables, the launched rank is still the only one
-        alone = environ_replaced(scrubbed(os.environ) | Handover(attempt=number, code=digest).variables())
+        alone = environ_replaced(scrubbed(os.environ) | LauncherFacts(attempt=number, code=digest).variables())
         # a program's search path is its own
         imports = imported_from(code) if program is None else contextlib.nullcontext()
         with _sudden_exit_concluded(attempt.conclude), alone, imports:
@@ -116,7 +111,7 @@ def _launch(run: RunPlan, program: HostProgram | None, quiet: Collection[Reason]
 
 @contextlib.contextmanager
 def _sudden_exit_concluded(conclude: Callable[[], object]) -> Iterator[None]:
-    """Inside the context, have `os._exit` call ``conclude`` first, and exit with `FAILED` in place of 0."""
+    """Context manager in which `os._exit` calls ``conclude`` first, and exits with `FAILED` in place of 0."""
     process, really_exit = os.getpid(), os._exit
 
     def exit_failed(status: int) -> NoReturn:
@@ -196,7 +191,7 @@ class _Attempt:
         return outcome.reason.meaning.exit_code
 
     def _end(self, outcome: Outcome, cause: ExitRecord | None) -> str:
-        """How it ended, without an error that rank zero has printed already."""
+        """Describe how it ended, without an error that rank zero has printed already."""
         if outcome.reason.meaning.orderly or outcome.reason is Reason.HANG:  # the report itself says that a rank hangs
             return outcome.report
         if cause is not None and cause.rank == 0 and not cause.blames_peer:
@@ -264,13 +259,13 @@ class LocalRanks:
         """Whether a second Ctrl-C ended the ranks."""
         return self.interrupts > 1
 
-    def run(self, command: Sequence[str], more: Mapping[str, str] = MappingProxyType({})) -> None:
+    def run(self, command: Sequence[str], extra_variables: Mapping[str, str] = MappingProxyType({})) -> None:
         """Start the ranks by their command, with more variables, and return when all have ended."""
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(temporary_folder("ranks", lockable_folder()))
             # for a bar: what rank zero prints goes through a pipe
             terminal = os.dup(sys.stdout.fileno()) if can_redraw(sys.stdout) else None
-            handover = Handover(
+            launcher = LauncherFacts(
                 attempt=self.attempt,
                 logged=True,
                 store=f"{folder}/store",
@@ -278,7 +273,7 @@ class LocalRanks:
                 terminal=terminal,
                 code=self.code,
             )
-            common = {**handover.variables(), **more}
+            common = {**launcher.variables(), **extra_variables}
             stack.enter_context(handlers_restored(FORWARDED))
             for number in FORWARDED if may_handle_signals() else ():
                 if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup

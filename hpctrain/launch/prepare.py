@@ -126,8 +126,8 @@ def plan(config: RunConfig) -> RunPlan:
     """
     assert config.name is not None
     directory = RunDirectory.at(config.run_dir or default_path(config.name))
-    whole = dataclasses.replace(config, run_dir=str(directory.path), after=resolved(config, directory))
-    return RunPlan(whole, directory, resources_of(config))
+    resolved_config = dataclasses.replace(config, run_dir=str(directory.path), after=resolved(config, directory))
+    return RunPlan(resolved_config, directory, resources_of(config))
 
 
 def prepare(
@@ -179,8 +179,8 @@ def prepare(
             directory.manifest.unlink(missing_ok=True)
         copied = None if code is None else code.assign_to(directory, stored)
         if not directory.manifest.exists():
-            known = origin or manifest(command, Path.cwd())
-            write_json(directory.manifest, {**known, "varied": dict(varied or {}), "code": copied})
+            origin = origin or manifest(command, Path.cwd())
+            write_json(directory.manifest, {**origin, "varied": dict(varied or {}), "code": copied})
         change_config(directory, to_yaml(stored))
         if config.resume.from_scratch:
             allow_start_over(directory, Ledger(directory).last_claim())
@@ -237,7 +237,8 @@ def undone_on_error(
 ) -> Iterator[RunDirectory]:
     """Yield the directory of a run or a sweep; an error inside the context leaves it as it was found, or absent.
 
-    If the process is killed instead, the mark of the launch stays (`LaunchMark`). Only what preparing and submitting
+    If the process is killed instead, the mark of the launch stays (`LaunchMark`), which can't replace this: a launch
+    that sbatch refuses is to leave nothing, and a failed resume no changed files. Only what preparing and submitting
     write is undone, and nothing once a job is recorded or an attempt is claimed: of a run, of a run in the sweep, or of
     the search that the run belongs to; nor if another command is launching a run there. A job that couldn't be recorded
     fails at its start, because its pickled call is gone.
@@ -271,7 +272,7 @@ def undone_on_error(
 @contextlib.contextmanager
 def _content_restored_on_error(directory: RunDirectory, *, own_mark: bool) -> Iterator[None]:
     path = directory.path
-    found = (path.stat(), set(path.iterdir())) if path.exists() else None
+    folder_state = (path.stat(), set(path.iterdir())) if path.exists() else None
     folders = (directory.submitit, directory.logs, directory.claims, directory.checkpoints, directory.code)
     absent = [folder for folder in folders if not folder.exists()]
     # the configuration comes first: as long as it can't be restored, the one before it must stay
@@ -281,33 +282,36 @@ def _content_restored_on_error(directory: RunDirectory, *, own_mark: bool) -> It
         *(directory.attempt(number) / STARTS_OVER for number in directory.claimed_attempts()[-1:]),
     ]
     before = {file: (file.read_bytes(), file.stat()) if file.is_file() else None for file in files}
-    launches, copies = _launches(directory), _copies(directory)
+    records, copies = _launch_records(directory), _copies(directory)
     try:
         yield
     except BaseException:
         with contextlib.suppress(OSError):  # the caller needs the first error
             # a sweep's folder is taken without its mark, which another command may hold
             is_others = not own_mark and LaunchMark(directory).exists()
-            if not is_others and _launches(directory) == launches:
+            if not is_others and _launch_records(directory) == records:
                 for file, content in before.items():
                     _restore(file, content)
                 _remove_copies(directory, _copies(directory) - copies)
                 _remove_empty(absent)
                 # a sweep's folder with a new run in it keeps its new mode
-                if found is not None and set(path.iterdir()) == found[1]:
-                    path.chmod(stat.S_IMODE(found[0].st_mode))
+                if folder_state is not None and set(path.iterdir()) == folder_state[1]:
+                    path.chmod(stat.S_IMODE(folder_state[0].st_mode))
         raise
 
 
-def _launches(directory: RunDirectory) -> set[tuple[Path, int]]:
-    """What changes when a job is recorded, an attempt claimed, or a run of a sweep written."""
+def _launch_records(directory: RunDirectory) -> set[tuple[Path, int]]:
+    """Files that show a launch, with sizes: records of jobs, claims of attempts, and configurations of a sweep's runs.
+
+    They change when a job is recorded, an attempt claimed, or a run of a sweep written.
+    """
     path, name = directory.path, directory.jobs.name
     records = [directory.jobs, *path.glob(f"[0-9]*/{name}")]
     if path.name.isdecimal():
         records.append(path.parent / name)  # of a search, whose tasks ask for this run
     sizes = {(file, size) for file in records if file.is_file() and (size := file.stat().st_size)}
-    others = ("attempts/[0-9]*", "[0-9]*/attempts/[0-9]*", "[0-9]*/config.yaml")
-    return sizes | {(found, 0) for pattern in others for found in path.glob(pattern)}
+    patterns = ("attempts/[0-9]*", "[0-9]*/attempts/[0-9]*", "[0-9]*/config.yaml")
+    return sizes | {(match, 0) for pattern in patterns for match in path.glob(pattern)}
 
 
 def _copies(directory: RunDirectory) -> set[str]:
@@ -318,8 +322,8 @@ def _copies(directory: RunDirectory) -> set[str]:
 def _remove_copies(directory: RunDirectory, digests: Collection[str]) -> None:
     """Remove copies of the code that no run uses; another launch into the same sweep may have made some of them."""
     records = [directory.code_records, *directory.path.glob("*/code.jsonl")] if digests else []
-    used = {record.get("digest") for file in records for record in read_json_lines(file)}
-    for digest in set(digests) - used:
+    used_digests = {record.get("digest") for file in records for record in read_json_lines(file)}
+    for digest in set(digests) - used_digests:
         shutil.rmtree(directory.code / digest, ignore_errors=True)
         with contextlib.suppress(OSError):
             list_of(directory.code / digest).unlink()
@@ -329,14 +333,14 @@ def _restore(file: Path, before: tuple[bytes, os.stat_result] | None) -> None:
     if before is None:
         file.unlink(missing_ok=True)
         return
-    content, found = before
+    content, status = before
     now = file.stat()
-    if (now.st_ino, now.st_mtime_ns) != (found.st_ino, found.st_mtime_ns):
-        mode = stat.S_IMODE(found.st_mode)
+    if (now.st_ino, now.st_mtime_ns) != (status.st_ino, status.st_mtime_ns):
+        mode = stat.S_IMODE(status.st_mode)
         write_atomic(file, content, mode=mode)
         file.chmod(mode)
         # `status` sorts the runs by it
-        os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def _remove_empty(folders: list[Path]) -> None:
@@ -357,20 +361,20 @@ def claim_default_path(name: str) -> Path:
     Raises:
         RunDirectoryError: it can't be created here.
     """
-    wanted = default_path(name)
-    path, count = wanted, 1
+    base = default_path(name)
+    path, count = base, 1
     try:
-        wanted.parent.mkdir(parents=True, exist_ok=True)
+        base.parent.mkdir(parents=True, exist_ok=True)
         while True:
             try:
                 path.mkdir(mode=0o700)  # until `RunDirectory.create` gives it the run's mode
             except FileExistsError:
                 count += 1
-                path = wanted.with_name(f"{wanted.name}_{count}")
+                path = base.with_name(f"{base.name}_{count}")
             else:
                 return path
     except OSError as error:
         raise RunDirectoryError(
-            f"run_dir={wanted}: can't be created here ({explain(error, wanted)}); set run_dir to a folder that you may "
+            f"run_dir={base}: can't be created here ({explain(error, base)}); set run_dir to a folder that you may "
             "write to"
         ) from error

@@ -1,4 +1,7 @@
-"""Run sbatch: split tasks into arrays, read the job id, classify refusals."""
+"""Run sbatch: split tasks into arrays, read the job id, classify refusals.
+
+submitit's own call of sbatch has no timeout, and its errors don't show whether a job was submitted.
+"""
 
 from __future__ import annotations
 
@@ -90,34 +93,30 @@ def sbatch(script: Path, name: str) -> str:
         raise _unsure("was interrupted", name) from error
     if done.returncode:
         raise _refused(done, name)
-    if (found := re.search(r"job (\d+)", done.stdout)) is None:
+    if (match := re.search(r"job (\d+)", done.stdout)) is None:
         raise _unsure(f'printed no job id: "{done.stdout.strip()}"', name)
-    return found[1]
+    return match[1]
 
 
 def _refused(done: subprocess.CompletedProcess[str], name: str) -> ConfigError | SchedulerError:
     lines = done.stderr.strip().splitlines()
     text = "; ".join(line.split("error:")[-1].strip() for line in lines if "error:" in line) or " ".join(lines)
+    lower = text.lower()
     # the controller may have accepted the job, and only its answer was lost
-    if done.returncode < 0 or "timed out" in text.lower():
+    if done.returncode < 0 or "timed out" in lower:
         code = done.returncode
         end = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         return _unsure(f"{end}: {text}" if text else end, name)
-    if _is_submit_limit(text.lower()):
+    names_no_limit = POLICY in lower and LIMIT_NAME.search(lower) is None
+    if SUBMIT_LIMIT in lower or QUEUE_FULL in lower or names_no_limit:
         remedy = "wait until some of your jobs have ended, or submit fewer runs"
         return SubmitLimitError("cluster", "slurm", f"SLURM takes no more of your jobs now: {text}", remedy)
-    if "dependency" in text.lower():
+    if "dependency" in lower:
         return DependencyRefusedError(f"sbatch refused the job's dependency: {text}")
-    if any(mistake in text.lower() for mistake in USER_MISTAKES):
-        command = "sacctmgr show associations user=$USER" if "account" in text.lower() else "sinfo"
+    if any(mistake in lower for mistake in USER_MISTAKES):
+        command = "sacctmgr show associations user=$USER" if "account" in lower else "sinfo"
         return ConfigError("cluster", "slurm", f"sbatch refused the job: {text}", f"see `{command}` and cluster.*")
     return SchedulerError(f"sbatch failed: {text}; nothing was submitted")
-
-
-def _is_submit_limit(text: str) -> bool:
-    if SUBMIT_LIMIT in text or QUEUE_FULL in text:
-        return True
-    return POLICY in text and LIMIT_NAME.search(text) is None
 
 
 def _unsure(what: str, name: str) -> SchedulerError:
@@ -164,12 +163,12 @@ def largest_array(num_tasks: int) -> int:
     if num_tasks < 2:
         return 1
     try:
-        return _asked(os.environ.get("PATH"), os.environ.get("SLURM_CONF"))
+        return _ask_largest_array(os.environ.get("PATH"), os.environ.get("SLURM_CONF"))
     except SchedulerError:
         return DEFAULT_LARGEST
 
 
-def not_submitted(count: int, total: int, noun: str, home: RunDirectory, error: HpctrainError) -> str:
+def describe_unsubmitted(count: int, total: int, noun: str, home: RunDirectory, error: HpctrainError) -> str:
     """The message on a submission of which SLURM refused a part.
 
     Args:
@@ -199,7 +198,7 @@ def print_excess(limit: int | None, num_arrays: int) -> None:
 
 
 @functools.cache
-def _asked(_path: str | None, _conf: str | None) -> int:
+def _ask_largest_array(_path: str | None, _conf: str | None) -> int:
     """Ask the SLURM that these environment variables choose."""
     return Slurm().largest_array()
 

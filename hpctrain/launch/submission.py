@@ -22,8 +22,8 @@ from hpctrain.launch.job import DoctorJob, Job, SearchJob
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.launch.sbatch import (
     DependencyRefusedError,
+    describe_unsubmitted,
     largest_array,
-    not_submitted,
     print_excess,
     sbatch,
     task_arrays,
@@ -108,16 +108,17 @@ def _nodes_and_tasks(run: RunPlan) -> dict[str, Any]:
     tasks, cores = resources.processes_per_node, resources.cpus_per_process
     if len(counts) == 1:
         return {"nodes": counts[0] + spare, "ntasks_per_node": tasks, "cpus_per_task": cores}
-    # With --ntasks-per-node, SLURM 22.05 computes a number of tasks from the smallest number of nodes, and gives the
-    # job no more nodes than that. So a node gets one task, with the cores of all ranks; srun then starts the ranks.
+    # With --ntasks-per-node=1, SLURM 22.05.8 computes a number of tasks from the smallest number of nodes, and gives
+    # the job no more nodes than that: 2 of 4 idle ones for --nodes=2-4, which alone got all 4. So a node gets one task,
+    # with the cores of all ranks; srun then starts the ranks.
     return {"nodes": f"{counts[-1]}-{counts[0] + spare}", "cpus_per_task": tasks * (cores or 1)}
 
 
 def _additional(run: RunPlan, log: str, start: Mapping[str, str]) -> dict[str, Any]:
     cluster = run.slurm
-    typed: dict[str, Any] = {name.replace("_", "-"): value for name, value in cluster.sbatch.items()}
-    requeue = typed.pop("requeue", None)  # or the text "expedite", from SLURM 25.11 on
-    if typed.get("no-requeue"):
+    user_options: dict[str, Any] = {name.replace("_", "-"): value for name, value in cluster.sbatch.items()}
+    requeue = user_options.pop("requeue", None)  # or the text "expedite", from SLURM 25.11 on
+    if user_options.get("no-requeue"):
         requeue = False
     ours = {
         "output": log,
@@ -127,10 +128,10 @@ def _additional(run: RunPlan, log: str, start: Mapping[str, str]) -> dict[str, A
         "no-kill": True if run.outlives_a_node else None,
         **start,
     }
-    if (own := typed.get("dependency")) and "dependency" in start:
+    if (user_dependency := user_options.get("dependency")) and "dependency" in start:
         # SLURM can't combine all of several jobs with any of others, which ? separates; the supervisor looks anyway
-        ours["dependency"] = own if "?" in own else f"{own},{start['dependency']}"
-    return {name: value for name, value in (typed | ours).items() if value is not None and value is not False}
+        ours["dependency"] = user_dependency if "?" in user_dependency else f"{user_dependency},{start['dependency']}"
+    return {name: value for name, value in (user_options | ours).items() if value is not None and value is not False}
 
 
 def script(
@@ -151,13 +152,13 @@ def script(
     """
     # submitit and the pickled call must not be shadowed by modules of the working directory
     safe = "" if is_found_here() else " -P"
-    made = BatchExecutor(folder=home.submitit, python=f"supervise {shlex.quote(sys.executable)}{safe}")
-    made.update_parameters(**sbatch_parameters(run, _batch_log(home, array=runs > 1), start))
+    executor = BatchExecutor(folder=home.submitit, python=f"supervise {shlex.quote(sys.executable)}{safe}")
+    executor.update_parameters(**sbatch_parameters(run, _batch_log(home, array=runs > 1), start))
     if runs > 1:
-        made.parameters["map_count"] = runs
+        executor.parameters["map_count"] = runs
         # submitit's own default is 256
-        made.parameters["array_parallelism"] = max_parallel or run.slurm.max_parallel_runs or runs
-    text: str = made._make_submission_file_text(made._submitit_command_str, "")
+        executor.parameters["array_parallelism"] = max_parallel or run.slurm.max_parallel_runs or runs
+    text: str = executor._make_submission_file_text(executor._submitit_command_str, "")
     return text
 
 
@@ -224,7 +225,7 @@ def submit_search(run: RunPlan, home: RunDirectory, num_tasks: int) -> list[str]
         except HpctrainError as error:
             if not job_ids:
                 raise
-            missing = not_submitted(num_tasks - len(job_ids), num_tasks, "task", home, error)
+            missing = describe_unsubmitted(num_tasks - len(job_ids), num_tasks, "task", home, error)
             print(f"{ERROR_PREFIX}{missing}", file=sys.stderr)
             break
     return job_ids
@@ -259,7 +260,7 @@ def _submit(
     mode = run.config.mode
     token = uuid.uuid4().hex
     job_ids: list[str] = []
-    whole = ""
+    sbatch_id = ""
     recorded = 0
     # the umask also reaches the job: sbatch hands it to the batch script
     with home.permissions(mode):
@@ -271,8 +272,8 @@ def _submit(
             # a search decides itself which run begins when, and the doctor's job has none
             waits = isinstance(jobs[0], Job) and not continues
             start = _without_users(start_options(run.config) if waits else {}, run)
-            whole = _sbatch(run, text, start, partial(script, run, home, len(jobs), max_parallel))
-            job_ids = [f"{whole}_{task}" for task in range(len(jobs))] if len(jobs) > 1 else [whole]
+            sbatch_id = _sbatch(run, text, start, partial(script, run, home, len(jobs), max_parallel))
+            job_ids = [f"{sbatch_id}_{task}" for task in range(len(jobs))] if len(jobs) > 1 else [sbatch_id]
             # SLURM shows the script by the name that sbatch was given
             JobPaths(home.submitit, job_ids[0]).move_temporary_file(text, "submission_file", keep_as_symlink=True)
             for owner, call, job_id in zip(owners, calls, job_ids, strict=True):
@@ -281,10 +282,10 @@ def _submit(
                 JobPaths(home.submitit, job_id).move_temporary_file(call, "submitted_pickle")
                 recorded += 1
         except BaseException as error:
-            _remove_files(home, [f"{token}_*"] if recorded else [f"*{token}*", f"{whole or token}_*"])
+            _remove_files(home, [f"{token}_*"] if recorded else [f"*{token}*", f"{sbatch_id or token}_*"])
             if len(job_ids) > recorded:
-                lost = job_ids[recorded:] if recorded else [whole]
-                raise _cancelled(lost, job_ids[:recorded], error) from error
+                lost = job_ids[recorded:] if recorded else [sbatch_id]
+                raise _cancel_unrecorded(lost, job_ids[:recorded], error) from error
             if isinstance(error, OSError):
                 raise RunDirectoryError(
                     f"run_dir={home.path}: the job's script can't be written ({explain(error)}), so nothing "
@@ -308,24 +309,24 @@ def _write_calls(
     return calls
 
 
-def _sbatch(run: RunPlan, text: Path, start: Mapping[str, str], made: Callable[[Mapping[str, str]], str]) -> str:
+def _sbatch(run: RunPlan, text: Path, start: Mapping[str, str], make_script: Callable[[Mapping[str, str]], str]) -> str:
     """Write a script and submit it; without its dependency if SLURM refuses that; return the job's id, or the array's.
 
     Args:
         run: any of its runs.
         text: the file.
         start: options on when the job may start.
-        made: makes the script with such options.
+        make_script: makes the script with such options.
     """
     name = str(run.config.name)
-    write_atomic(text, made(start), durable=False)
+    write_atomic(text, make_script(start), durable=False)
     try:
         return sbatch(text, name)
     except DependencyRefusedError as error:
         if "dependency" not in start:
             raise
         print_warning(f"{error}; submitted without the dependency: the job itself looks at the other runs")
-    write_atomic(text, made(_without_users(LATER, run)), durable=False)
+    write_atomic(text, make_script(_without_users(LATER, run)), durable=False)
     return sbatch(text, name)
 
 
@@ -337,8 +338,8 @@ def _without_users(start: Mapping[str, str], run: RunPlan) -> Mapping[str, str]:
 def _record(owner: RunDirectory, job_id: str, log: str, *, continues: bool) -> None:
     array_id, _, task = job_id.partition("_")
     name = log.replace("%A", array_id).replace("%a", task).replace("%j", job_id)
-    more = {"continues": True} if continues else {}
-    JobRecords(owner).add({"job_id": job_id, "time": time.time(), "log": name, **more})
+    extra_fields = {"continues": True} if continues else {}
+    JobRecords(owner).add({"job_id": job_id, "time": time.time(), "log": name, **extra_fields})
 
 
 def _remove_files(home: RunDirectory, patterns: Sequence[str]) -> None:
@@ -347,16 +348,16 @@ def _remove_files(home: RunDirectory, patterns: Sequence[str]) -> None:
             file.unlink()
 
 
-def _cancelled(job_ids: Sequence[str], recorded: Sequence[str], error: BaseException) -> SchedulerError:
+def _cancel_unrecorded(job_ids: Sequence[str], recorded: Sequence[str], error: BaseException) -> SchedulerError:
     """Cancel jobs that can't be recorded; return the error to raise, which also names those that are recorded."""
     if isinstance(error, OSError):
         why = explain(error)
     else:
         why = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
-    others = f"; {numbered('job', recorded)} stayed" if recorded else ""
+    remark = f"; {numbered('job', recorded)} stayed" if recorded else ""
     if refused := Slurm().cancel_all(job_ids):
         problem = next(iter(refused.values()))
-        failed = f"{numbered('job', list(refused))} could be neither recorded ({why}) nor cancelled ({problem}){others}"
+        failed = f"{numbered('job', list(refused))} could be neither recorded ({why}) nor cancelled ({problem}){remark}"
         return SchedulerError(f"{failed}; cancel with `scancel {' '.join(refused)}`")
-    done = f"{numbered('job', job_ids)} could not be recorded ({why}), and had to be cancelled{others}"
+    done = f"{numbered('job', job_ids)} could not be recorded ({why}), and had to be cancelled{remark}"
     return SchedulerError(f"{done}; run the command again")

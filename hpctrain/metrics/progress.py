@@ -208,7 +208,10 @@ def terminal_handlers() -> list[logging.Handler]:
 
 
 class Bar:
-    """One line of a terminal that is drawn again and again, by tqdm.
+    """One line of a terminal that is drawn again and again; tqdm formats it.
+
+    tqdm's own bar knows neither log lines nor a stream that fails. torch imports tqdm anyway; rich would be one more
+    import of each rank.
 
     If the stream fails (a closed pipe, a full disk), the display ends, but training continues. Other threads may draw
     as well.

@@ -51,8 +51,8 @@ class _AllGather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:  # noqa: ARG004 - torch passes it
         group = group_with_other_samples()
-        sent = gradients[0].contiguous()
-        received = torch.empty_like(sent)
+        gradient = gradients[0].contiguous()
+        received = torch.empty_like(gradient)
         # not reduce_scatter: here the ranks' parts are added in one fixed order, with any backend
-        dist.all_to_all_single(received, sent, group=group)
-        return received.view(dist.get_world_size(group), -1, *sent.shape[1:]).sum(0)
+        dist.all_to_all_single(received, gradient, group=group)
+        return received.view(dist.get_world_size(group), -1, *gradient.shape[1:]).sum(0)

@@ -35,22 +35,22 @@ def find_blocks(model: nn.Module, patterns: Sequence[str] = ()) -> dict[str, nn.
 
 def matches_name(name: str, pattern: str) -> bool:
     """Whether a pattern such as ``blocks.*`` matches a module's name; * and ? match within one part of the name."""
-    parts, wanted = name.split("."), pattern.split(".")
-    return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
+    parts, pattern_parts = name.split("."), pattern.split(".")
+    return len(parts) == len(pattern_parts) and all(map(fnmatchcase, parts, pattern_parts))
 
 
 def _matching(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
-    named = {name: module for name, module in model.named_modules() if name and _has_parameters(module)}
+    modules = {name: module for name, module in model.named_modules() if name and _has_parameters(module)}
     for pattern in patterns:
-        if not any(matches_name(name, pattern) for name in named):
+        if not any(matches_name(name, pattern) for name in modules):
             problem = "matches no module with parameters"
-            raise ConfigError("parallel.blocks", pattern, problem, f"the model has {listed(named)}")
-    found: dict[str, nn.Module] = {}
-    for name, module in named.items():
-        inside = any(name.startswith(f"{outer}.") for outer in found)
+            raise ConfigError("parallel.blocks", pattern, problem, f"the model has {listed(modules)}")
+    blocks: dict[str, nn.Module] = {}
+    for name, module in modules.items():
+        inside = any(name.startswith(f"{outer}.") for outer in blocks)
         if not inside and any(matches_name(name, pattern) for pattern in patterns):
-            found[name] = module
-    return found
+            blocks[name] = module
+    return blocks
 
 
 def _repeated(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
@@ -72,11 +72,11 @@ def _has_parameters(module: nn.Module) -> bool:
 
 
 def _shares(model: nn.Module, block: nn.Module) -> bool:
-    own = {id(module) for module in block.modules()}
-    inside = {id(parameter) for parameter in block.parameters()}
+    block_modules = {id(module) for module in block.modules()}
+    block_parameters = {id(parameter) for parameter in block.parameters()}
     return any(
-        id(parameter) in inside
+        id(parameter) in block_parameters
         for module in model.modules()
-        if id(module) not in own
+        if id(module) not in block_modules
         for parameter in module.parameters(recurse=False)
     )

@@ -50,7 +50,6 @@ class DataParallelReplica(Replica):
 
     def for_loss(self, model: nn.Module, before: nn.Module | None = None) -> nn.Module:
         """See `Replica`."""
-        del before
         return LossModule(AutocastDataParallel(model, device_ids=self._devices))
 
 
@@ -82,7 +81,7 @@ class DdpReplica(Replica):
         assert isinstance(loss_module, DistributedDataParallel)
         return loss_module.no_sync
 
-    def settle(self, loss_module: nn.Module, backward: Callable[[], None]) -> None:
+    def fix_layout(self, loss_module: nn.Module, backward: Callable[[], None]) -> None:
         """Have DDP reach its final bucket layout before the first step; collective.
 
         DDP reduces its first backward with one layout and rebuilds it for all later ones. With three ranks or more the

@@ -29,7 +29,7 @@ from hpctrain.phrases import counted, listed
 BROADCAST_BYTES = 250 << 20
 """The size in bytes of the pieces in which buffers are sent; DDP's own."""
 MIXED = "mixed torch.Tensor and DTensor"
-"""What torch says of an operation on a shard and a whole tensor."""
+"""In torch's error on an operation with a shard and a whole tensor."""
 LARGE_BYTES = 100 << 20
 """Weights of one rank that are worth a warning if they are gathered at once."""
 SHOWN_REPLICAS = 4
@@ -44,8 +44,9 @@ log = logging.getLogger("hpctrain.train")
 class ShardedLossModule(LossModule):
     """The root of a sharded model: gathers what belongs to no block while a whole loss or evaluation is computed.
 
-    Calling it is collective: each block gathers its weights from the ranks that share a replica. As DDP does, a call
-    that computes gradients begins with rank zero's buffers on every rank.
+    FSDP2 wraps the loss, and not the model: a task may call parts of the model, or its methods, and would find shards
+    there. Calling it is collective: each block gathers its weights from the ranks that share a replica. As DDP does, a
+    call that computes gradients begins with rank zero's buffers on every rank.
 
     Args:
         module: whose blocks are sharded already.
@@ -81,7 +82,7 @@ class ShardedLossModule(LossModule):
         """
         before = self._versions()
         try:
-            found = compute(cast(nn.Module, self._modules["module"]))
+            output = compute(cast(nn.Module, self._modules["module"]))
         except RuntimeError as error:
             if MIXED not in str(error):
                 raise
@@ -96,7 +97,7 @@ class ShardedLossModule(LossModule):
                 f"the task changed weights in place ({listed(changed)}); with parallel=mesh they are copies, and the "
                 "change would be lost: train them by an optimizer, use trainer.ema_decay, or parallel=ddp"
             )
-        return found
+        return output
 
     def __call__(self, compute: Callable[[nn.Module], Any]) -> Any:
         """Call ``compute`` with the module, whose weights are gathered as they are needed; collective."""
@@ -108,7 +109,7 @@ class ShardedLossModule(LossModule):
             return nn.Module.__call__(self, compute)
 
     def _versions(self) -> list[int | None]:
-        """How often torch has changed each weight that is gathered as long as the model is called."""
+        """Return torch's version counter of each weight that is gathered as long as the model is called."""
         weights = (parameters[name] for _, parameters, name in self._places)
         return [None if weight is None else weight._version for weight in weights]
 
@@ -121,7 +122,7 @@ class ShardedLossModule(LossModule):
             with torch.no_grad():
                 dist._broadcast_coalesced(group, buffers, BROADCAST_BYTES, 0)  # type: ignore[attr-defined]  # DDP uses it
 
-    def settle(self) -> None:
+    def fix_sharding(self) -> None:
         """Fix which module is the root, and where the shards are, once the parameters have values.
 
         Otherwise torch does so in the first call, and takes a block for the root if that is called first.
@@ -130,7 +131,7 @@ class ShardedLossModule(LossModule):
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """Inside the context, without gradients, the model itself may be called; collective, as are these calls."""
+        """Context manager in which the model itself may be called without gradients; collective, as are the calls."""
         root = cast(FSDPModule, self)
         root.unshard()
         try:
@@ -171,12 +172,10 @@ class FsdpReplica(Replica):
 
     def for_loss(self, model: nn.Module, before: nn.Module | None = None) -> nn.Module:
         """See `Replica`; the same for all losses."""
-        del model, before
         return self._root
 
     def accumulating(self, loss_module: nn.Module) -> Accumulating | None:
         """See `Replica`."""
-        del loss_module
         return self._root.accumulating
 
     def clip(self, parameters: Sequence[Tensor], max_norm: float | None) -> Tensor | None:
@@ -203,7 +202,6 @@ class FsdpReplica(Replica):
         self, prepare: Callable[[], Callable[[nn.Module], Any]], batch: Any, number: int, counts_once: CountsOnce
     ) -> Any:
         """See `Replica`."""
-        del batch, number, counts_once
         return self._root(prepare())
 
     def send_buffers(self) -> None:
@@ -217,10 +215,10 @@ class FsdpReplica(Replica):
     def gradient_bytes(self, parameter: Tensor, *, accumulates: bool) -> int:
         """See `Replica`."""
         # with cpu_offload, only shards of gradients are on the host: the whole ones are on the GPU
-        whole = (
+        is_whole = (
             accumulates and not self._parallel.cpu_offload and keeps_gradients_whole(self._parallel, self._mesh.shape)
         )
-        if not whole:
+        if not is_whole:
             return super().gradient_bytes(parameter, accumulates=accumulates)
         # FSDP2 adds up gradients in half precision in the format in which it reduces them, fp32
         return math.prod(sizes_along(parameter, "tensor")) * max(parameter.element_size(), torch.float32.itemsize)
@@ -241,7 +239,7 @@ def shard_model(
     mesh: Mesh,
     parallel: Parallel,
     *,
-    blocks: Sequence[str] = (),
+    block_names: Sequence[str] = (),
     ignored: Collection[nn.Parameter] = (),
     compute_dtype: torch.dtype | None = None,
     reduce_dtype: torch.dtype | None = None,
@@ -253,7 +251,7 @@ def shard_model(
         model: on any device, or on `meta`; then its shards have no values yet.
         mesh: over which it is sharded.
         parallel: of the configuration.
-        blocks: the task's own names of blocks, where the configuration has none.
+        block_names: the task's own, where the configuration has none.
         ignored: parameters that stay as they are, because other ranks compute with them.
         compute_dtype: in which gathered weights compute; None for their own. Batch norms keep their own, and with them
             the block that they are in.
@@ -268,31 +266,31 @@ def shard_model(
         TaskError: a parameter can't be sharded.
     """
     _require_dimensions(model)
-    cut_at = where_cut(model, mesh) if mesh.shape.tensor > 1 else None
+    cut_at = shard_placement_fn(model, mesh) if mesh.shape.tensor > 1 else None
     is_on_gpu = mesh.device_mesh.device_type != "cpu"
     # from page-locked memory, copies to a GPU overlap with its work
     offload = CPUOffloadPolicy(pin_memory=is_on_gpu) if parallel.cpu_offload else OffloadPolicy()
     where: Any = {"mesh": mesh.data_mesh, "shard_placement_fn": cut_at, "offload_policy": offload}
-    left = set(ignored)
-    found = {
+    ignored_params = set(ignored)
+    blocks = {
         name: block
-        for name, block in find_blocks(model, parallel.blocks or blocks).items()
-        if left.isdisjoint(block.parameters())
+        for name, block in find_blocks(model, parallel.blocks or block_names).items()
+        if ignored_params.isdisjoint(block.parameters())
     }
-    inside = {id(part) for block in found.values() for part in block.modules()}
+    inside = {id(part) for block in blocks.values() for part in block.modules()}
     outside = [part for part in model.modules() if id(part) not in inside]
-    for block in found.values():
+    for block in blocks.values():
         policy = _policy(block.modules(), compute_dtype, reduce_dtype)
         fully_shard(block, mp_policy=policy, reshard_after_forward=parallel.reshard_after_forward, **where)
-    _prefetch([cast(FSDPModule, block) for block in found.values()], parallel.prefetch_blocks)
+    _prefetch([cast(FSDPModule, block) for block in blocks.values()], parallel.prefetch_blocks)
     root = ShardedLossModule(model, outside, mesh.same_stages)
     policy = _policy(outside, compute_dtype, reduce_dtype)
     # what belongs to no block is needed at the beginning and at the end of a pass, and stays gathered in between
-    fully_shard(root, mp_policy=policy, reshard_after_forward=False, ignored_params=left, **where)
+    fully_shard(root, mp_policy=policy, reshard_after_forward=False, ignored_params=ignored_params, **where)
     root.copies_from_host = parallel.cpu_offload and is_on_gpu
     root.accumulating = _accumulating(root, mesh, parallel)
     if is_logged:
-        _log_blocks(model, list(found))
+        _log_blocks(model, list(blocks))
     return root
 
 
@@ -323,8 +321,8 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor:
     squares = torch.stack(norms).double().square()
     for name, process_group in sorted(process_groups.items()):
         # of what isn't cut in this dimension, one rank counts
-        counted = torch.tensor([name in key or not dist.get_rank(process_group) for key in keys])
-        squares = torch.where(counted.to(squares.device), squares, 0.0)
+        counts = torch.tensor([name in key or not dist.get_rank(process_group) for key in keys])
+        squares = torch.where(counts.to(squares.device), squares, 0.0)
         dist.all_reduce(squares, group=process_group)
     return squares.sum().sqrt().to(norms[0].dtype)
 
@@ -361,7 +359,7 @@ def _policy(
     return MixedPrecisionPolicy(None if has_batch_norm else compute_dtype, reduce_dtype, cast_forward_inputs=False)
 
 
-def where_cut(model: nn.Module, mesh: Mesh) -> Callable[[nn.Parameter], Shard | None]:
+def shard_placement_fn(model: nn.Module, mesh: Mesh) -> Callable[[nn.Parameter], Shard | None]:
     """Return what decides the dimension in which FSDP2 cuts a parameter that several ranks have divided already.
 
     Raises:
@@ -380,12 +378,12 @@ def where_cut(model: nn.Module, mesh: Mesh) -> Callable[[nn.Parameter], Shard | 
 
 def _accumulating(root: nn.Module, mesh: Mesh, parallel: Parallel) -> Callable[[], Any] | None:
     """Return a context for the micro-batches before the last one of a step; None if they aren't different."""
-    whole = keeps_gradients_whole(parallel, mesh.shape)
-    if not whole and mesh.shape.replicate == 1:
+    keeps_whole = keeps_gradients_whole(parallel, mesh.shape)
+    if not keeps_whole and mesh.shape.replicate == 1:
         return None
     sharded = cast(FSDPModule, root)
     # reducing over the ranks of a replica keeps gradients in shards; reducing over the replicas can wait
-    change = sharded.set_requires_gradient_sync if whole else sharded.set_requires_all_reduce
+    change = sharded.set_requires_gradient_sync if keeps_whole else sharded.set_requires_all_reduce
 
     @contextmanager
     def accumulating() -> Iterator[None]:

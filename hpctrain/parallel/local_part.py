@@ -1,6 +1,6 @@
 """The part of a tensor that this rank holds: of a sharded one its shard, of any other all of it.
 
-Importing torch's DTensor takes half a second, which runs without a mesh are spared: until somebody has imported it, no
+Importing torch's DTensor takes half a second, which runs without a mesh are spared: until the module is imported, no
 tensor can be one.
 """
 
@@ -36,5 +36,5 @@ def local_parts(tensors: Iterable[Tensor]) -> list[Tensor]:
 def whole(tensor: Tensor) -> Tensor:
     """Return all of a tensor on every rank; collective for a DTensor."""
     sharded: Any = tensor
-    found: Tensor = sharded.full_tensor() if is_dtensor(tensor) else tensor
-    return found
+    full: Tensor = sharded.full_tensor() if is_dtensor(tensor) else tensor
+    return full

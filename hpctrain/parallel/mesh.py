@@ -33,7 +33,8 @@ class DataShare:
         count: number of shares: that of ranks, unless several of them compute the same samples.
         is_counted: whether this rank counts in sums over samples: of the ranks with the same ones, the first with the
             loss.
-        random_stream: which random numbers this rank draws: those of the ranks that compute each layer together.
+        random_stream: which random numbers this rank draws: those of the ranks that compute each layer together. Their
+            dropout has the same mask, so that what they compute in full stays equal.
         num_together: number of ranks that compute each layer together, on the same samples.
         num_positions: number of groups of ranks that compute different layers, one after the other.
         leads: whether this rank is the first of those that train the same parameters.
@@ -83,7 +84,7 @@ class DataShare:
         """Whether a checkpoint was saved with the same `degrees`."""
         return self.has_saved_layers(saved) and int(saved.get("tensor_degree", 1)) == self.num_together
 
-    def remark_on(self, num_micro_batches: int, micro_batch_size: int) -> str:
+    def idle_warning(self, num_micro_batches: int, micro_batch_size: int) -> str:
         """Return a warning of ranks that always wait; empty if a step has enough micro-batches.
 
         Args:
@@ -117,7 +118,7 @@ class TrainingWorld(World):
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """How the ranks of an attempt share the model.
+    """Mesh in which the ranks of an attempt share the model.
 
     Attributes:
         shape: its degrees.
@@ -166,7 +167,7 @@ def join_mesh(world: World, shape: MeshShape | None, timeout_s: float) -> Traini
     return TrainingWorld(**{field.name: getattr(world, field.name) for field in fields(World)}, mesh=mesh)
 
 
-def world_without_others(shape: MeshShape, devices: tuple[torch.device, ...]) -> TrainingWorld:
+def fake_world(shape: MeshShape, devices: tuple[torch.device, ...]) -> TrainingWorld:
     """Pretend to be rank zero of a mesh whose other ranks don't exist, to find out how much memory it would need.
 
     Collectives return at once, as if all ranks had sent what this one sends: sizes are right, and values are wrong. The
@@ -229,7 +230,7 @@ def _group_with_other_samples(shape: MeshShape, device_mesh: DeviceMesh) -> dist
 
 def _group_over(device_mesh: DeviceMesh, names: Sequence[str], flattened: str) -> dist.ProcessGroup:
     """Return the group of this rank over some dimensions of the mesh."""
-    own = [name for name in device_mesh.mesh_dim_names or () if name in names]
-    if len(own) == 1:
-        return device_mesh.get_group(own[0])
-    return device_mesh[tuple(own)]._flatten(flattened).get_group()
+    dimensions = [name for name in device_mesh.mesh_dim_names or () if name in names]
+    if len(dimensions) == 1:
+        return device_mesh.get_group(dimensions[0])
+    return device_mesh[tuple(dimensions)]._flatten(flattened).get_group()

@@ -83,12 +83,12 @@ class Wire:
         self._peer = peer
         self._device = device
         self._forms: dict[Hashable, list[Form]] = {}
-        self._sent: list[tuple[dist.Work, Tensor]] = []
+        self._transfers: list[tuple[dist.Work, Tensor]] = []
 
     def send(self, tensors: Sequence[Tensor]) -> None:
         """Send tensors whose forms the receiver knows."""
         # kept until they have arrived
-        self._sent = [each for each in self._sent if not each[0].is_completed()]
+        self._transfers = [transfer for transfer in self._transfers if not transfer[0].is_completed()]
         for tensor in tensors:
             self._send(tensor.detach().contiguous(), self._group)
 
@@ -103,13 +103,13 @@ class Wire:
             TaskError: they don't.
         """
         forms = [Form.of(tensor) for tensor in tensors]
-        known = self._forms.setdefault(key, forms)
-        if known is forms:
+        first_forms = self._forms.setdefault(key, forms)
+        if first_forms is forms:
             message = encode([[list(form.shape), form.dtype, form.requires_grad] for form in forms])
             self._send(torch.tensor([message.numel()]), self._control)
             self._send(message, self._control)
-        elif known != forms:
-            before, now = (", ".join(map(str, each)) for each in (known, forms))
+        elif first_forms != forms:
+            before, now = (", ".join(map(str, several)) for several in (first_forms, forms))
             raise TaskError(
                 f"a stage of the pipeline returned {before}, and now {now}, for batches of the same shapes: shapes, "
                 "types and whether a gradient is required may depend on the shapes of a batch alone"
@@ -138,15 +138,15 @@ class Wire:
 
     def finish(self) -> None:
         """Wait until everything that was sent has left."""
-        for work, _ in self._sent:
+        for work, _ in self._transfers:
             work.wait()
-        self._sent = []
+        self._transfers = []
 
     def _send(self, tensor: Tensor, group: dist.ProcessGroup) -> None:
         tag = TAG if group is self._control else 0
         work = dist.isend(tensor, self._peer, group=group, tag=tag)
         assert work is not None
-        self._sent.append((work, tensor))
+        self._transfers.append((work, tensor))
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +185,8 @@ def join_neighbours(
     shape: MeshShape, rank: int, control: dist.ProcessGroup, device: torch.device, timeout: timedelta
 ) -> Neighbours:
     """Make the groups of all neighbours; collective over all ranks.
+
+    Each rank has four, and all are made one after the other. With NCCL, which hasn't been tried, they take GPU memory.
 
     Args:
         shape: of the mesh, with more than one position.
@@ -227,10 +229,10 @@ def groups_of_positions(
     Returns:
         The groups of this rank, by their positions.
     """
-    found: dict[tuple[int, ...], dist.ProcessGroup] = {}
+    groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
     for positions in sorted(set(together)):
         for ranks in zip(*(ranks_at(shape, position) for position in positions), strict=True):
             group = dist.new_group(list(ranks), timeout=timeout, group_desc="shared parameters")
             if rank in ranks:
-                found[positions] = group
-    return found
+                groups[positions] = group
+    return groups

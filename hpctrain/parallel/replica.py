@@ -171,7 +171,6 @@ class Replica:
             model: of this replica.
             before: an earlier result, which is no longer used.
         """
-        del before
         return LossModule(model)
 
     def accumulating(self, loss_module: nn.Module) -> Accumulating | None:
@@ -180,10 +179,9 @@ class Replica:
         Args:
             loss_module: of `for_loss`.
         """
-        del loss_module
         return None
 
-    def settle(self, loss_module: nn.Module, backward: Callable[[], None]) -> None:
+    def fix_layout(self, loss_module: nn.Module, backward: Callable[[], None]) -> None:
         """Reach the layout in which all steps are computed, before the first one; collective.
 
         Args:
@@ -211,7 +209,6 @@ class Replica:
         Returns:
             The factor by which to rescale the gradients.
         """
-        del step
         for micro_batch in micro_batches:
             if timer is not None:
                 timer.mark("data")
@@ -262,7 +259,6 @@ class Replica:
         Returns:
             What the function returns; None without `has_results`.
         """
-        del batch, number, counts_once
         return prepare()(self.model)
 
     def loading(self, number: int) -> AbstractContextManager[object]:
@@ -271,7 +267,6 @@ class Replica:
         Args:
             number: of the batch.
         """
-        del number
         return nullcontext()
 
     def send_buffers(self) -> None:
@@ -288,7 +283,6 @@ class Replica:
             parameter: whose gradient it is.
             accumulates: whether a step has several micro-batches.
         """
-        del accumulates
         return local_part(parameter).nbytes
 
     def describe(self, hosts: Sequence[str]) -> str:
@@ -297,5 +291,4 @@ class Replica:
         Args:
             hosts: of all ranks, in rank order.
         """
-        del hosts
         return ""

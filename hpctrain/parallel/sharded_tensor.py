@@ -1,4 +1,4 @@
-"""Where in a whole tensor the part of this rank is, and which ranks hold the same one."""
+"""Layout of a sharded tensor: the part that this rank holds, and the ranks that hold the same one."""
 
 from __future__ import annotations
 
@@ -96,15 +96,15 @@ def replicas(tensor: Tensor, world_size: int, mesh: DeviceMesh | None = None) ->
     """
     if not isinstance(tensor, DTensor):
         return tuple(range(world_size))
-    own = tensor.device_mesh
-    is_cut = [not isinstance(each, Replicate) for each in tensor.placements]
+    device_mesh = tensor.device_mesh
+    is_cut = [not isinstance(placement, Replicate) for placement in tensor.placements]
     if mesh is not None:
-        sharded = {name for name, cut in zip(own.mesh_dim_names or (), is_cut, strict=True) if cut}
+        sharded = {name for name, cut in zip(device_mesh.mesh_dim_names or (), is_cut, strict=True) if cut}
         is_cut = [name in sharded for name in mesh.mesh_dim_names or ()]
-        own = mesh
-    coordinate, _ = _place_in(own)
+        device_mesh = mesh
+    coordinate, _ = _place_in(device_mesh)
     index: Any = tuple(place if cut else slice(None) for cut, place in zip(is_cut, coordinate, strict=True))
-    return tuple(sorted(own.mesh[index].reshape(-1).tolist()))
+    return tuple(sorted(device_mesh.mesh[index].reshape(-1).tolist()))
 
 
 def placed_like(local: Tensor, like: Tensor, shape: Sequence[int]) -> Tensor:
@@ -162,26 +162,26 @@ def _box(spans: Sequence[tuple[int, int]]) -> Region:
 
 def _with_places(spans: Spans) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """Return begin and size of each span, in the whole dimension and in the rank's part."""
-    found, begins_at = [], 0
+    placed_spans, begins_at = [], 0
     for begin, end in spans or ((0, 0),):
-        found.append(((begin, end - begin), (begins_at, end - begin)))
+        placed_spans.append(((begin, end - begin), (begins_at, end - begin)))
         begins_at += end - begin
-    return found
+    return placed_spans
 
 
 def _spans(
     shape: tuple[int, ...], coordinate: tuple[int, ...], sizes: tuple[int, ...], placements: tuple[Placement, ...]
 ) -> list[Spans]:
-    found: list[Spans] = [((0, size),) for size in shape]
+    spans: list[Spans] = [((0, size),) for size in shape]
     # from the outermost dimension of the mesh inwards, as torch defines placements
-    for own, size, placement in zip(coordinate, sizes, placements, strict=True):
+    for place, size, placement in zip(coordinate, sizes, placements, strict=True):
         if isinstance(placement, _StridedShard):
-            whole, factor = found[placement.dim], cast(int, placement.split_factor)
-            each = (_chunk(_chunk(whole, number, factor), own, size) for number in range(factor))
-            found[placement.dim] = _joined(span for chunk in each for span in chunk)
+            dimension_spans, factor = spans[placement.dim], cast(int, placement.split_factor)
+            chunks = (_chunk(_chunk(dimension_spans, number, factor), place, size) for number in range(factor))
+            spans[placement.dim] = _joined(span for chunk in chunks for span in chunk)
         elif isinstance(placement, Shard):
-            found[placement.dim] = _chunk(found[placement.dim], own, size)
-    return found
+            spans[placement.dim] = _chunk(spans[placement.dim], place, size)
+    return spans
 
 
 def _place_in(mesh: DeviceMesh) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -197,23 +197,23 @@ def _chunk(spans: Spans, number: int, count: int) -> Spans:
     total = sum(end - begin for begin, end in spans)
     size = math.ceil(total / count)
     first, last = number * size, min((number + 1) * size, total)
-    found, before = [], 0
+    chunk, before = [], 0
     for begin, end in spans:
-        chosen = max(begin, begin + first - before), min(end, begin + last - before)
-        if chosen[0] < chosen[1]:
-            found.append(chosen)
+        overlap = max(begin, begin + first - before), min(end, begin + last - before)
+        if overlap[0] < overlap[1]:
+            chunk.append(overlap)
         before += end - begin
-    return tuple(found)
+    return tuple(chunk)
 
 
 def _joined(spans: Iterable[tuple[int, int]]) -> Spans:
-    found: list[tuple[int, int]] = []
+    joined: list[tuple[int, int]] = []
     for begin, end in spans:
-        if found and found[-1][1] == begin:
-            found[-1] = found[-1][0], end
+        if joined and joined[-1][1] == begin:
+            joined[-1] = joined[-1][0], end
         else:
-            found.append((begin, end))
-    return tuple(found)
+            joined.append((begin, end))
+    return tuple(joined)
 
 
 def _placements_like(like: DTensor, shape: Sequence[int]) -> tuple[Placement, ...]:
@@ -222,6 +222,6 @@ def _placements_like(like: DTensor, shape: Sequence[int]) -> tuple[Placement, ..
     return tuple(placement if _fits(placement, like.shape, shape) else Replicate() for placement in like.placements)
 
 
-def _fits(placement: Placement, shape: Sequence[int], other: Sequence[int]) -> bool:
+def _fits(placement: Placement, like_shape: Sequence[int], shape: Sequence[int]) -> bool:
     dimension = getattr(placement, "dim", None)
-    return dimension is not None and dimension < len(other) and other[dimension] == shape[dimension]
+    return dimension is not None and dimension < len(shape) and shape[dimension] == like_shape[dimension]

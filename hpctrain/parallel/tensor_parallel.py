@@ -1,4 +1,7 @@
-"""Divide the layers of a model among ranks that compute them together (tensor parallelism)."""
+"""Divide the layers of a model among ranks that compute them together (tensor parallelism).
+
+Not the asynchronous kind, which needs symmetric memory of GPUs.
+"""
 
 from __future__ import annotations
 
@@ -51,24 +54,25 @@ class FusedColumnwise(ParallelStyle):
         if layer.bias is not None:
             # whole on each rank: FSDP2 can cut it in its only dimension, and only at one place
             layer.bias = nn.Parameter(distribute_tensor(layer.bias.detach(), device_mesh, [Replicate()]))
-        own = device_mesh.get_local_rank()
+        rank = device_mesh.get_local_rank()
 
-        def forward(given: Tensor) -> Tensor:
+        def forward(features: Tensor) -> Tensor:
             # in plain tensors: DTensor has no rule for a product with such a weight
-            if isinstance(given, DTensor):
-                given = given.to_local(grad_placements=[Partial()])
+            if isinstance(features, DTensor):
+                features = features.to_local(grad_placements=[Partial()])
             weight = cast(DTensor, layer.weight).to_local()
             bias = None
             if layer.bias is not None:
                 whole_bias = cast(DTensor, layer.bias).to_local(grad_placements=[Partial()])
-                bias = whole_bias.view(self.parts, ranks, -1)[:, own].flatten()
-            return linear(given, weight, bias)
+                bias = whole_bias.view(self.parts, ranks, -1)[:, rank].flatten()
+            return linear(features, weight, bias)
 
         layer.forward = forward  # type: ignore[method-assign, assignment]
         return module
 
     def _cut(self, weight: Tensor, mesh: DeviceMesh) -> DTensor:
         """Return this rank's rows of each matrix."""
+        # not rows in the order of heads: existing checkpoints and initial weights would have another meaning
         placement: Placement = _StridedShard(0, split_factor=self.parts)
         parts = weight.view(self.parts, mesh.size(), -1, weight.shape[1])
         rows = parts[:, mesh.get_local_rank()].flatten(0, 1)
@@ -79,7 +83,7 @@ class FusedColumnwise(ParallelStyle):
 
 
 def find_plan(model: nn.Module, task: object, ranks: int) -> Mapping[str, ParallelStyle]:
-    """Return the plan of the task, or else that of the model.
+    """Return the plan of the task, or else that of the model; none is guessed: a wrong one computes something else.
 
     Args:
         model: of the training.
@@ -105,8 +109,10 @@ def find_plan(model: nn.Module, task: object, ranks: int) -> Mapping[str, Parall
 def divide(model: nn.Module, plan: Mapping[str, ParallelStyle], mesh: DeviceMesh) -> None:
     """Divide the layers of a model by a plan, in place; collective if its parameters have values.
 
-    Parameters stay frozen, and those that modules share stay shared. From then on, cross-entropy of logits whose
-    classes are divided among ranks is computed without gathering them.
+    Parameters stay frozen, and those that modules share stay shared. Those that the plan doesn't name stay plain: as
+    DTensors, they would meet plain inputs in their modules, which fails. Each rank updates its copy of them: the copies
+    stay equal as far as operations are deterministic. From then on, cross-entropy of logits whose classes are divided
+    among ranks is computed without gathering them.
 
     Args:
         model: on any device, or on `meta`; not sharded yet.
@@ -125,7 +131,7 @@ def divide(model: nn.Module, plan: Mapping[str, ParallelStyle], mesh: DeviceMesh
             raise TaskError(f"tensor_parallel_plan names {pattern}, but the model has {listed(modules)}")
         for module in matching:
             parallelize_module(module, mesh, style)
-    _share_again(model, before)
+    _restore_sharing(model, before)
     # It warns of the two steps in which it gathers a weight that two dimensions of the mesh cut: a callback may ask for
     # that, and the training never does.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
@@ -135,22 +141,22 @@ def divide(model: nn.Module, plan: Mapping[str, ParallelStyle], mesh: DeviceMesh
     _open_contexts.enter_context(loss_parallel())
 
 
-def _share_again(model: nn.Module, before: Mapping[str, nn.Parameter]) -> None:
+def _restore_sharing(model: nn.Module, before: Mapping[str, nn.Parameter]) -> None:
     """Restore what modules shared, and what was frozen: dividing a layer gives it new parameters."""
     first: dict[int, str] = {}
     for name, old in before.items():
-        found = model.get_parameter(name)
-        found.requires_grad_(old.requires_grad)
-        if (shared := first.setdefault(id(old), name)) == name:
+        parameter = model.get_parameter(name)
+        parameter.requires_grad_(old.requires_grad)
+        if (first_name := first.setdefault(id(old), name)) == name:
             continue
-        one = model.get_parameter(shared)
-        if _layout(found) != _layout(one):
+        first_parameter = model.get_parameter(first_name)
+        if _layout(parameter) != _layout(first_parameter):
             raise TaskError(
-                f"tensor_parallel_plan divides {shared} and {name} in different ways, but they are one parameter: give "
-                "both modules styles that divide it alike"
+                f"tensor_parallel_plan divides {first_name} and {name} in different ways, but they are one parameter: "
+                "give both modules styles that divide it alike"
             )
         path, _, attribute = name.rpartition(".")
-        setattr(model.get_submodule(path), attribute, one)
+        setattr(model.get_submodule(path), attribute, first_parameter)
 
 
 def _layout(tensor: Tensor) -> object:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,7 +34,9 @@ def buffers_and_rng_restored(model: nn.Module, world: World) -> Iterator[None]:
     These are the random states of torch on the CPU and on the rank's GPUs, of NumPy and of Python.
     """
     buffers = [(module, dict(module._buffers)) for module in model.modules()]
-    saved = [(buffer, buffer.detach().clone()) for _, own in buffers for buffer in own.values() if buffer is not None]
+    saved = [
+        (buffer, buffer.detach().clone()) for _, slots in buffers for buffer in slots.values() if buffer is not None
+    ]
     try:
         with modes_restored(model), random_states_restored(world.gpus):
             yield
@@ -42,45 +44,24 @@ def buffers_and_rng_restored(model: nn.Module, world: World) -> Iterator[None]:
         with torch.no_grad():
             for buffer, values in saved:
                 buffer.copy_(values)
-            for module, own in buffers:
+            for module, slots in buffers:
                 # the forward pass may have put other tensors in their places, even of another shape, or added some
-                for name in module._buffers.keys() - own.keys():
+                for name in module._buffers.keys() - slots.keys():
                     delattr(module, name)
-                module._buffers.update(own)
+                module._buffers.update(slots)
 
 
 @contextmanager
 def training_pass_undone(model: nn.Module, world: World, *, compiled: bool) -> Iterator[None]:
-    """As `buffers_and_rng_restored`; also restore the parameters that require no gradient when the context begins.
+    """Do as `buffers_and_rng_restored`, and restore the parameters that require no gradient when the context begins.
 
     Args:
         model: that the passes go through.
         world: the ranks.
-        compiled: as `frozen_parameters_restored` takes it.
+        compiled: as `FrozenParametersRestored` takes it.
     """
-    with frozen_parameters_restored(model, compiled=compiled), buffers_and_rng_restored(model, world):
+    with FrozenParametersRestored(model, compiled=compiled), buffers_and_rng_restored(model, world):
         yield
-
-
-@contextmanager
-def frozen_parameters_restored(model: nn.Module, *, compiled: bool) -> Iterator[None]:
-    """Restore the parameters that require no gradient when the context begins, after the passes in the context.
-
-    Args:
-        model: any module.
-        compiled: whether the passes run compiled code, which doesn't show what it writes to: all of these parameters
-            are then copied to the host's memory when the context begins. Otherwise, only those are that an operator of
-            torch writes to, right before it does; what a kernel called without torch writes isn't restored.
-    """
-    frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
-    # Copies on write: copies of all of them would be as large as the whole model where only an adapter is trained, once
-    # per rank and on all ranks of a node at the same time. Hardly any loss writes to a frozen parameter.
-    mode = _CopyOnWrite(frozen, at_once=compiled)
-    try:
-        with mode:
-            yield
-    finally:
-        mode.restore()
 
 
 class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -102,20 +83,31 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         return True
 
 
-class _CopyOnWrite(OperatorMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Copies parameters before an operator writes to their memory."""
+class FrozenParametersRestored(OperatorMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Context manager that restores the parameters that require no gradient when it is made.
 
-    def __init__(self, parameters: Iterable[Tensor], *, at_once: bool) -> None:
+    It copies on write: copies of all of them would be as large as the whole model where only an adapter is trained,
+    once per rank and on all ranks of a node at the same time. Hardly any loss writes to a frozen parameter.
+
+    Args:
+        model: any module.
+        compiled: whether the passes run compiled code, which doesn't show what it writes to: all of these parameters
+            are then copied to the host's memory at once. Otherwise, only those are that an operator of torch writes to,
+            right before it does; what a kernel called without torch writes isn't restored.
+    """
+
+    def __init__(self, model: nn.Module, *, compiled: bool) -> None:
         super().__init__()
-        # they keep the memory of a parameter whose `data` the pass replaces
-        self._parameters = [(parameter, parameter.detach()) for parameter in parameters]
+        frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+        # the second one keeps the memory of a parameter whose `data` the pass replaces
+        self._parameters = [(parameter, parameter.detach()) for parameter in frozen]
         self._copies: dict[int, Tensor] = {}
         self._by_storage: dict[int, list[int]] = defaultdict(list)
-        self._written: dict[Any, tuple[tuple[int, str], ...]] = {}
+        self._write_arguments: dict[Any, tuple[tuple[int, str], ...]] = {}
         for index, (_, values) in enumerate(self._parameters):
             # the memory of such tensors isn't a single storage
             opaque = values.layout is not torch.strided or is_traceable_wrapper_subclass(values)
-            if at_once or opaque:
+            if compiled or opaque:
                 self._copy(index)
             else:
                 self._by_storage[_storage(values)].append(index)
@@ -131,8 +123,9 @@ class _CopyOnWrite(OperatorMode):  # type: ignore[no-untyped-call]  # torch leav
                     self._copy(index)
         return func(*args, **kwargs)
 
-    def restore(self) -> None:
+    def __exit__(self, *error: Any) -> None:
         """Give the parameters their memory and values of the beginning."""
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         with torch.no_grad():
             for parameter, values in self._parameters:
                 if parameter.dtype != values.dtype or not values.is_set_to(parameter):
@@ -146,9 +139,9 @@ class _CopyOnWrite(OperatorMode):  # type: ignore[no-untyped-call]  # torch leav
 
     def _outputs(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
         """The tensors with memory that an operator writes to."""
-        if func not in self._written:
-            self._written[func] = _written_arguments(func)
-        values = [args[place] if place < len(args) else kwargs.get(name) for place, name in self._written[func]]
+        if func not in self._write_arguments:
+            self._write_arguments[func] = _written_arguments(func)
+        values = [args[place] if place < len(args) else kwargs.get(name) for place, name in self._write_arguments[func]]
         tensors = (leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)) if values else ()
         return [tensor for tensor in tensors if tensor.layout is torch.strided]
 

@@ -14,11 +14,11 @@ import psutil
 
 from hpctrain.config.command import RankLauncher
 from hpctrain.config.resources import resources_of
-from hpctrain.program.processes import Process, link, read
+from hpctrain.program.processes import Process, read_proc, read_proc_link
 from hpctrain.program.rank import ProgramRank
 from hpctrain.run.start_record import UnconnectedRanks
 
-LOOK_EVERY_S = 5.0
+CHECK_EVERY_S = 5.0
 """Seconds between two looks at the connections; the kernel lists a closed one for another 60 s."""
 CONNECT_S = 60.0
 """Seconds after torch is loaded, which can itself take minutes, within which the ranks are expected to connect."""
@@ -37,6 +37,8 @@ log = logging.getLogger("hpctrain.program")
 class ConnectionWatch:
     """Watches, on rank zero, whether another rank connects to its program, and warns once if none does.
 
+    It only warns: a connection may come later, and independent ranks need none.
+
     Args:
         rank: any rank; only rank zero of several is watched.
         root: the first process of its program.
@@ -46,21 +48,21 @@ class ConnectionWatch:
         self._rank = rank
         self._root = root
         self._is_over = rank.environment.world_size == 1 or not rank.is_rank_zero or rank.config.run.independent_ranks
-        self._look_at = float("-inf")
+        self._check_at = float("-inf")
         self._torch_since: float | None = None
         self._warned = False
 
-    def look(self, now: float) -> None:
+    def check(self, now: float) -> None:
         """Look for a connection if it is time to; call it about once a second.
 
         Args:
             now: seconds on a monotonic clock.
         """
-        if self._is_over or now < self._look_at:
+        if self._is_over or now < self._check_at:
             return
-        self._look_at = now + LOOK_EVERY_S
+        self._check_at = now + CHECK_EVERY_S
         processes = [self._root, *self._root.descendants()]
-        libraries = {process: read(process.pid, "maps") for process in processes}
+        libraries = {process: read_proc(process.pid, "maps") for process in processes}
         with_torch = [process for process in processes if _TORCH.search(libraries[process])]
         if not with_torch:
             return
@@ -83,7 +85,7 @@ class ConnectionWatch:
     def _warn(self, processes: Iterable[Process]) -> None:
         place, resources = self._rank.environment, resources_of(self._rank.config)
         launchers = [] if self._rank.spawns else [RankLauncher.of(process.words) for process in processes]
-        launcher = next((each.name for each in launchers if each is not None), "")
+        launcher = next((rank_launcher.name for rank_launcher in launchers if rank_launcher is not None), "")
         framework = launcher or ("Lightning" if any(map(_uses_lightning, processes)) else "")
         unit = "node" if self._rank.spawns else "rank"
         record = UnconnectedRanks(count=place.world_size, unit=unit, framework=framework)
@@ -108,7 +110,7 @@ def _has_connected(processes: Iterable[Process], port: int) -> bool:
     Also true if that can't be read, for example if the program has a network namespace of its own, which psutil skips.
     """
     pids = {process.pid for process in processes}
-    if len({link(pid, "ns/net") for pid in (os.getpid(), *pids)} - {""}) > 1:
+    if len({read_proc_link(pid, "ns/net") for pid in (os.getpid(), *pids)} - {""}) > 1:
         return True
     try:
         sockets = psutil.net_connections("tcp")
@@ -119,12 +121,12 @@ def _has_connected(processes: Iterable[Process], port: int) -> bool:
     # for 60 s, the kernel lists connections that have ended, without a process
     ended = [socket for socket in sockets if socket.pid is None and socket.status not in _IN_USE]
     if any(
-        port in (_end(socket.laddr)[1], _end(socket.raddr)[1]) and socket.status != psutil.CONN_SYN_SENT
+        port in (_end_of(socket.laddr)[1], _end_of(socket.raddr)[1]) and socket.status != psutil.CONN_SYN_SENT
         for socket in (*of_program, *ended)
     ):
         return True
     listening = {socket.laddr.port for socket in of_program if socket.status == psutil.CONN_LISTEN}
-    ends = {(_end(socket.laddr), _end(socket.raddr)): socket.status for socket in of_program}
+    ends = {(_end_of(socket.laddr), _end_of(socket.raddr)): socket.status for socket in of_program}
     outside = [
         (local, remote)
         for (local, remote), status in ends.items()
@@ -133,7 +135,7 @@ def _has_connected(processes: Iterable[Process], port: int) -> bool:
     return any(local[1] in listening or min(local[1], remote[1]) >= LOWEST_EPHEMERAL_PORT for local, remote in outside)
 
 
-def _end(address: Any) -> tuple[str, int]:
+def _end_of(address: Any) -> tuple[str, int]:
     """Return host and port of one end of a connection; an empty host if it isn't connected."""
     host, port = address or ("", 0)
     return host.removeprefix(_IPV4_IN_IPV6), port
@@ -144,4 +146,4 @@ def _uses_lightning(process: Process) -> bool:
     words = process.words
     modules = [f"{after.replace('.', '/')}.py" for word, after in pairwise(words) if word == "-m"]
     scripts = [word for word in words if word.endswith(".py")]
-    return any(_LIGHTNING.search(read(process.pid, "cwd", script)) for script in (*scripts, *modules))
+    return any(_LIGHTNING.search(read_proc(process.pid, "cwd", script)) for script in (*scripts, *modules))

@@ -22,7 +22,8 @@ ORPHAN_S = 2.0
 class ForwardedStop:
     """Passes a stop on to a program.
 
-    Its first process gets the signal. If that one doesn't handle it, it would die at once and leave its programs
+    Its first process gets the signal, and not its whole group: DataLoader workers would die while the program saves. If
+    that one doesn't handle it, it would die at once and leave its programs
     behind. So those below it that handle the signal get it first, and the others only once these have ended. A shell
     passes it on to all that it runs, and is suspended until then: it would run the next command of its script,
     although the one before was interrupted. Other programs aren't suspended: they may read what their children write.
@@ -56,7 +57,7 @@ class ForwardedStop:
         self._shells, self._parents, self._readers = [], [], []
         self._ended_at = None
         self.recipients = self._find(self.root)
-        names = ", ".join(f"{one.pid} ({one.command[:80]})" for one in self.recipients)
+        names = ", ".join(f"{process.pid} ({process.command[:80]})" for process in self.recipients)
         for process in self.recipients:
             process.send(self.number)
             if process in self._shells:  # it runs no program
@@ -77,7 +78,7 @@ class ForwardedStop:
         """Whether a process that got the signal still runs."""
         return any(process.alive for process in self.recipients)
 
-    def look(self, now: float) -> bool:
+    def advance(self, now: float) -> bool:
         """Send the signal to the other processes when it is their turn; return whether a later look is needed.
 
         Args:
@@ -100,12 +101,14 @@ class ForwardedStop:
         Args:
             since_s: seconds since the first process ended.
         """
-        found = [one for orphan in self.orphans() for one in self._handlers(orphan) if one not in self.recipients]
+        handlers = [
+            process for orphan in self.orphans() for process in self._handlers(orphan) if process not in self.recipients
+        ]
         if since_s < ORPHAN_S:
-            return bool(found) or self.saving
-        for process in found:
+            return bool(handlers) or self.saving
+        for process in handlers:
             process.send(self.number)
-        self.recipients += found
+        self.recipients += handlers
         return self.saving
 
     @property
@@ -124,7 +127,7 @@ class ForwardedStop:
         for accepts in (self._accepts_now, self._waits):
             if accepts(process):
                 return [process]
-            below = [one for child in process.children() if _any(child, accepts) for one in self._find(child)]
+            below = [target for child in process.children() if _any(child, accepts) for target in self._find(child)]
             if below:
                 self._parents.append(process)
                 return below
@@ -135,14 +138,14 @@ class ForwardedStop:
         if self.suspend:
             shell.send(signal.SIGSTOP)
         children = shell.children()
-        found: list[Process] = []
+        recipients: list[Process] = []
         for child in children:
             # `train.py | tee log`: tee ends after train.py, whose output it copies to the end
             if child.reads_from(children) and not child.handles(self.number):
                 self._readers.append(child)
             else:
-                found += self._find(child)
-        return found or [shell]
+                recipients += self._find(child)
+        return recipients or [shell]
 
     def _end(self, process: Process) -> None:
         """Send the signal to a process, and before it to those that it has started since."""
@@ -158,7 +161,7 @@ class ForwardedStop:
         """The outermost processes, from this one downwards, that handle the signal."""
         if self._accepts(process):
             return [process]
-        return [one for child in process.children() for one in self._handlers(child)]
+        return [handler for child in process.children() for handler in self._handlers(child)]
 
     def _accepts(self, process: Process) -> bool:
         return process.pid in self.reporters or process.handles(self.number)

@@ -21,13 +21,13 @@ from hpctrain.program.forwarded_stop import ForwardedStop
 from hpctrain.program.output import ProgramEnd
 from hpctrain.program.processes import Child, ProgramStacks
 from hpctrain.program.rank import ProgramRank
-from hpctrain.program.reports import EventPipe, Progress, Records
+from hpctrain.program.reports import EventPipe, ProgramProgress, Records
 from hpctrain.rank.stop_request import STOP_SIGNALS
 from hpctrain.run.reason import Reason
 from hpctrain.run.stacks import StacksRequests, request_stacks
 
 RECEIVED = (*STOP_SIGNALS, signal.SIGCHLD)
-LOOK_S = 1.0
+CHECK_EVERY_S = 1.0
 """Seconds between two looks at the program and its reports."""
 READ_EVERY_S = 0.05
 """Seconds between two reads of reports: what a fast program reports is read together."""
@@ -37,7 +37,7 @@ STAGED_S = 0.1
 """Seconds between two looks at a stop whose next signal is due when a process has ended."""
 OWN_SIGNAL_S = 0.5
 """Seconds in which this process may receive the signal of which the program died."""
-REST_S = 2.0
+OTHER_PROCESSES_S = 2.0
 """Seconds for the other processes of a program to end after the first one."""
 STOP_FILE = "stop"
 
@@ -52,11 +52,11 @@ class Signals:
     """
 
     def __init__(self) -> None:
-        self.descriptor, self._written = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.descriptor, self._write_descriptor = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def __enter__(self) -> Signals:
         """Receive signals from now on."""
-        signal.set_wakeup_fd(self._written, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._write_descriptor, warn_on_full_buffer=False)
         for number in RECEIVED:
             signal.signal(number, _ignore)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, RECEIVED)
@@ -69,7 +69,7 @@ class Signals:
         signal.pthread_sigmask(signal.SIG_BLOCK, RECEIVED)
         signal.set_wakeup_fd(-1)
         os.close(self.descriptor)
-        os.close(self._written)
+        os.close(self._write_descriptor)
 
     def read(self) -> list[signal.Signals]:
         """The signals since the last call, oldest first."""
@@ -107,8 +107,8 @@ class EventLoop:
         self._signals = signals
         self._events = events
         self._records = records
-        self.progress = Progress()
-        self._hang = HangWatch(rank.config.health, time.monotonic(), LOOK_S)
+        self.progress = ProgramProgress()
+        self._hang = HangWatch(rank.config.health, time.monotonic(), CHECK_EVERY_S)
         self._connections = ConnectionWatch(rank, child.process)
         self._requests = StacksRequests(rank.stacks_request)
         run = rank.config.run
@@ -126,7 +126,7 @@ class EventLoop:
         self._deadline = rank.deadline
         self._staged = False
         self._ended_at: float | None = None
-        self._read_at = self._look_at = self._request_at = time.monotonic()
+        self._read_at = self._check_at = self._request_at = time.monotonic()
 
     def run(self) -> ProgramEnd:
         """Attend to the program until its first process has ended, and those that still save.
@@ -136,7 +136,7 @@ class EventLoop:
             SupersededError: a later attempt owns the run.
         """
         while (code := self._child.code) is None or self._may_save(code):
-            self._turn()
+            self._run_once()
         self._read_events()
         return ProgramEnd(
             code=code,
@@ -146,7 +146,7 @@ class EventLoop:
             cut_short=self._interrupts > 1,
         )
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         self._wait()
         for number in self._signals.read():
             if number != signal.SIGCHLD:
@@ -156,10 +156,10 @@ class EventLoop:
         if now >= self._read_at:
             self._read_at = now if self._read_events() else now + READ_EVERY_S
         if self._staged:
-            self._staged = self._stop.look(now)
-        if now >= self._look_at:
-            self._look_at = now + LOOK_S
-            self._look(now)
+            self._staged = self._stop.advance(now)
+        if now >= self._check_at:
+            self._check_at = now + CHECK_EVERY_S
+            self._check(now)
 
     def _may_save(self, code: int) -> bool:
         """Whether processes of the program may still save, although the first one has ended."""
@@ -171,10 +171,10 @@ class EventLoop:
             return -code in STOP_SIGNALS and now - self._ended_at < OWN_SIGNAL_S
         return self._stop.send_to_orphans(now - self._ended_at)
 
-    def end_rest(self) -> None:
+    def end_other_processes(self) -> None:
         """Give the other processes of the program a moment to end, and kill them; take their last reports."""
-        deadline = time.monotonic() + REST_S
-        while self._child.rest() and time.monotonic() < deadline:
+        deadline = time.monotonic() + OTHER_PROCESSES_S
+        while self._child.processes() and time.monotonic() < deadline:
             time.sleep(0.02)
             self._child.reap()
         self._child.kill()
@@ -186,7 +186,7 @@ class EventLoop:
         now = time.monotonic()
         poll = select.poll()
         poll.register(self._signals.descriptor, select.POLLIN)
-        until = self._look_at
+        until = self._check_at
         if now >= self._read_at:
             poll.register(self._events.descriptor, select.POLLIN)
         else:
@@ -197,23 +197,23 @@ class EventLoop:
 
     def _read_events(self) -> bool:
         """Read the program's reports; return whether more of them wait."""
-        more = self._events.read()
+        has_more = self._events.read()
         while self._events.waiting:
             event = self._events.waiting.popleft()
             self.progress.add(event)
             if self._records is not None:
                 self._records.add(event, self.progress)
-        return more
+        return has_more
 
-    def _look(self, now: float) -> None:
+    def _check(self, now: float) -> None:
         # a program that reports no steps may be silent for any time; a save after a stop takes time as well
         if self.progress.started and not self.progress.done:
             phase = Phase.START if self.progress.first_step is None else Phase.TRAINING
-            if complaint := self._hang.look(phase, (self.progress.changes, self._stops), now):
+            if complaint := self._hang.update(phase, (self.progress.changes, self._stops), now):
                 self._record_hang(complaint)
-        self._connections.look(now)
+        self._connections.check(now)
         if self._records is not None:
-            self._records.look(self.progress)
+            self._records.record_waiting(self.progress)
         if now < self._request_at:
             return
         self._request_at = now + REQUESTS_EVERY_S
@@ -265,9 +265,9 @@ class EventLoop:
 
     def _learn_deadline(self) -> None:
         """Pass on when SLURM will kill the job, once the supervisor has asked."""
-        found = Termination.read(self._rank.claim_folder)
-        if found is not None and found.deadline not in (None, self._deadline):
-            self._deadline = found.deadline
+        termination = Termination.read(self._rank.claim_folder)
+        if termination is not None and termination.deadline not in (None, self._deadline):
+            self._deadline = termination.deadline
             self._write_stop()
 
     def _collect(self) -> ProgramStacks:
@@ -297,7 +297,7 @@ class EventLoop:
         log.warning("%s hangs: %s", self._rank.describe(self.progress.step), message)
         self._write_stacks(stacks, "hang", secrets.token_hex(4))
         alone = self._rank.environment.world_size == 1
-        record = self._rank.ended(Reason.HANG, self.progress.step, f"{message}; stacks: {self._rank.stacks}")
+        record = self._rank.make_exit_record(Reason.HANG, self.progress.step, f"{message}; stacks: {self._rank.stacks}")
         self._rank.write(replace(record, traceback=stacks.text, blames_peer=stacks.waits and not alone))
         if not alone:
             try:

@@ -62,7 +62,8 @@ _BARE = re.compile(r"RuntimeError: (Connection reset by peer|Broken pipe|Socket 
 class ProgramOutput:
     """The output of a program; if it goes to a file, a thread of this process writes it.
 
-    If the program wrote to the file itself, a full disk would make its next print fail.
+    If the program wrote to the file itself, a full disk would make its next print fail, and the lines that are lost
+    couldn't be counted.
 
     Attributes:
         writer: the descriptor that the program gets as standard output and error.
@@ -169,10 +170,10 @@ def find_errors(text: str) -> list[OutputError]:
     # a progress bar returns to the beginning of its line
     lines = [line.rpartition("\r")[2] for line in text.replace("\r\n", "\n").split("\n")]
     starts = [number for number, line in enumerate(lines) if _TRACEBACK.match(line)][-MOST_TRACEBACKS:]
-    found = [error for start in starts if (error := _error_at(lines, start, starts)) is not None]
-    found = [error for error in found if error.type != _WRAPPER]
-    if found:
-        return found
+    errors = [error for start in starts if (error := _error_at(lines, start, starts)) is not None]
+    errors = [error for error in errors if error.type != _WRAPPER]
+    if errors:
+        return errors
     last = [line for line in lines if line.strip()][-LAST_LINES:]
     return [OutputError(message=last[-1].strip(), traceback="\n".join(last), signs=_signs(lines))] if last else []
 
@@ -193,21 +194,21 @@ def _error_at(lines: Sequence[str], start: int, starts: Sequence[int]) -> Output
         line = lines[number].removeprefix(prefix)
         if line.startswith(" ") or not line:
             continue
-        found = _EXCEPTION.match(line)
-        if found is None:
+        exception = _EXCEPTION.match(line)
+        if exception is None:
             return None
         first = _first_of_chain(lines, start, starts)
-        shown = [one.removeprefix(prefix) for one in lines[first : number + 1]][-LONGEST_TRACEBACK:]
-        signs = "\n".join(one.removeprefix(prefix) for one in lines[number : number + 4])
+        rows = [row.removeprefix(prefix) for row in lines[first : number + 1]][-LONGEST_TRACEBACK:]
+        signs = "\n".join(row.removeprefix(prefix) for row in lines[number : number + 4])
         return OutputError(
-            message=line.strip(), traceback="\n".join(shown), type=found["type"].rpartition(".")[2], signs=signs
+            message=line.strip(), traceback="\n".join(rows), type=exception["type"].rpartition(".")[2], signs=signs
         )
     return None
 
 
 def _first_of_chain(lines: Sequence[str], start: int, starts: Sequence[int]) -> int:
     """The first traceback of those from which this one followed."""
-    for earlier in sorted((one for one in starts if one < start), reverse=True):
+    for earlier in sorted((number for number in starts if number < start), reverse=True):
         between = lines[earlier + 1 : start]
         is_original = "Original Traceback" in lines[start]
         if not is_original and not any(sentence in line for line in between for sentence in _CHAINED):
@@ -218,7 +219,7 @@ def _first_of_chain(lines: Sequence[str], start: int, starts: Sequence[int]) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramEnd:
-    """How a program ended.
+    """End of a program: its exit code, and what was asked of it or reported by it before.
 
     Attributes:
         code: its exit code; the negative number of a signal that killed it.
@@ -254,7 +255,7 @@ class ProgramEnd:
 
 @dataclass(frozen=True, slots=True)
 class ProgramOutcome:
-    """What the end of a program means: fields of its exit record."""
+    """Meaning of a program's end: fields of its exit record."""
 
     reason: Reason
     message: str = ""
@@ -274,6 +275,7 @@ def outcome_of(end: ProgramEnd, output: str, run: ProgramRun, world_size: int) -
     if end.cut_short:
         return ProgramOutcome(Reason.INTERRUPTED, "ended at once by a second Ctrl-C, without a save")
     was_stopped = end.stop_signal is not None or end.stopping != ""
+    # after a stop, 0 doesn't mean that the run is complete: a program that has saved usually exits so
     code_counts = not was_stopped or run.on_stop == "exit_code"
     if end.done or (end.code == 0 and code_counts):
         return ProgramOutcome(Reason.COMPLETED)
@@ -282,37 +284,37 @@ def outcome_of(end: ProgramEnd, output: str, run: ProgramRun, world_size: int) -
         message = "" if end.code == 0 else f"after the stop: {end.text}"
         return ProgramOutcome(Reason.TIME_LIMIT if by_itself else Reason.INTERRUPTED, message)
     if was_stopped:
-        return _described(Reason.FAILED, end, next(reversed(find_errors(output)), None))
+        return _describe_outcome(Reason.FAILED, end, next(reversed(find_errors(output)), None))
     if end.out_of_memory and end.killed_by == signal.SIGKILL:
         return ProgramOutcome(Reason.OUT_OF_MEMORY, f"{end.text}: the kernel was out of memory")
-    return _failure(end, output, run, world_size)
+    return _failure_outcome(end, output, run, world_size)
 
 
-def _failure(end: ProgramEnd, output: str, run: ProgramRun, world_size: int) -> ProgramOutcome:
-    found = [(error, _classified(error, world_size)) for error in find_errors(output)]
+def _failure_outcome(end: ProgramEnd, output: str, run: ProgramRun, world_size: int) -> ProgramOutcome:
+    causes = [(error, _classify(error, world_size)) for error in find_errors(output)]
     if run.processes == "node":
         # the output of several ranks: those that only lost a peer may be the last
-        found = [one for one in found if not one[1].blames_peer][-1:] or found
-    error, meaning = found[-1] if found else (None, Classification(Reason.FAILED))
+        causes = [cause for cause in causes if not cause[1].blames_peer][-1:] or causes
+    error, meaning = causes[-1] if causes else (None, Classification(Reason.FAILED))
     reason = meaning.reason
     if end.killed_by is not None and reason is Reason.FAILED:
         reason = Reason.INFRASTRUCTURE
-    return _described(reason, end, error, blames_peer=meaning.blames_peer)
+    return _describe_outcome(reason, end, error, blames_peer=meaning.blames_peer)
 
 
-def _classified(error: OutputError, world_size: int) -> Classification:
+def _classify(error: OutputError, world_size: int) -> Classification:
     if error.type and error.type not in _OF_TORCH:
         return Classification(Reason.FAILED)
-    found = classify_text(error.signs, world_size)
-    of_machine = found.reason is Reason.INFRASTRUCTURE and not found.blames_peer
+    classification = classify_text(error.signs, world_size)
+    of_machine = classification.reason is Reason.INFRASTRUCTURE and not classification.blames_peer
     if of_machine or error.type in _OF_BACKEND or _BACKEND.search(error.signs):
-        return found
+        return classification
     if error.type and _BARE.fullmatch(error.message) and world_size > 1:
         return Classification(Reason.INFRASTRUCTURE, blames_peer=True)
     return Classification(Reason.FAILED)
 
 
-def _described(
+def _describe_outcome(
     reason: Reason, end: ProgramEnd, error: OutputError | None, *, blames_peer: bool = False
 ) -> ProgramOutcome:
     if error is None:

@@ -94,17 +94,17 @@ class Process:
     @property
     def words(self) -> list[str]:
         """Its command line; an empty word after its end, or if it has none."""
-        return read(self.pid, "cmdline").split("\0")
+        return read_proc(self.pid, "cmdline").split("\0")
 
     @property
     def command(self) -> str:
         """Its command line, as one line; its name in brackets if it has none."""
-        return " ".join(" ".join(self.words).split()) or f"[{read(self.pid, 'comm').strip()}]"
+        return " ".join(" ".join(self.words).split()) or f"[{read_proc(self.pid, 'comm').strip()}]"
 
     @property
     def is_shell(self) -> bool:
         """Whether it is a shell, which would die of a signal and leave alone the programs that it runs."""
-        program = Path(link(self.pid, "exe")).name
+        program = Path(read_proc_link(self.pid, "exe")).name
         if program in ("", "busybox"):
             program = Path(self.words[0]).name
         return program in SHELLS
@@ -118,27 +118,32 @@ class Process:
 
     def blocks(self, number: int) -> bool:
         """Whether its main thread blocks a signal, as one that waits for it in another thread or by signalfd does."""
+        # psutil doesn't report signals
         return bool(self._signals("SigBlk") >> (number - 1) & 1)
 
     def _signals(self, name: str) -> int:
-        found = next((line for line in read(self.pid, "status").splitlines() if line.startswith(f"{name}:")), "0")
-        return int(found.rpartition("\t")[2], 16)
+        mask_line = next(
+            (line for line in read_proc(self.pid, "status").splitlines() if line.startswith(f"{name}:")), "0"
+        )
+        return int(mask_line.rpartition("\t")[2], 16)
 
-    def reads_from(self, others: list[Process]) -> bool:
+    def reads_from(self, writers: list[Process]) -> bool:
         """Whether its standard input is a pipe to which one of the others writes."""
-        pipe = link(self.pid, "fd/0")
+        pipe = read_proc_link(self.pid, "fd/0")
         return pipe.startswith("pipe:") and any(
-            pipe in (link(other.pid, "fd/1"), link(other.pid, "fd/2")) for other in others if other != self
+            pipe in (read_proc_link(writer.pid, "fd/1"), read_proc_link(writer.pid, "fd/2"))
+            for writer in writers
+            if writer != self
         )
 
     def children(self) -> list[Process]:
         """Its children that haven't ended."""
-        found: list[int] = []
+        pids: list[int] = []
         # not psutil's: it reads the state of every process of the machine
         with suppress(OSError):
             for task in os.listdir(f"/proc/{self.pid}/task"):  # noqa: PTH208 - names
-                found += map(int, read(self.pid, f"task/{task}/children").split())
-        return [child for child in map(Process.of, found) if child is not None and child.alive]
+                pids += map(int, read_proc(self.pid, f"task/{task}/children").split())
+        return [child for child in map(Process.of, pids) if child is not None and child.alive]
 
     def descendants(self) -> Iterator[Process]:
         """Its children and theirs, parents first."""
@@ -153,29 +158,29 @@ class Process:
                 os.kill(self.pid, number)
 
 
-def listing(root: Process) -> str:
+def describe_tree(root: Process) -> str:
     """One line for each process of a tree: number, state, where it waits in the kernel, command line."""
     lines = []
     for process in (root, *root.descendants()):
-        place = read(process.pid, "wchan").strip("0\n") or "-"
+        place = read_proc(process.pid, "wchan").strip("0\n") or "-"
         lines.append(f"{process.pid:>8} {process.state or 'ended':<5} {place:<24} {process.command[:500]}\n")
     return f"{'pid':>8} {'state':<5} {'waits in':<24} command\n{''.join(lines)}"
 
 
 def _stat(pid: int) -> list[str] | None:
-    text = read(pid, "stat")
+    text = read_proc(pid, "stat")
     # the fields after the command's name, which stands in parentheses and may contain spaces and parentheses
     return text.rpartition(")")[2].split() if text else None
 
 
-def read(pid: int, *names: str) -> str:
+def read_proc(pid: int, *names: str) -> str:
     """Return the text of a file in a process's folder of /proc; empty if it can't be read."""
     with suppress(OSError):
         return Path("/proc", str(pid), *names).read_text(errors="replace")
     return ""
 
 
-def link(pid: int, name: str) -> str:
+def read_proc_link(pid: int, name: str) -> str:
     """Return the target of a link in a process's folder of /proc; empty if it can't be read."""
     with suppress(OSError):
         return str(Path(f"/proc/{pid}/{name}").readlink())
@@ -247,7 +252,7 @@ class Child:
             elif pid == self._guard.pid:
                 self._guard.returncode = os.waitstatus_to_exitcode(status)
 
-    def rest(self) -> list[Process]:
+    def processes(self) -> list[Process]:
         """The processes of the program that haven't ended."""
         return [process for process in self._parent.descendants() if process.pid != self._guard.pid]
 
@@ -258,8 +263,8 @@ class Child:
     def kill(self) -> None:
         """Kill all processes of the program, and reap them."""
         deadline = time.monotonic() + KILLED_S
-        while (rest := self.rest()) and time.monotonic() < deadline:
-            for process in rest:  # again and again: a process may fork until it is dead
+        while (processes := self.processes()) and time.monotonic() < deadline:
+            for process in processes:  # again and again: a process may fork until it is dead
                 process.send(signal.SIGKILL)
             time.sleep(0.01)
             self.reap()
@@ -300,10 +305,10 @@ def _start(
             preexec_fn=prepare,  # noqa: PLW1509 - this process has no other threads
         )
     except OSError as error:
-        raise _explained(error, command[0], variables, folder) from error
+        raise _explain(error, command[0], variables, folder) from error
 
 
-def _explained(error: OSError, word: str, variables: Mapping[str, str], folder: Path) -> ConfigError:
+def _explain(error: OSError, word: str, variables: Mapping[str, str], folder: Path) -> ConfigError:
     if isinstance(error, FileNotFoundError):
         where = f"in {folder}" if "/" in word else f"in PATH ({variables.get('PATH', '')})"
         problem = f"no such program {where}, or its interpreter is missing"
@@ -336,7 +341,7 @@ def _ignore_signals() -> None:
 
 @dataclass(frozen=True, slots=True)
 class ProgramStacks:
-    """What is known of where a program is.
+    """Stacks of a program's processes, and the position that they show.
 
     Attributes:
         text: the processes, and the stacks of those that wrote them.
@@ -357,16 +362,16 @@ class ProgramStacks:
             reporters: numbers of the processes that write stacks when they get SIGUSR1.
             folder: of the session, in which they write them.
         """
-        # as a number of another namespace, in a container, it could be anybody's
-        known = [process for process in (root, *root.descendants()) if process.pid in {*reporters}]
+        # in a container, the number belongs to another namespace, and could be that of any process here
+        reporting = [process for process in (root, *root.descendants()) if process.pid in {*reporters}]
         # it would kill one that has replaced itself by another program
-        asked = [process for process in known if process.handles(signal.SIGUSR1)]
-        stacks = _ask(asked, folder)
+        processes = [process for process in reporting if process.handles(signal.SIGUSR1)]
+        stacks = _request_stacks(processes, folder)
         frames = {process: _MAIN.search(text) for process, text in stacks.items()}
-        waiting = {process: found is not None and waits_for_peers(found["path"]) for process, found in frames.items()}
-        standing = any(process.state in _STANDING for process in (root, *asked))
-        first = next(filter(None, (frames[one] for one in sorted(waiting, key=lambda one: waiting[one]))), None)
-        parts = [listing(root)]
+        waiting = {process: frame is not None and waits_for_peers(frame["path"]) for process, frame in frames.items()}
+        standing = any(process.state in _STANDING for process in (root, *processes))
+        first = next(filter(None, (frames[process] for process in sorted(waiting, key=waiting.__getitem__))), None)
+        parts = [describe_tree(root)]
         parts += [f"process {process.pid}:\n{text or 'no stacks in time'}\n" for process, text in stacks.items()]
         if not stacks:
             parts.append(f"{WITHOUT_STACKS}\n")
@@ -387,7 +392,7 @@ class ProgramStacks:
             file.write(f"{begin}{self.text}{end}")
 
 
-def _ask(processes: list[Process], folder: Path) -> dict[Process, str]:
+def _request_stacks(processes: list[Process], folder: Path) -> dict[Process, str]:
     files = {process: folder / f"stacks_{process.pid}" for process in processes}
     sizes = {process: size_of(file) for process, file in files.items()}
     for process in processes:

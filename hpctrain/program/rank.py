@@ -20,12 +20,12 @@ from hpctrain.rank.rank import Member
 from hpctrain.run.code import CodeSnapshot
 from hpctrain.run.exit_record import ExitRecord
 from hpctrain.run.import_path import editable_places, in_copy, python_prefixes
-from hpctrain.run.launcher import Handover
+from hpctrain.run.launcher import LauncherFacts
 from hpctrain.run.reason import Reason
 
 _OF_EACH_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME")
 """Variables of a rank; a program that starts the ranks by itself sets them."""
-_PRIVATE = Handover(attempt=1, logged=True, store="-", parent=1, terminal=1, code="-", version="-").variables()
+_PRIVATE = LauncherFacts(attempt=1, logged=True, store="-", parent=1, terminal=1, code="-", version="-").variables()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class ProgramRank(Member):
         """The program's working directory."""
         return self.submit_dir if self.code is None else self.code.working_directory
 
-    def ended(self, reason: Reason, step: int = 0, message: str = "") -> ExitRecord:
+    def make_exit_record(self, reason: Reason, step: int = 0, message: str = "") -> ExitRecord:
         """Make its exit record.
 
         Args:
@@ -98,14 +98,14 @@ def program_variables(rank: ProgramRank, inherited: Mapping[str, str]) -> dict[s
     variables.setdefault("PYTHONUNBUFFERED", "1")
     # not PYTHONPYCACHEPREFIX, which would hide the compiled files of installed packages as well
     variables.setdefault("PYTHONDONTWRITEBYTECODE", "1")
-    variables |= _of_run(rank)
+    variables |= _run_variables(rank)
     if rank.code is not None:
-        variables |= _of_code(rank.code, command_of(rank.config)[0], variables)
-    return variables | (_of_node(rank, variables) if rank.spawns else _of_rank(rank, variables))
+        variables |= _code_variables(rank.code, command_of(rank.config)[0], variables)
+    return variables | (_node_variables(rank, variables) if rank.spawns else _rank_variables(rank, variables))
 
 
-def _of_run(rank: ProgramRank) -> dict[str, str]:
-    found = {
+def _run_variables(rank: ProgramRank) -> dict[str, str]:
+    variables = {
         "PWD": str(rank.folder),
         "HPCTRAIN_RUN_DIR": str(rank.directory.path),
         "HPCTRAIN_ATTEMPT": str(rank.attempt),
@@ -115,12 +115,12 @@ def _of_run(rank: ProgramRank) -> dict[str, str]:
         "HPCTRAIN_STOP_SIGNAL": rank.config.run.signal,
     }
     if rank.deadline is not None:
-        found["HPCTRAIN_DEADLINE"] = f"{rank.deadline:.0f}"
-    return found
+        variables["HPCTRAIN_DEADLINE"] = f"{rank.deadline:.0f}"
+    return variables
 
 
-def _of_code(code: CodeSnapshot, word: str, variables: Mapping[str, str]) -> dict[str, str]:
-    found = {
+def _code_variables(code: CodeSnapshot, word: str, variables: Mapping[str, str]) -> dict[str, str]:
+    changes = {
         # git would take the repository that contains the run for that of the copy
         "GIT_CEILING_DIRECTORIES": os.pathsep.join(
             [str(code.folder.parent), *filter(None, [variables.get("GIT_CEILING_DIRECTORIES")])]
@@ -129,17 +129,17 @@ def _of_code(code: CodeSnapshot, word: str, variables: Mapping[str, str]) -> dic
         "UV_NO_SYNC": variables.get("UV_NO_SYNC", "1"),
     }
     if code.commit:
-        found["HPCTRAIN_CODE_COMMIT"] = code.commit
+        changes["HPCTRAIN_CODE_COMMIT"] = code.commit
     if "PATH" in variables:
-        found["PATH"] = program_path(code, variables)
+        changes["PATH"] = program_path(code, variables)
     if places := python_path(code, word, variables):
-        found["PYTHONPATH"] = places
-    return found
+        changes["PYTHONPATH"] = places
+    return changes
 
 
-def _of_rank(rank: ProgramRank, variables: Mapping[str, str]) -> dict[str, str]:
+def _rank_variables(rank: ProgramRank, variables: Mapping[str, str]) -> dict[str, str]:
     place = rank.environment
-    found = {
+    values = {
         "RANK": place.rank,
         "LOCAL_RANK": place.local_rank,
         "WORLD_SIZE": place.world_size,
@@ -158,11 +158,11 @@ def _of_rank(rank: ProgramRank, variables: Mapping[str, str]) -> dict[str, str]:
     }
     threads = cpu_threads(place, rank.config.cluster.cpus_per_process, variables)
     if threads is not None:
-        found["OMP_NUM_THREADS"] = threads
-    return {name: str(value) for name, value in found.items()}
+        values["OMP_NUM_THREADS"] = threads
+    return {name: str(value) for name, value in values.items()}
 
 
-def _of_node(rank: ProgramRank, variables: dict[str, str]) -> dict[str, str]:
+def _node_variables(rank: ProgramRank, variables: dict[str, str]) -> dict[str, str]:
     for name in [name for name in variables if name in _OF_EACH_RANK or name.startswith("TORCHELASTIC_")]:
         del variables[name]
     place = rank.environment
@@ -170,7 +170,7 @@ def _of_node(rank: ProgramRank, variables: dict[str, str]) -> dict[str, str]:
     node_rank = place.rank
     resources = resources_of(rank.config, variables)
     spawned = resources.spawned_per_node or 1
-    found = {
+    values = {
         "NODE_RANK": node_rank,
         "GROUP_RANK": node_rank,
         "GROUP_WORLD_SIZE": place.num_nodes,
@@ -183,8 +183,8 @@ def _of_node(rank: ProgramRank, variables: dict[str, str]) -> dict[str, str]:
         "PET_MASTER_PORT": place.master_port,
     }
     if spawned > 1 and "OMP_NUM_THREADS" not in variables:
-        found["OMP_NUM_THREADS"] = max(1, cpu_cores(place, resources.cpus_per_process) // spawned)
-    return {name: str(value) for name, value in found.items()}
+        values["OMP_NUM_THREADS"] = max(1, cpu_cores(place, resources.cpus_per_process) // spawned)
+    return {name: str(value) for name, value in values.items()}
 
 
 def python_path(
@@ -198,14 +198,14 @@ def python_path(
         variables: with the PYTHONPATH of the original.
         places: of this process; None for its search path.
     """
-    given = variables["PYTHONPATH"].split(os.pathsep) if variables.get("PYTHONPATH") else []
-    found = [in_copy(code, str(code.submit_dir / place)) for place in given]
+    entries = variables["PYTHONPATH"].split(os.pathsep) if variables.get("PYTHONPATH") else []
+    from_variable = [in_copy(code, str(code.submit_dir / place)) for place in entries]
     if places is None:
         # without -P, Python has put the working directory first
         places = sys.path if sys.flags.safe_path else sys.path[1:]
     installed = editable_places(python_prefixes(word, variables, (code.submit_dir, code.root)))
-    own = [copy for place in (*places, *installed) if (copy := in_copy(code, place)) != place]
-    return os.pathsep.join(dict.fromkeys([*found, *own]))
+    from_process = [copy for place in (*places, *installed) if (copy := in_copy(code, place)) != place]
+    return os.pathsep.join(dict.fromkeys([*from_variable, *from_process]))
 
 
 def program_path(code: CodeSnapshot, variables: Mapping[str, str]) -> str:
@@ -224,11 +224,11 @@ def _file_in_copy(code: CodeSnapshot, word: str) -> str:
     original = Path(os.path.realpath(parent), name)
     if not name or not original.is_relative_to(code.root):
         return word
-    found = code.folder / original.relative_to(code.root)
+    copy = code.folder / original.relative_to(code.root)
     try:
-        state = found.stat()
+        state = copy.stat()
     except OSError:
         return word
     # what the program itself wrote into the copy isn't read-only, and what is linked isn't in the copy
     is_copied = stat.S_ISREG(state.st_mode) and not state.st_mode & 0o222
-    return str(found) if is_copied and found.resolve().is_relative_to(code.folder.resolve()) else word
+    return str(copy) if is_copied and copy.resolve().is_relative_to(code.folder.resolve()) else word

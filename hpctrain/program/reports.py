@@ -1,4 +1,4 @@
-"""What a program reports: events that it writes into a named pipe, and what rank zero records of them."""
+"""Reports of a program: events that it writes into a named pipe, and the records that rank zero makes of them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ log = logging.getLogger("hpctrain.program")
 
 
 @dataclass(slots=True)
-class Event:
+class ProgramEvent:
     """One report of a program.
 
     Attributes:
@@ -68,7 +68,7 @@ class Event:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def parse(cls, line: bytes) -> Event | None:
+    def parse(cls, line: bytes) -> ProgramEvent | None:
         """The event in a line; None if the line is malformed."""
         try:
             fields = parse_json(line)
@@ -84,11 +84,11 @@ class Event:
         return None if metrics is None else cls(kind, fields.get("rank"), fields, metrics)
 
 
-def _metrics(found: object) -> dict[str, float] | None:
-    if not isinstance(found, dict):
+def _metrics(metrics: object) -> dict[str, float] | None:
+    if not isinstance(metrics, dict):
         return None
     values = {}
-    for name, value in found.items():
+    for name, value in metrics.items():
         if value in NONFINITE or (isinstance(value, float) and not math.isfinite(value)):
             values[name] = float(value)
         elif NUMBER.accepts(value):
@@ -100,6 +100,9 @@ def _metrics(found: object) -> dict[str, float] | None:
 
 class EventPipe:
     """The pipe of a session, which this process keeps open so that programs may come and go.
+
+    It is a named one: subprocess and torchrun close inherited descriptors. It works for children of children, in
+    containers that mount the folder, and from other languages.
 
     Args:
         folder: of the session.
@@ -115,8 +118,8 @@ class EventPipe:
         with contextlib.suppress(OSError):
             fcntl.fcntl(self.descriptor, fcntl.F_SETPIPE_SZ, CAPACITY_BYTES)
         self._capacity = fcntl.fcntl(self.descriptor, fcntl.F_GETPIPE_SZ)
-        self.waiting: deque[Event] = deque()
-        self._rest = b""
+        self.waiting: deque[ProgramEvent] = deque()
+        self._partial_line = b""
         self._warned = False
 
     def read(self) -> bool:
@@ -125,12 +128,12 @@ class EventPipe:
             data = os.read(self.descriptor, self._capacity)
         except BlockingIOError:
             return False
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > LONGEST_LINE_BYTES:
-            self._rest = b""
+        *lines, self._partial_line = (self._partial_line + data).split(b"\n")
+        if len(self._partial_line) > LONGEST_LINE_BYTES:
+            self._partial_line = b""
             self._warn(data)
         for line in lines:
-            event = Event.parse(line)
+            event = ProgramEvent.parse(line)
             if event is not None:
                 self.waiting.append(event)
             elif line.strip():
@@ -148,15 +151,15 @@ class EventPipe:
 
 
 @dataclass(slots=True)
-class Progress:
-    """What the processes of one rank have reported so far.
+class ProgramProgress:
+    """Progress of one rank's processes, as they have reported it so far.
 
     Attributes:
         started: whether a session has begun.
         step: completed steps, as the lowest rank among them reported last.
         first_step: the first reported one; None before it.
         total_steps: of the whole run, if reported.
-        done: whether the program said that the run is complete.
+        done: whether the program called `session.done()`: the run is complete.
         stopping: why the program is stopping by itself; empty if it isn't.
         changes: how often it made progress.
         reporters: the processes that began a session.
@@ -174,7 +177,7 @@ class Progress:
     with_stacks: set[int] = field(default_factory=set)
     _steps: dict[int, int] = field(default_factory=dict)
 
-    def add(self, event: Event) -> None:
+    def add(self, event: ProgramEvent) -> None:
         """Take an event into account."""
         match event.kind:
             case "step":
@@ -246,7 +249,7 @@ class Records:
         )
         times.record_in(rank.claim_folder)
 
-    def add(self, event: Event, progress: Progress) -> None:
+    def add(self, event: ProgramEvent, progress: ProgramProgress) -> None:
         """Record an event.
 
         Raises:
@@ -263,7 +266,7 @@ class Records:
                 self._unsaved.append((event.fields["step"], self._rank.folder / event.fields["path"]))
                 self._record_saves()
 
-    def look(self, progress: Progress) -> None:
+    def record_waiting(self, progress: ProgramProgress) -> None:
         """Record what waits; call it about once a second.
 
         Raises:
@@ -274,7 +277,7 @@ class Records:
             self._sink.write()
         if self._started is None and self._keeps_at is not None and time.monotonic() >= self._keeps_at:
             self._keep_config()
-        self._times.record(progress.step, due=progress.step != self._recorded_step)
+        self._times.record(progress.step, force=progress.step != self._recorded_step)
         self._recorded_step = progress.step
 
     def completed(self) -> None:
@@ -282,7 +285,7 @@ class Records:
         if self._started is None and self._keeps_at is not None:
             self._keep_config()
 
-    def close(self, progress: Progress) -> None:
+    def close(self, progress: ProgramProgress) -> None:
         """Record what waits, and close the files.
 
         Raises:
@@ -295,18 +298,18 @@ class Records:
             self._record_saves()
         if self._sink is not None:
             self._sink.close()
-        self._times.record(progress.step, due=True)
+        self._times.record(progress.step, force=True)
 
-    def _start(self, pid: int, progress: Progress) -> None:
+    def _start(self, pid: int, progress: ProgramProgress) -> None:
         if self._started is None:
             self._times.recount("train_s", "import_s")
             self._times.enter("first_step_s")
         self._started = pid
         if progress.total_steps is not None:
             self._times.add_facts(total_steps=progress.total_steps)
-            self._times.record(progress.step, due=True)
+            self._times.record(progress.step, force=True)
 
-    def _step(self, event: Event) -> None:
+    def _step(self, event: ProgramEvent) -> None:
         step = event.fields["step"]
         if self._times.doing == "first_step_s":
             self._times.enter("train_s")
@@ -320,7 +323,7 @@ class Records:
         if event.metrics:
             self._log(step, event)
 
-    def _log(self, step: int, event: Event) -> None:
+    def _log(self, step: int, event: ProgramEvent) -> None:
         reporter = self._reporter_of(event)
         if step < self._logged_step and self._repeats(step, reporter):
             self._reopen(step)
@@ -337,7 +340,7 @@ class Records:
         if values:
             self._sink.log(step, values)
 
-    def _reporter_of(self, event: Event) -> Process | None:
+    def _reporter_of(self, event: ProgramEvent) -> Process | None:
         """The process that reports; one that has ended already if its start isn't known."""
         pid = event.fields.get("pid", self._started)
         if pid is None or (self._reporter is not None and self._reporter.pid == pid):
@@ -347,7 +350,7 @@ class Records:
     def _repeats(self, step: int, reporter: Process | None) -> bool:
         """Whether a process has taken the place of one that has ended, and repeats steps after the newest save.
 
-        One that torchrun has started again does so. One that evaluates runs beside the one that trains, or evaluates
+        One that torchrun has started again does so. One that evaluates runs while the other trains, or evaluates
         what is saved.
         """
         if self._reporter is None or reporter is None or reporter.pid == self._reporter.pid or self._reporter.alive:

@@ -1,4 +1,8 @@
-"""A program as the work of a rank's process: set up, run the program, and write the exit record."""
+"""A program as the work of a rank's process: set up, run the program, and write the exit record.
+
+The program is a child, and doesn't replace this process: then no exit record would be written after a crash, and no
+process would notice a hang.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +41,7 @@ from hpctrain.rank.entry import log_to
 from hpctrain.run.code import current_code, written_files
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.file_system import explain, reserve_for_rank
-from hpctrain.run.launcher import Handover
+from hpctrain.run.launcher import LauncherFacts
 from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.run.process import process_age_s
 from hpctrain.run.reason import Reason
@@ -75,7 +79,7 @@ class ProgramWorkload:
         """Receive the stop signals."""
         return self._signals
 
-    def run(self, environment: ClusterEnvironment, handover: Handover) -> int:
+    def run(self, environment: ClusterEnvironment, launcher: LauncherFacts) -> int:
         """Run the program as the rank of this place until it ends, and write the exit record.
 
         Returns:
@@ -87,7 +91,7 @@ class ProgramWorkload:
         """
         times = Times(process_age_s())
         with temporary_folder("session") as session:
-            rank = self._rank(environment, handover, session)
+            rank = self._rank(environment, launcher, session)
             log_to(sys.stdout, "%(asctime)s hpctrain: %(message)s")
             try:
                 return _run(rank, times, self._signals)
@@ -96,15 +100,15 @@ class ProgramWorkload:
             except Exception as error:
                 return _end_after_error(rank, error)
 
-    def _rank(self, environment: ClusterEnvironment, handover: Handover, session: Path) -> ProgramRank:
+    def _rank(self, environment: ClusterEnvironment, launcher: LauncherFacts, session: Path) -> ProgramRank:
         directory = self.directory
-        if handover.attempt is None:
+        if launcher.attempt is None:
             problem = "no launcher has begun an attempt of it"
             raise ConfigError("run", directory.path, problem, f"python -m hpctrain resume {directory.as_typed}")
-        code = current_code(directory, handover.code) if handover.code else None
+        code = current_code(directory, launcher.code) if launcher.code else None
         if code is not None and code.own_paths is not None:
             code = code.as_own_copy  # even if this node doesn't see it yet: the shared copy isn't for writing
-        claim = Claim(Ledger(directory), handover.attempt)
+        claim = Claim(Ledger(directory), launcher.attempt)
         reserve_for_rank(directory.attempt(claim.attempt), environment.rank)
         return ProgramRank(
             config=self.config,
@@ -121,19 +125,19 @@ def _end_after_error(rank: ProgramRank, error: Exception) -> int:
     """Record an error of hpctrain's own process, such as of the file system; return the exit code."""
     if isinstance(error, SupersededError):
         log.warning("%s", error)
-        rank.write(rank.ended(Reason.INTERRUPTED, message=str(error)))
+        rank.write(rank.make_exit_record(Reason.INTERRUPTED, message=str(error)))
         return ExitCode.FINISHED
     if isinstance(error, HpctrainError):
         log.error("%s", error)
-        found = classify(error, rank.environment.world_size)
-        rank.write(replace(rank.ended(found.reason, message=str(error)), blames_peer=found.blames_peer))
+        cause = classify(error, rank.environment.world_size)
+        rank.write(replace(rank.make_exit_record(cause.reason, message=str(error)), blames_peer=cause.blames_peer))
         return ExitCode.FAILED
     log.exception("hpctrain's own process of this rank failed")
     reason, text = Reason.FAILED, str(error)
     if isinstance(error, OSError):
         reason, text = Reason.INFRASTRUCTURE, explain(error)
     trace = "".join(traceback.format_exception(error))
-    rank.write(replace(rank.ended(reason, message=f"{type(error).__name__}: {text}"), traceback=trace))
+    rank.write(replace(rank.make_exit_record(reason, message=f"{type(error).__name__}: {text}"), traceback=trace))
     return ExitCode.FAILED
 
 
@@ -156,7 +160,7 @@ def _run(rank: ProgramRank, times: Times, signals: Signals) -> int:
     address = address_of_rank_zero(rank.claim_folder, rank.environment, is_stopped)
     if is_stopped():
         log.info("%s received before the program was started", early[-1].name)
-        rank.write(replace(rank.ended(Reason.INTERRUPTED), stop_signal=early[-1]))
+        rank.write(replace(rank.make_exit_record(Reason.INTERRUPTED), stop_signal=early[-1]))
         return ExitCode.FINISHED
     if rank.is_rank_zero and rank.environment.ignored_message:
         log.warning("%s", rank.environment.ignored_message)
@@ -173,7 +177,7 @@ def _run(rank: ProgramRank, times: Times, signals: Signals) -> int:
         rank.output.drain()
         outcome = _outcome(rank, end, output_start)
         record = replace(
-            rank.ended(outcome.reason, loop.progress.step, outcome.message),
+            rank.make_exit_record(outcome.reason, loop.progress.step, outcome.message),
             traceback=outcome.traceback,
             blames_peer=outcome.blames_peer,
             stop_signal=end.stop_signal,
@@ -185,7 +189,7 @@ def _run(rank: ProgramRank, times: Times, signals: Signals) -> int:
         # the grace time of a stop is for saving
         if rank.is_rank_zero and end.stop_signal is None:
             _report_written(rank, began)
-        loop.end_rest()
+        loop.end_other_processes()
     finally:
         child.close()
         rank.output.close()
@@ -234,17 +238,17 @@ def _report_written(rank: ProgramRank, began: float) -> None:
     if code is None:
         return
     try:
-        found = written_files(code)
+        files = written_files(code)
         originals = [] if code.own_paths is None else written_originals(code, began)
     except (OSError, HpctrainError):
         return  # the launcher of the next attempt compares the copy with its list
-    if found and code.own_paths is None:
+    if files and code.own_paths is None:
         advice = "write into $HPCTRAIN_CHECKPOINT_DIR or $HPCTRAIN_RUN_DIR instead"
         log.info(
-            "the copy of the code, %s, contains what the program wrote: %s; %s", code.folder, listed(found), advice
+            "the copy of the code, %s, contains what the program wrote: %s; %s", code.folder, listed(files), advice
         )
-    elif found:
-        log.info("the program wrote into %s, the run's own copy of the code: %s", code.folder, listed(found))
+    elif files:
+        log.info("the program wrote into %s, the run's own copy of the code: %s", code.folder, listed(files))
     if originals:
         remedy = "if this program wrote there, add the name to run.own_folders, so that each run has its own"
         log.warning(

@@ -28,7 +28,10 @@ TIMED_OUT = re.compile(
     r"|monitoredBarrier|collective operation timeout|before timing out",
     re.IGNORECASE,
 )
-"""Messages of torch's backends (gloo, the store, NCCL's watchdog) when another rank didn't arrive in time."""
+"""Messages of torch's backends (gloo, the store, NCCL's watchdog) when another rank didn't arrive in time.
+
+A collective that times out is a hang, since all its connections exist; one that breaks is a lost peer.
+"""
 PEER_LOST = re.compile(
     r"Connection (closed|reset|refused) by|Connection reset|Broken pipe"
     r"|recvValue failed|sendBytes failed|DistNetworkError|DistStoreError|Socket closed"
@@ -142,7 +145,7 @@ def advice(error: BaseException, config: Config, world_size: int, local_world_si
             "freeze them"
         )
     if GPU_OUT_OF_MEMORY.search(text):
-        remedies = _smaller(config, world_size, local_world_size or world_size)
+        remedies = _memory_saving_settings(config, world_size, local_world_size or world_size)
         return f"out of GPU memory: {either(remedies)}" if remedies else ""
     if HOST_MEMORY.search(text):
         return f"out of memory: {memory_advice(config)}"
@@ -166,25 +169,25 @@ def _about_the_task(error: BaseException, text: str) -> str:
         return LOG_SCALARS
     if SECOND_BACKWARD in text:
         return "a loss must not call backward(), nor keep results of an earlier step without detach()"
-    if isinstance(error, AttributeError) and any(one.__module__ in OF_TASKS for one in type(error.obj).__mro__):
+    if isinstance(error, AttributeError) and any(base.__module__ in OF_TASKS for base in type(error.obj).__mro__):
         return ATTRIBUTES_OF_LIGHTNING.get(error.name or "", "")
     return ""
 
 
-def _smaller(config: Config, world_size: int, local_world_size: int) -> list[str]:
+def _memory_saving_settings(config: Config, world_size: int, local_world_size: int) -> list[str]:
     """Return the settings that save GPU memory and aren't used yet."""
-    trainer, found = config.trainer, []
+    trainer, settings = config.trainer, []
     size, pipeline_degree = _micro_batch_size(config, world_size, local_world_size)
     if size > 1:
         # a smaller micro-batch means accumulation, which CUDA graphs rule out
         also = "trainer.compile_mode=default and " if uses_cuda_graphs(config) else ""
         fit = " (`python -m hpctrain fit-batch` finds the largest)" if pipeline_degree == 1 else ""
-        found.append(f"set {also}trainer.micro_batch_size below {size}{fit}")
+        settings.append(f"set {also}trainer.micro_batch_size below {size}{fit}")
     if not trainer.activation_checkpointing:
-        found.append("set trainer.activation_checkpointing")
+        settings.append("set trainer.activation_checkpointing")
     if faster := config.precision.formats.faster:
-        found.append(f"use precision={faster}")
-    return found
+        settings.append(f"use precision={faster}")
+    return settings
 
 
 def _micro_batch_size(config: Config, world_size: int, local_world_size: int) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 Importing the compiler takes about as long as importing torch itself, and the first optimizer of a plain script imports
 it. Without that import a run reaches its first step in 0.81 of the time that a hand-written loop takes
-(tests/benchmarks/startup.py), which is why this module patches torch.
+(tests/benchmarks/startup.py), which is why this module patches torch: there is no switch.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from hpctrain.run.process import boot_id
 
 TOPIC = "devices"
 HIDDEN = re.compile(r"No CUDA GPUs are available|Found no NVIDIA driver|no CUDA-capable device is detected")
-"""What torch says where a container or a job step has no GPUs, although the driver's list in /proc shows the node's."""
+"""torch's errors where a container or a job step has no GPUs, although the driver's list in /proc shows the node's."""
 
 log = logging.getLogger("hpctrain.train")
 
@@ -71,7 +71,7 @@ class RankDevices:
     Attributes:
         rank: that has them.
         host: the name of its machine.
-        machine: tells machines with the same name apart.
+        machine: distinguishes machines with the same name.
         gpus: their addresses on the PCI bus, such as ``0000:17:00.0``; empty on the CPU. The slices of a GPU that
             NVIDIA's MIG makes have the same address, and NCCL takes them for the same GPU.
         name: of the first GPU.
@@ -112,7 +112,7 @@ class RankDevices:
             rank=rank,
             host=host,
             machine=boot_id() or host,  # containers may have the same host name
-            gpus=[_address(found) for found in properties],
+            gpus=[_address(gpu) for gpu in properties],
             name=properties[0].name if properties else "",
             visible=visible,
         )
@@ -120,7 +120,7 @@ class RankDevices:
 
 @dataclass(frozen=True, slots=True)
 class DeviceConflict:
-    """Why the devices of the ranks aren't compatible.
+    """Conflict between the devices of ranks.
 
     Attributes:
         ranks: that report it, and to which the others point.
@@ -133,57 +133,58 @@ class DeviceConflict:
     machine_at_fault: bool
 
 
-def find_conflict(found: Sequence[RankDevices], backend: str) -> DeviceConflict | None:
+def find_conflict(reports: Sequence[RankDevices], backend: str) -> DeviceConflict | None:
     """Compare the devices of all ranks; return the first conflict, or None.
 
     Args:
-        found: of all ranks, in rank order.
+        reports: of all ranks, in rank order.
         backend: `nccl`, `gloo` or `auto`.
     """
-    broken = [one for one in found if one.problem]
+    broken = [report for report in reports if report.problem]
     if broken:
-        return DeviceConflict([one.rank for one in broken], broken[0].problem, broken[0].machine_at_fault)
-    with_gpu = next((one for one in found if one.gpus), None)
-    without = [one for one in found if not one.gpus]
+        return DeviceConflict([report.rank for report in broken], broken[0].problem, broken[0].machine_at_fault)
+    with_gpu = next((report for report in reports if report.gpus), None)
+    without = [report for report in reports if not report.gpus]
     if with_gpu is not None and without:
-        hosts = listed(dict.fromkeys(one.host for one in without), separator=" ")
+        hosts = listed(dict.fromkeys(report.host for report in without), separator=" ")
+        ranks = [report.rank for report in without]
         return DeviceConflict(
-            [one.rank for one in without],
-            f"{numbered('rank', [one.rank for one in without])} on {hosts} found no GPU, but rank {with_gpu.rank} on "
-            f"{with_gpu.host} found one ({with_gpu.name}), and all ranks must train on the same type of device: run "
-            f"nvidia-smi or rocm-smi on {hosts}, or set cluster.gpus_per_node=0 to train on CPUs",
+            ranks,
+            f"{numbered('rank', ranks)} on {hosts} found no GPU, but rank {with_gpu.rank} on {with_gpu.host} found one "
+            f"({with_gpu.name}), and all ranks must train on the same type of device: run nvidia-smi or "
+            f"rocm-smi on {hosts}, or set cluster.gpus_per_node=0 to train on CPUs",
             machine_at_fault=True,
         )
     # RCCL itself decides about the partitions of an AMD GPU, which have the same address
     if with_gpu is not None and backend != "gloo" and not torch.version.hip and not os.environ.get(SHARING):
-        return next(_duplicate_gpus(found), None)
+        return next(_duplicate_gpus(reports), None)
     return None
 
 
-def _duplicate_gpus(found: Sequence[RankDevices]) -> Iterator[DeviceConflict]:
+def _duplicate_gpus(reports: Sequence[RankDevices]) -> Iterator[DeviceConflict]:
     """Two ranks with the same GPU, which NCCL refuses ("Duplicate GPU detected")."""
     owners: dict[tuple[str, str], RankDevices] = {}
-    for one in found:
-        for gpu in one.gpus:
-            other = owners.setdefault((one.machine, gpu), one)
-            if other is not one:
+    for report in reports:
+        for gpu in report.gpus:
+            owner = owners.setdefault((report.machine, gpu), report)
+            if owner is not report:
                 yield DeviceConflict(
                     [0],  # of a configuration that can't work, it alone reports it
-                    f"{numbered('rank', [other.rank, one.rank])} on {one.host} have the same GPU ({gpu}, {one.name}; "
-                    f"{_visibility(other)}, {_visibility(one)}), but with NCCL every rank needs its own, and MIG "
-                    "slices of one GPU count as the same: start at most one process per GPU "
+                    f"{numbered('rank', [owner.rank, report.rank])} on {report.host} have the same GPU ({gpu}, "
+                    f"{report.name}; {_visibility(owner)}, {_visibility(report)}), but with NCCL every rank needs its "
+                    "own, and MIG slices of one GPU count as the same: start at most one process per GPU "
                     "(cluster.processes_per_node), remove options that bind GPUs from cluster.srun_args, or use "
                     "parallel.backend=gloo",
                     machine_at_fault=False,
                 )
 
 
-def require_compatible_devices(store: Store, own: RankDevices, world_size: int, backend: str) -> None:
+def require_compatible_devices(store: Store, report: RankDevices, world_size: int, backend: str) -> None:
     """Compare the devices of all ranks through the store, before they make a process group; collective.
 
     Args:
         store: that the ranks share.
-        own: of this rank.
+        report: of this rank.
         world_size: number of ranks.
         backend: `nccl`, `gloo` or `auto`.
 
@@ -191,8 +192,8 @@ def require_compatible_devices(store: Store, own: RankDevices, world_size: int, 
         DeviceError: they aren't compatible. On ranks that aren't at fault, it points at the others.
         RendezvousError: on rank zero, if a rank reported none before the store's timeout; names it.
     """
-    store.set(_key(own.rank), json.dumps(asdict(own)))
-    if own.rank == 0:
+    store.set(_key(report.rank), json.dumps(asdict(report)))
+    if report.rank == 0:
         conflict = find_conflict(_reported_devices(store, world_size), backend)
         refusal = "" if conflict is None else json.dumps(asdict(conflict))
         share_refusal(store, TOPIC, refusal, world_size - 1)
@@ -200,7 +201,7 @@ def require_compatible_devices(store: Store, own: RankDevices, world_size: int, 
         refusal = read_refusal(store, TOPIC)
     if refusal:
         conflict = DeviceConflict(**json.loads(refusal))
-        elsewhere = own.rank not in conflict.ranks
+        elsewhere = report.rank not in conflict.ranks
         raise DeviceError(conflict.message, machine_at_fault=conflict.machine_at_fault, elsewhere=elsewhere)
 
 
@@ -226,9 +227,9 @@ def _address(properties: object) -> str:
     return f"{domain:04x}:{bus:02x}:{device:02x}.0"
 
 
-def _visibility(one: RankDevices) -> str:
-    visible = [f"{name}={value}" for name, value in one.visible.items()]
-    return f"rank {one.rank} sees {listed(visible) or 'all GPUs'}"
+def _visibility(report: RankDevices) -> str:
+    visible = [f"{name}={value}" for name, value in report.visible.items()]
+    return f"rank {report.rank} sees {listed(visible) or 'all GPUs'}"
 
 
 def _first_line(error: BaseException) -> str:
@@ -254,17 +255,17 @@ def choose_compatible_devices(
     visible = {name: os.environ[name] for name in VISIBLE_DEVICES if name in os.environ}
     try:
         devices = choose_own_devices(environment, config)
-        own = RankDevices.of(number, devices, visible)
+        report = RankDevices.of(number, devices, visible)
     except (ConfigError, DeviceError) as error:
         if store is not None:
             # the others would wait for this rank's devices
             at_fault, host = isinstance(error, DeviceError), socket.gethostname()
-            own = RankDevices(rank=number, host=host, problem=str(error), machine_at_fault=at_fault)
+            report = RankDevices(rank=number, host=host, problem=str(error), machine_at_fault=at_fault)
             with suppress(DeviceError):
-                require_compatible_devices(store, own, environment.world_size, config.parallel.backend)
+                require_compatible_devices(store, report, environment.world_size, config.parallel.backend)
         raise
     if store is not None:
-        require_compatible_devices(store, own, environment.world_size, config.parallel.backend)
+        require_compatible_devices(store, report, environment.world_size, config.parallel.backend)
     return devices
 
 
@@ -276,34 +277,36 @@ def choose_own_devices(environment: ClusterEnvironment, config: Config) -> tuple
         DeviceError: torch finds no GPU, although the configuration requests GPUs, or the driver lists some.
     """
     cluster = config.cluster
-    asked = cluster.gpus_per_node
+    gpus_per_node = cluster.gpus_per_node
     # a site without cgroups shows all GPUs to a SLURM job that requested none: leave them alone
-    use_gpu = asked != 0 and not (asked is None and isinstance(cluster, Slurm))
-    each = None if config.parallel.kind == "data_parallel" else cluster.gpus_per_process
-    devices = choose_devices(environment, each, use_gpu=use_gpu)
+    use_gpu = gpus_per_node != 0 and not (gpus_per_node is None and isinstance(cluster, Slurm))
+    gpus_per_process = None if config.parallel.kind == "data_parallel" else cluster.gpus_per_process
+    devices = choose_devices(environment, gpus_per_process, use_gpu=use_gpu)
     if devices[0].type == "cuda":
         return devices
     if use_gpu:
-        _refuse_missing_gpus(asked, is_rank_zero=environment.rank == 0)
+        _refuse_missing_gpus(gpus_per_node, is_rank_zero=environment.rank == 0)
     refuse_without_gpu(config, f"find out why torch finds no GPU on {socket.gethostname()} (nvidia-smi)")
     return devices
 
 
-def _refuse_missing_gpus(asked: int | None, *, is_rank_zero: bool) -> None:
+def _refuse_missing_gpus(gpus_per_node: int | None, *, is_rank_zero: bool) -> None:
     """Raise if there should be a GPU where torch finds none."""
     host = socket.gethostname()
     if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]  # torch leaves it untyped
         without = f"torch {torch.__version__} on {host} is built without CUDA"
-        if asked:
+        if gpus_per_node:
             remedy = "install a build with CUDA (pytorch.org), or set it to 0 to train on the CPU"
-            raise ConfigError("cluster.gpus_per_node", asked, without, remedy)
-        if is_rank_zero and (listed := visible_gpus(os.environ, build="cuda")):
-            log.warning("%s has %s, but %s: training on the CPU", host, counted(listed, "GPU"), without)
+            raise ConfigError("cluster.gpus_per_node", gpus_per_node, without, remedy)
+        if is_rank_zero and (num_visible := visible_gpus(os.environ, build="cuda")):
+            log.warning("%s has %s, but %s: training on the CPU", host, counted(num_visible, "GPU"), without)
         return
-    listed, why = visible_gpus(os.environ) or 0, _driver_error()
-    if not asked and (not listed or HIDDEN.search(why)):
+    num_visible, why = visible_gpus(os.environ) or 0, _driver_error()
+    if not gpus_per_node and (not num_visible or HIDDEN.search(why)):
         return
-    promise = f"cluster.gpus_per_node={asked}" if asked else f"the driver lists {counted(listed, 'GPU')}"
+    promise = f"the driver lists {counted(num_visible, 'GPU')}"
+    if gpus_per_node:
+        promise = f"cluster.gpus_per_node={gpus_per_node}"
     raise DeviceError(
         f"torch finds no GPU on {host}, but {promise}{why and f' ({why})'}: run nvidia-smi or rocm-smi there, or set "
         "cluster.gpus_per_node=0 to train on the CPU"
@@ -311,7 +314,7 @@ def _refuse_missing_gpus(asked: int | None, *, is_rank_zero: bool) -> None:
 
 
 def _driver_error() -> str:
-    """What the driver says; empty if it says nothing."""
+    """Return the first line of the driver's error; empty if CUDA can be initialised."""
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     except Exception as error:  # whatever a broken driver raises is the answer

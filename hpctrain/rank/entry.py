@@ -20,7 +20,7 @@ from hpctrain.phrases import DATE_TIME
 from hpctrain.run.directory import RunDirectory, umask_of
 from hpctrain.run.exit_record import ExitRecord, read_exit_records
 from hpctrain.run.file_system import explain
-from hpctrain.run.launcher import Handover
+from hpctrain.run.launcher import LauncherFacts
 from hpctrain.run.process import end_with_parent
 from hpctrain.run.reason import Reason
 from hpctrain.run.start_record import StartRecord
@@ -29,7 +29,7 @@ from hpctrain.terminal import VisibleFormatter, can_redraw, visible
 
 
 class Workload(Protocol):
-    """What a rank's process does: it trains, or runs the user's program."""
+    """Work of a rank's process: a training, or a program of the user's."""
 
     @property
     def config(self) -> RunConfig:
@@ -42,7 +42,7 @@ class Workload(Protocol):
     def prepared(self) -> AbstractContextManager[object]:
         """Return the context of the attempt, in which this process handles the stop signals."""
 
-    def run(self, environment: ClusterEnvironment, handover: Handover) -> int:
+    def run(self, environment: ClusterEnvironment, launcher: LauncherFacts) -> int:
         """Run one attempt as the rank of this place, and write its exit record, also after an error.
 
         Returns:
@@ -63,12 +63,12 @@ def run_rank(workload: Workload) -> int:
     umask = os.umask(umask_of(config.mode))
     try:
         with workload.prepared():
-            handover = Handover.read(os.environ)
-            end_with_parent(handover.parent)
+            launcher = LauncherFacts.read(os.environ)
+            end_with_parent(launcher.parent)
             environment = ClusterEnvironment.from_environment(os.environ, master_port=config.cluster.master_port)
-            if workload.directory is not None and handover.attempt is not None:
-                StartRecord.of_this_process(environment).write(workload.directory.attempt(handover.attempt))
-            return workload.run(environment, handover)
+            if workload.directory is not None and launcher.attempt is not None:
+                StartRecord.of_this_process(environment).write(workload.directory.attempt(launcher.attempt))
+            return workload.run(environment, launcher)
     finally:
         os.umask(umask)
 
@@ -89,7 +89,7 @@ def main(workload: Callable[[RunDirectory], Workload]) -> NoReturn:
             raise RunDirectoryError("expected a run directory, found no argument; `python -m hpctrain` launches ranks")
         directory = RunDirectory.existing(sys.argv[1])
         # before the configuration is read, of which another version may have other keys
-        problem = other_version(Handover.read(os.environ).version)
+        problem = other_version(LauncherFacts.read(os.environ).version)
         if not problem:
             code = run_rank(workload(directory))
     except HpctrainError as error:
@@ -117,14 +117,14 @@ def record_early_end(directory: RunDirectory, reason: Reason, message: str, envi
         environ: of the rank; without an attempt in it, nothing is written.
     """
     with suppress(OSError, HpctrainError):
-        handover = Handover.read(environ)
-        if handover.attempt is not None:
+        launcher = LauncherFacts.read(environ)
+        if launcher.attempt is not None:
             rank = _rank(environ)
-            if rank is None or rank in read_exit_records(directory.attempt(handover.attempt)):
+            if rank is None or rank in read_exit_records(directory.attempt(launcher.attempt)):
                 return  # it is unknown, or its work had ended already
             host = socket.gethostname()
             record = ExitRecord(rank=rank, host=host, reason=reason, step=0, message=message, time=time.time())
-            record.write(directory.attempt(handover.attempt))
+            record.write(directory.attempt(launcher.attempt))
 
 
 def _rank(environ: Mapping[str, str]) -> int | None:

@@ -88,9 +88,9 @@ def set_nccl_variables(environ: MutableMapping[str, str], collective_timeout_s: 
         environ: of this process.
         collective_timeout_s: as for `nccl_defaults`.
     """
-    kept = user_nccl_variables(environ, collective_timeout_s)
+    user_variables = user_nccl_variables(environ, collective_timeout_s)
     for name, value in nccl_defaults(collective_timeout_s).items():
-        if name not in kept and ALIASES.get(name) not in kept:
+        if name not in user_variables and ALIASES.get(name) not in user_variables:
             environ[name] = value
 
 
@@ -101,14 +101,14 @@ def user_nccl_variables(environ: Mapping[str, str], collective_timeout_s: float)
         environ: of this process.
         collective_timeout_s: as for `nccl_defaults`.
     """
-    kept = {}
+    variables = {}
     by_torchrun = SET_BY_TORCHRUN if "TORCHELASTIC_RUN_ID" in environ else {}
     for name, default in nccl_defaults(collective_timeout_s).items():
-        for known in filter(None, (name, ALIASES.get(name))):
-            value = environ.get(known)
-            if value is not None and value not in (default, by_torchrun.get(known)):
-                kept[known] = value
-    return kept
+        for spelling in filter(None, (name, ALIASES.get(name))):
+            value = environ.get(spelling)
+            if value is not None and value not in (default, by_torchrun.get(spelling)):
+                variables[spelling] = value
+    return variables
 
 
 def read_collectives(within_s: float = READ_S) -> Collectives | None:
@@ -117,16 +117,16 @@ def read_collectives(within_s: float = READ_S) -> Collectives | None:
     Args:
         within_s: bound in seconds.
     """
-    found: list[Collectives] = []
+    collectives: list[Collectives] = []
 
     def read() -> None:
         with contextlib.suppress(KeyError, ValueError, TypeError, AttributeError):  # another version's format
-            found.append(summarize(_entries()))
+            collectives.append(summarize(_entries()))
 
     thread = threading.Thread(target=read, name="flight-recorder", daemon=True)
     thread.start()
     thread.join(within_s)
-    return found[0] if found else None
+    return collectives[0] if collectives else None
 
 
 def summarize(entries: Iterable[Mapping[str, Any]]) -> Collectives:

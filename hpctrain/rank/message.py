@@ -1,4 +1,7 @@
-"""Messages between ranks as bytes, read without executing them: JSON, or a state in the format of `torch.save`."""
+"""Messages between ranks as bytes, read without executing them: JSON, or a state in the format of `torch.save`.
+
+Never a plain pickle, as torch's collectives for objects send: an intruder in the place of a rank could run code.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,7 @@ def _tensor_from_json(record: dict[str, Any]) -> Any:
     return torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
 
 
-def packed(state: dict[str, Any]) -> Tensor:
+def pack(state: dict[str, Any]) -> Tensor:
     """Return a state as bytes, uint8 of shape [n], for `World.gather_bytes`."""
     # messages between ranks are JSON, which would turn tuples into lists, and integers as keys into strings, and takes
     # seconds for tens of megabytes
@@ -74,8 +77,8 @@ def packed(state: dict[str, Any]) -> Tensor:
     return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
 
 
-def unpacked(data: Tensor) -> dict[str, Any]:
-    """Return the state of a result of `packed`."""
+def unpack(data: Tensor) -> dict[str, Any]:
+    """Return the state of a result of `pack`."""
     # weights_only: another rank's data must not be able to execute code
-    found: dict[str, Any] = torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=True)
-    return found
+    state: dict[str, Any] = torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=True)
+    return state

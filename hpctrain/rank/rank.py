@@ -20,11 +20,11 @@ from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.root import Config
 from hpctrain.errors import HpctrainError, SchedulerError, error_text
 from hpctrain.rank.classification import NCCL_ERRORS
-from hpctrain.rank.stacks import STDERR, Position
+from hpctrain.rank.stacks import STDERR, StackPosition
 from hpctrain.rank.stop_request import StopRequest
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord, first_cause, read_exit_records
-from hpctrain.run.launcher import Handover, Owner
+from hpctrain.run.launcher import LauncherFacts, Owner
 from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.run.stacks import request_stacks
@@ -85,7 +85,7 @@ class Member:
 
     @property
     def stacks_request(self) -> Path:
-        """Where requests for stacks are left."""
+        """The file by which other processes request stacks."""
         return self.directory.stacks_request(self.attempt)
 
     def describe(self, step: int) -> str:
@@ -145,7 +145,7 @@ class Rank:
     Attributes:
         config: of the run.
         environment: its place.
-        handover: from its launcher.
+        launcher: from its launcher.
         stop: its request to stop.
         times: where its time goes.
         member: its files and records, once its attempt is known.
@@ -158,7 +158,7 @@ class Rank:
 
     config: Config
     environment: ClusterEnvironment
-    handover: Handover
+    launcher: LauncherFacts
     stop: StopRequest
     times: Times
     member: Member | None = None
@@ -180,7 +180,7 @@ class Rank:
 
     @property
     def why_ended(self) -> str:
-        """Why the run was completed before its last step; empty if it wasn't."""
+        """The reason for which the run was completed before its last step; empty if it wasn't."""
         return self.running.why_ended if self.running is not None else ""
 
     @property
@@ -190,12 +190,12 @@ class Rank:
 
     @property
     def communication_error(self) -> str:
-        """What NCCL has reported about this rank's communicator; empty if nothing."""
+        """The error that NCCL has reported about this rank's communicator; empty without one."""
         return "" if self.world is None else self.world.communication_error()
 
     @property
     def superseded(self) -> bool:
-        """Whether a later attempt owns the run; False while the attempt is unknown or the file system can't tell."""
+        """Whether a later attempt owns the run; False while the attempt is unknown or the file system fails."""
         if self.member is None:
             return False
         try:
@@ -215,7 +215,7 @@ class Rank:
 
     @property
     def stacks_request(self) -> Path | None:
-        """Where requests for stacks are left, once its attempt is known."""
+        """The file by which other processes request stacks, once its attempt is known."""
         return None if self.member is None else self.member.stacks_request
 
     @property
@@ -229,14 +229,14 @@ class Rank:
     @property
     def lost_output(self) -> LostOutput:
         """The output that its log lacks because the file couldn't be written."""
-        return lost_output(self.log_stream, *((sys.stdout, sys.stderr) if self.handover.logged else ()))
+        return lost_output(self.log_stream, *((sys.stdout, sys.stderr) if self.launcher.logged else ()))
 
     def write_exit_record(
         self, reason: Reason, error: BaseException | None = None, *, blames_peer: bool = False, advice: str = ""
     ) -> None:
         """Write the exit record, if the attempt is known; an error of the file system is only logged.
 
-        `attempt.outcome.Outcome.of_attempt` reads the records of all ranks, and says how the attempt ended.
+        `attempt.outcome.Outcome.of_attempt` reads the records of all ranks, and derives how the attempt ended.
 
         Args:
             reason: why this rank ends.
@@ -256,7 +256,7 @@ class Rank:
         )
         self.member.write(record)
 
-    def record_hang(self, message: str, position: Position) -> None:
+    def record_hang(self, message: str, position: StackPosition) -> None:
         """Record that this rank hangs; runs in the watchdog's thread.
 
         Args:
@@ -277,10 +277,10 @@ class Rank:
         record.write(member.claim_folder)
         if self.world is not None and not alone:
             # after the first record: reading asks the device, which may be what hangs
-            found = self.world.collectives()
+            collectives = self.world.collectives()
             # a rank whose GPU waits for NCCL waits for other ranks, wherever Python is
-            blames_peer = record.blames_peer or (found is not None and found.waits_on_nccl)
-            record = replace(record, collectives=found, blames_peer=blames_peer)
+            blames_peer = record.blames_peer or (collectives is not None and collectives.waits_on_nccl)
+            record = replace(record, collectives=collectives, blames_peer=blames_peer)
             record.write(member.claim_folder)
         # the other ranks lose their connections when this process ends: give them time to record their own state first
         cause = record if alone else self.cause_among_peers(ask_for_stacks=True) or record
@@ -349,7 +349,7 @@ class Rank:
 
     def close_attempt(self, reason: Reason, detail: str = "") -> None:
         """Record the attempt's end if the ranks were started by hand, since no launcher records it."""
-        if self.member is None or self.handover.attempt is not None:
+        if self.member is None or self.launcher.attempt is not None:
             return
         outcome = Outcome(reason, self.step, detail, stop_signal=self.stop.last_signal)
         record_own_end(self.member.directory, self.member.attempt, outcome, self.environment)

@@ -56,13 +56,15 @@ def meet(
     """Open the store that all ranks of this attempt share, and find out that they are its ranks; collective.
 
     With `env://`, ranks of one machine meet at a file, in a folder that rank zero makes and no other user can enter.
-    Its name follows from secret and token. Once all ranks have opened the file, rank zero removes it.
+    Its name follows from secret and token. Once all ranks have opened the file, rank zero removes it. Every user of the
+    machine could connect to a port instead, even to one of the loopback interface.
 
     On several machines, rank zero listens on the first free one of the environment's candidate ports and proves there
     that it knows the secret. The other ranks try the candidates in turn, on each node that may be rank zero's, and use
     the store with the proof, so that a port in use, even by another run, costs a moment and not the run. torchrun's
     own store isn't used: after a restart it would still hold the keys of the previous ranks, and the nodes don't share
-    a restart number.
+    a restart number. Nor is a file in the run directory, by default: NFS shows new values to other nodes seconds later,
+    and gloo waits for dozens of them when it starts.
 
     Args:
         environment: this rank's place.
@@ -116,7 +118,7 @@ def _meet_at_file(environment: ClusterEnvironment, path: Path, handshake: Handsh
         zero = handshake.announce(store)
         return handshake.welcome(PrefixStore(zero.hex(), store), zero, range(1, environment.world_size), timeout_s)
     while True:
-        zero = _awaited(store, path, handshake, deadline - time.monotonic())
+        zero = _wait_for_nonce(store, path, handshake, deadline - time.monotonic())
         is_over = partial(_is_over, store, zero, handshake)
         left_s = deadline - time.monotonic()
         try:
@@ -153,12 +155,14 @@ def _open(
         ) from error
     # by its descriptor: torch opens the file for each access, and its path is removed once all have met
     store = _file_store(Path(f"/proc/self/fd/{file}"), world_size, timeout_s)
-    return store, handshake.announce(store) if is_zero else _awaited(store, path, handshake, timeout_s)
+    return store, handshake.announce(store) if is_zero else _wait_for_nonce(store, path, handshake, timeout_s)
 
 
 def _open_on_port(
     environment: ClusterEnvironment, url: SplitResult, handshake: Handshake, timeout_s: float
 ) -> tuple[Store, bytes]:
+    # Derived ports, and not port 0 with its number in a file: on a network file system, the others see that seconds
+    # later. Several, since retries of the attempt with one port would all fail where another program keeps it.
     addresses, ports = environment.address_candidates, environment.port_candidates
     if url.scheme == "tcp":
         assert url.hostname is not None
@@ -186,7 +190,7 @@ def _wait_for_file(path: Path, timeout_s: float) -> int:
     )
 
 
-def _awaited(store: Store, path: Path, handshake: Handshake, timeout_s: float) -> bytes:
+def _wait_for_nonce(store: Store, path: Path, handshake: Handshake, timeout_s: float) -> bytes:
     try:
         wait_for_key(store, ZERO_KEY, timeout_s)
     except (RuntimeError, TimeoutError) as error:
@@ -251,12 +255,12 @@ def _connect(
 ) -> tuple[Store, bytes]:
     began = time.monotonic()
     deadline = began + timeout_s
-    likeliest, *others = addresses
-    in_turn = itertools.cycle(others)
+    likeliest, *other_nodes = addresses
+    in_turn = itertools.cycle(other_nodes)
     problem = "nothing listens there yet"
     stranger = ""
     while time.monotonic() < deadline:
-        count = min(len(others), OTHER_NODES) if time.monotonic() - began > OTHERS_AFTER_S else 0
+        count = min(len(other_nodes), OTHER_NODES) if time.monotonic() - began > OTHERS_AFTER_S else 0
         nodes = (likeliest, *itertools.islice(in_turn, count))
         for address, port in itertools.product(nodes, ports):
             try:
@@ -264,13 +268,13 @@ def _connect(
             except OSError as error:
                 problem = str(error)
                 continue
-            found = _try_store(address, port, handshake)
-            if found is not None:
-                found[0].set_timeout(timedelta(seconds=timeout_s))
-                return found
+            connection = _try_store(address, port, handshake)
+            if connection is not None:
+                connection[0].set_timeout(timedelta(seconds=timeout_s))
+                return connection
             stranger = f"the program on port {port} of {address} is not this run's rank zero, or has a different secret"
         time.sleep(PAUSE_S)
-    where = f"any of the nodes {listed(addresses)}" if others else likeliest
+    where = f"any of the nodes {listed(addresses)}" if other_nodes else likeliest
     # the network is not to blame if it has carried an answer
     network = "if rank zero is waiting too, set cluster.network_interface to the interface that connects the nodes"
     raise RendezvousError(
@@ -300,20 +304,20 @@ def probe(address: str, port: int, *, own_port: int | None = None) -> None:
 
 def _try_store(address: str, port: int, handshake: Handshake) -> tuple[Store, bytes] | None:
     """Connect to the store on a port; return it with rank zero's nonce, if it holds rank zero's proof."""
-    found: list[tuple[Store, bytes]] = []
+    stores: list[tuple[Store, bytes]] = []
 
     def attempt() -> None:
         with contextlib.suppress(DistNetworkError, DistStoreError):
             timeout = timedelta(seconds=HANDSHAKE_S)
             store = TCPStore(address, port, is_master=False, timeout=timeout, wait_for_workers=False)
             if (zero := handshake.recognise(store)) is not None:
-                found.append((store, zero))
+                stores.append((store, zero))
 
     # in a thread: TCPStore waits forever for the first answer of a program that listens there and never writes
     thread = threading.Thread(target=attempt, name="rendezvous", daemon=True)
     thread.start()
     thread.join(HANDSHAKE_S)
-    return found[0] if found else None
+    return stores[0] if stores else None
 
 
 def share_refusal(store: Store, topic: str, why: str, num_others: int) -> None:
@@ -322,7 +326,7 @@ def share_refusal(store: Store, topic: str, why: str, num_others: int) -> None:
     Args:
         store: that the ranks share.
         topic: what may be refused; each only once.
-        why: the refusal; empty if there is none, for which nobody waits.
+        why: the refusal; empty if there is none, and then this doesn't wait.
         num_others: number of the other ranks.
     """
     store.set(f"hpctrain/refusal/{topic}", why)
@@ -333,7 +337,7 @@ def share_refusal(store: Store, topic: str, why: str, num_others: int) -> None:
 
 
 def read_refusal(store: Store, topic: str) -> str:
-    """Wait for what rank zero says, and return it: empty if it refuses nothing; collective with `share_refusal`.
+    """Wait for rank zero's decision, and return its refusal, empty without one; collective with `share_refusal`.
 
     Args:
         store: that the ranks share.

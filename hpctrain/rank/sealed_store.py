@@ -1,8 +1,11 @@
 """Authentication of the ranks: a handshake by a shared secret, then a store that takes only their values.
 
-torch's TCPStore serves whoever connects: anyone may list, read, replace and delete its keys. So nothing in it counts
-unless it carries a message authentication code (HMAC-SHA256, RFC 2104) of a rank that knows the secret. The handshake
-is the mutual challenge and response of ISO/IEC 9798-4; its nonces make the values of an earlier attempt worthless.
+torch's TCPStore listens on all interfaces and serves every client, which may list (since torch 2.13), read, replace and
+delete its keys. In a test, another account took the place of rank 1. So nothing in it counts unless it carries a
+message authentication code (HMAC-SHA256, RFC 2104) of a rank that knows the secret. An intruder can still read values,
+and prevent a start. The handshake is the mutual challenge and response of ISO/IEC 9798-4; its nonces make the values of
+an earlier attempt worthless, although a user's secret stays the same. A store of our own that authenticates connections
+would be a Python server in the background of rank zero's training, for which NCCL's threads would wait.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ class Seal:
         data = [part.encode() if isinstance(part, str) else part for part in parts]
         return hmac.digest(self._key, b"".join(len(part).to_bytes(8, "big") + part for part in data), "sha256")
 
-    def opened(self, sealed: bytes, *parts: bytes | str) -> bytes | None:
+    def unseal(self, sealed: bytes, *parts: bytes | str) -> bytes | None:
         """Return the value of a sealed message, which is its code followed by the value; None without that code."""
         value = sealed[MAC_BYTES:]
         return value if hmac.compare_digest(sealed[:MAC_BYTES], self.mac(*parts, value)) else None
@@ -52,6 +55,7 @@ class Seal:
 class SealedStore(Store):
     """A store whose values carry the code of a rank; others are refused.
 
+    gloo gets such a store, for the addresses of its peers: it asks for few keys, in the thread that makes the call.
     Counters (`add`) aren't authenticated: an intruder can let a barrier pass early, or not at all.
 
     Args:
@@ -65,7 +69,7 @@ class SealedStore(Store):
         self._seal = seal
 
     def unsealed(self) -> PrefixStore:
-        """The inner store under a prefix that only the ranks can derive, though whoever connects can list it."""
+        """The inner store under a prefix that only the ranks can derive, though every client can list it."""
         return PrefixStore(self._seal.mac("prefix").hex(), self.inner)
 
     def set(self, key: str, value: bytes | str) -> None:
@@ -79,7 +83,7 @@ class SealedStore(Store):
         Raises:
             RendezvousError: no rank of this attempt has stored it.
         """
-        value = self._seal.opened(self.inner.get(key), key)
+        value = self._seal.unseal(self.inner.get(key), key)
         if value is None:
             raise RendezvousError(
                 f"no rank of this attempt wrote the value of {key} in the store: another program writes to the store"
@@ -128,34 +132,34 @@ class Handshake:
 
     def recognise(self, store: Store) -> bytes | None:
         """Rank zero's nonce; None if the store isn't of this attempt's rank zero."""
-        return self._opened(store, ZERO_KEY, "zero", self._token)
+        return self._unseal_value(store, ZERO_KEY, "zero", self._token)
 
-    def welcome(self, store: Store, zero: bytes, others: Sequence[int], timeout_s: float) -> SealedStore:
+    def welcome(self, store: Store, zero: bytes, ranks: Sequence[int], timeout_s: float) -> SealedStore:
         """Wait for all other ranks, as rank zero.
 
         Args:
             store: to which others may have access.
             zero: the nonce that was announced. Never read again: an intruder may have replaced it since.
-            others: the other ranks.
+            ranks: the other ranks.
             timeout_s: bound in seconds on the wait.
 
         Raises:
             RendezvousError: some didn't come in time; names them.
         """
         deadline = time.monotonic() + timeout_s
-        waiting = list(others)
+        waiting = list(ranks)
         while True:
             # all in one look: each look at a file locks it, and the ranks that arrive wait for the lock
             arrived = tuple(waiting) if store.check([_key(rank) for rank in waiting]) else ()
             for rank in arrived:
                 # without the code, it is of an intruder or an earlier attempt: the rank itself will replace it
-                nonce = self._opened(store, _key(rank), "rank", self._token, str(rank), zero)
+                nonce = self._unseal_value(store, _key(rank), "rank", self._token, str(rank), zero)
                 if nonce is not None:
                     answer = self._seal.mac("welcome", self._token, str(rank), zero, nonce)
                     _set(store, f"{_key(rank)}/welcome", answer)
                     waiting.remove(rank)
             if not waiting:
-                return self._sealed(store, zero)
+                return self._seal_store(store, zero)
             if time.monotonic() > deadline:
                 missing = [rank for rank in waiting if not store.check([_key(rank)])] or waiting
                 problem = f"{numbered('rank', missing)} did not arrive within {timeout_s:.0f} s; check their logs"
@@ -188,12 +192,12 @@ class Handshake:
         expected = self._seal.mac("welcome", self._token, str(rank), zero, nonce)
         if not hmac.compare_digest(store.get(welcome), expected):
             raise RendezvousError(f"this attempt's rank zero did not write the answer to rank {rank} in the store")
-        return self._sealed(store, zero)
+        return self._seal_store(store, zero)
 
-    def _opened(self, store: Store, key: str, *parts: bytes | str) -> bytes | None:
-        return self._seal.opened(store.get(key), *parts) if store.check([key]) else None
+    def _unseal_value(self, store: Store, key: str, *parts: bytes | str) -> bytes | None:
+        return self._seal.unseal(store.get(key), *parts) if store.check([key]) else None
 
-    def _sealed(self, store: Store, zero: bytes) -> SealedStore:
+    def _seal_store(self, store: Store, zero: bytes) -> SealedStore:
         return SealedStore(store, Seal(self._seal.mac("session", self._token, zero)))
 
 

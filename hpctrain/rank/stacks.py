@@ -26,7 +26,7 @@ _THREAD = 4
 _WAITING = ("/torch/distributed/", "/torch/nn/parallel/distributed.py", "/hpctrain/parallel/", "/hpctrain/rank/")
 """Parts of the paths of modules whose innermost call waits for other ranks."""
 _OWN = tuple(f"/hpctrain/rank/{name}.py" for name in ("entry", "rank", "stacks", "watchdog"))
-"""Modules beside those that attend to this process alone."""
+"""Modules of `rank` that never wait for other ranks."""
 _BACKWARD = "/torch/autograd/graph.py"
 """DDP waits for the other ranks' gradients in this module, in C++ frames that Python doesn't show."""
 
@@ -68,7 +68,7 @@ def write_stacks(path: Path | None, title: str, token: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class StackPosition:
     """A thread's innermost Python frame, and its stack.
 
     Attributes:
@@ -83,7 +83,7 @@ class Position:
     waits: bool
 
     @classmethod
-    def of(cls, thread_id: int) -> Position:
+    def of(cls, thread_id: int) -> StackPosition:
         """The position of a thread of this process, by its `threading.get_ident()`."""
         frame = sys._current_frames().get(thread_id)
         if frame is None:
@@ -123,7 +123,7 @@ class StackTimer:
     """Writes the stack of the thread that creates it to standard error, unless it is postponed in time.
 
     The kernel signals that thread (timer_create(2)), which writes its own stack. `faulthandler.dump_traceback_later`
-    is not for this: its thread reads the frames of all others while they run. In a process that goes on after it was
+    is not for this: its thread reads the frames of all others while they run. In a process that continues after it was
     suspended (SIGSTOP, `scontrol suspend`), that timer has expired meanwhile, and some of them died of it with SIGSEGV.
 
     If it isn't postponed within another `ENDS_AFTER_S` either, the process ends by SIGALRM. These seconds begin when
@@ -153,8 +153,8 @@ class StackTimer:
 
     def postpone(self, seconds: float) -> None:
         """Let it fire after so many seconds from now, and not before."""
-        whole = math.floor(seconds)
-        self._set(whole, max(1, int((seconds - whole) * 1e9)))
+        whole_s = math.floor(seconds)
+        self._set(whole_s, max(1, int((seconds - whole_s) * 1e9)))
 
     def cancel(self) -> None:
         """Keep it from firing until it is postponed again."""

@@ -27,7 +27,7 @@ log = logging.getLogger("hpctrain.train")
 
 
 class StopKind(IntEnum):
-    """Why ranks stop. If several ranks request a stop, all act upon the largest value."""
+    """Reason for which ranks stop. If several ranks request a stop, all act upon the largest value."""
 
     SIGNAL = 1
     """A signal arrived: save, then leave."""
@@ -51,6 +51,8 @@ class Stop:
 class StopRequest:
     """Set by the first signal that asks this process to stop; the loop reads it between steps.
 
+    A handler doesn't save: it may interrupt the allocator, a collective, or another save.
+
     SIGTERM and the user signals come from a scheduler, SIGINT from a person, SIGHUP from a closed terminal. A second
     SIGINT raises KeyboardInterrupt at once. A third one is ignored: it would only interrupt the process while it
     records its end.
@@ -62,27 +64,12 @@ class StopRequest:
     Attributes:
         error: the error that stops all ranks; None without one.
         last_signal: the signal that arrived last; None before the first one.
-        on_signal: called by the handler after each signal, and may raise; None for nothing.
     """
-
-    __slots__ = (
-        "_chained",
-        "_chained_frame",
-        "_entry_point",
-        "_has_news",
-        "_installed",
-        "_interrupts",
-        "_largest_signal",
-        "_warned",
-        "error",
-        "last_signal",
-        "on_signal",
-    )
 
     def __init__(self) -> None:
         self.error: Exception | None = None
         self.last_signal: signal.Signals | None = None
-        self.on_signal: Callable[[], None] | None = None
+        self._on_signal: Callable[[], None] | None = None
         self._largest_signal = 0
         self._interrupts = 0
         self._has_news = False
@@ -118,6 +105,10 @@ class StopRequest:
         self._largest_signal = max(self._largest_signal, number)
         self._has_news = True
 
+    def call_on_signal(self, function: Callable[[], None] | None) -> None:
+        """Have the handler call a function after each signal, which may raise; None for no call."""
+        self._on_signal = function
+
     def check_handlers(self) -> None:
         """Have the next reader of `pending` check the handlers; may be called from any thread."""
         self._has_news = True
@@ -146,8 +137,8 @@ class StopRequest:
         self.ask(signal.Signals(number))
         if number in self._chained and self._interrupts < 2:
             self._call_chained(number, frame)
-        if self.on_signal is not None:
-            self.on_signal()
+        if self._on_signal is not None:
+            self._on_signal()
 
     def _call_chained(self, number: int, frame: FrameType | None) -> None:
         self._chained_frame = frame
@@ -177,7 +168,7 @@ class StopRequest:
             self._warn(what, numbers, remedy)
 
     def _replacement(self, number: signal.Signals) -> tuple[str, str] | None:
-        """What a library did to the handler of a signal, and what follows; None if it is still this object's."""
+        """Return how a library replaced the handler of a signal, and the remedy; None if it is still this object's."""
         handler = signal.getsignal(number)
         if handler == self._handle:
             # a C library changes the handler without Python's knowledge, and so does faulthandler.register

@@ -13,13 +13,15 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from hpctrain.attempt.hang import PEERS_S, REQUESTS_EVERY_S, HangWatch, Phase
 from hpctrain.config.health import Health
 from hpctrain.errors import ExitCode
 from hpctrain.rank.rank import FINISH_WRITING_S, Rank
-from hpctrain.rank.stacks import STDERR, Position, StackTimer, write_stacks
+from hpctrain.rank.stacks import STDERR, StackPosition, StackTimer, write_stacks
 from hpctrain.run.stacks import StacksRequests
 
 RECORD_HANG_S = 15.0
@@ -77,7 +79,7 @@ class Watchdog:
             now = time.monotonic()
             self._rank.stop.check_handlers()
             phase = Phase.of(self._rank.times.doing)
-            if complaint := watch.look(phase, self._rank.progress, now):
+            if complaint := watch.update(phase, self._rank.progress, now):
                 if self._rank.program is None:
                     self._end(complaint)
                 self._complain(complaint)
@@ -114,7 +116,7 @@ class Watchdog:
 
     def _complain(self, complaint: str) -> None:
         """Report a hang in a user's program, which only its user may end."""
-        text = f"{complaint}; it is at {Position.of(self._thread_id).text}; stacks: {self._rank.stacks}"
+        text = f"{complaint}; it is at {StackPosition.of(self._thread_id).text}; stacks: {self._rank.stacks}"
         os.write(STDERR, f"hpctrain: {self._rank.description} hangs: {text}; Ctrl-C twice ends it\n".encode())
         self._write("hang", secrets.token_hex(4))
 
@@ -126,33 +128,30 @@ class Watchdog:
         # it has raised an error, and ends loading processes and open files before `__exit__` is called
         if self._thread_id in sys._current_exceptions() and self._stopped.wait(FINISH_WRITING_S):
             return
-        _end_within(FINISH_WRITING_S + PEERS_S + RECORD_HANG_S)
-        try:
+        with _process_ending(FINISH_WRITING_S + PEERS_S + RECORD_HANG_S):
             self._rank.record_communication_error(error)
-        except BaseException:
-            os.write(STDERR, traceback.format_exc().encode())
-        finally:
-            os._exit(ExitCode.FAILED)
 
     def _end(self, complaint: str) -> None:
-        _end_within(RECORD_HANG_S)
-        try:
-            position = Position.of(self._thread_id)
+        with _process_ending(RECORD_HANG_S):
+            position = StackPosition.of(self._thread_id)
             message = f"{complaint}; it was at {position.text}"
             # not through logging: the watched thread may hold its locks
             os.write(STDERR, f"hpctrain: {self._rank.description} hangs: {message}\n".encode())
             self._write("hang", secrets.token_hex(4))
             self._rank.record_hang(message, position)
-        except BaseException:
-            os.write(STDERR, traceback.format_exc().encode())
-        finally:
-            os._exit(ExitCode.FAILED)
 
 
-def _end_within(seconds: float) -> None:
-    """End the process even if writing its records hangs as well."""
+@contextmanager
+def _process_ending(within_s: float) -> Iterator[None]:
+    """Context manager that ends the process after its records are written, or at a bound if that hangs as well."""
     # its stacks are discarded, since `write_stacks` writes them
-    faulthandler.dump_traceback_later(seconds, exit=True, file=os.open(os.devnull, os.O_WRONLY))
+    faulthandler.dump_traceback_later(within_s, exit=True, file=os.open(os.devnull, os.O_WRONLY))
+    try:
+        yield
+    except BaseException:
+        os.write(STDERR, traceback.format_exc().encode())
+    finally:
+        os._exit(ExitCode.FAILED)
 
 
 def _block_signals() -> None:

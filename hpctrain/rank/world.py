@@ -87,8 +87,8 @@ class World:
         if self.control is None:
             return [value]
         # torch's own collectives for objects unpickle what they receive, which could execute code
-        sent = self.gather_bytes(encode(value))
-        return None if sent is None else [decode(data) for data in sent]
+        messages = self.gather_bytes(encode(value))
+        return None if messages is None else [decode(data) for data in messages]
 
     def gather_bytes(self, data: Tensor) -> list[Tensor] | None:
         """Every rank's data at rank zero, in rank order, None elsewhere; collective.
@@ -106,7 +106,7 @@ class World:
         dist.gather(pad(data, (0, longest - data.numel())), received, dst=0, group=self.control)
         if received is None:
             return None
-        return [sent[:size] for sent, size in zip(received, sizes.tolist(), strict=True)]
+        return [message[:size] for message, size in zip(received, sizes.tolist(), strict=True)]
 
     def broadcast(self, value: Any) -> Any:
         """Rank zero's value on every rank; collective, for small values.
@@ -127,7 +127,7 @@ class World:
     def union(self, names: Iterable[str]) -> list[str]:
         """The names of all ranks, sorted, on every rank; collective."""
         gathered = self.gather(sorted(names))
-        return list(self.broadcast(None if gathered is None else sorted({name for own in gathered for name in own})))
+        return list(self.broadcast(None if gathered is None else sorted(set[str]().union(*gathered))))
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """Add up a tensor over all ranks in place, on the device's own group; collective."""
@@ -171,10 +171,10 @@ class World:
         try:
             group = dist.group.WORLD
             assert group is not None
-            found = group._get_backend(self.device).get_error()
-        except Exception:  # the group ended meanwhile, or this version of torch doesn't report it: the watchdog goes on
+            error = group._get_backend(self.device).get_error()
+        except Exception:  # the group ended meanwhile, or this version of torch doesn't report it
             return ""
-        return "" if found.name == "SUCCESS" else str(found.name)
+        return "" if error.name == "SUCCESS" else str(error.name)
 
     def abort(self, *, process_ends: bool = False) -> None:
         """Leave the group after a failure, without waiting for the other ranks.

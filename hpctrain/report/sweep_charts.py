@@ -22,7 +22,7 @@ from hpctrain.results.ranking import MetricValue, RankedRow, Ranking, judging_me
 from hpctrain.results.run_result import SEED, RunResult, read_results
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.manifest import value_text
-from hpctrain.search.journal import Event, read_journal
+from hpctrain.search.journal import JournalEvent, read_journal
 from hpctrain.status.accounting import WallTime
 
 STYLED_RANKS = 3
@@ -316,7 +316,7 @@ def _axis(axis: KeyAxis, place: int, *, reverse: bool) -> Markup:
 
 def rung_chart(home: Path) -> Markup:
     """Draw the steps of each rung; empty for a sweep without rungs."""
-    ends = [decision for decision in read_journal(RunDirectory.at(home)) if decision.event is Event.END]
+    ends = [decision for decision in read_journal(RunDirectory.at(home)) if decision.event is JournalEvent.END]
     if not any(end.rung for end in ends):
         return Markup("")
     steps: Counter[int] = Counter()

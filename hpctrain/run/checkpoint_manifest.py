@@ -140,17 +140,17 @@ class Region:
 
     def relative_to(self, outer: Region) -> Region:
         """Return the same box, with offsets counted from the begin of a box around it."""
-        offsets = tuple(own - begin for own, begin in zip(self.offsets, outer.offsets, strict=True))
+        offsets = tuple(offset - begin for offset, begin in zip(self.offsets, outer.offsets, strict=True))
         return Region(offsets, self.sizes)
 
     def slices(self) -> tuple[slice, ...]:
-        """What selects the box from the whole tensor."""
+        """Slices that select the box from the whole tensor."""
         return tuple(slice(begin, begin + size) for begin, size in zip(self.offsets, self.sizes, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlace:
-    """Where a part of a tensor is.
+    """Location of a part of a tensor in a file.
 
     Attributes:
         region: of the part.
@@ -178,9 +178,8 @@ class ChunkPlace:
             ValueError: it isn't one.
         """
         offsets, sizes, file, *numbers = values
-        if not isinstance(file, str) or len(numbers) != 3 or len(offsets) != len(sizes):
-            raise ValueError("not a place")
-        if not all(isinstance(number, int) and number >= 0 for number in (*offsets, *sizes, *numbers)):
+        are_counts = all(isinstance(number, int) and number >= 0 for number in (*offsets, *sizes, *numbers))
+        if not isinstance(file, str) or len(numbers) != 3 or len(offsets) != len(sizes) or not are_counts:
             raise ValueError("not a place")
         return cls(Region(tuple(offsets), tuple(sizes)), file, *numbers)
 
@@ -202,10 +201,10 @@ class IndexedTensor:
 
 def encode_index(tensors: Mapping[str, IndexedTensor]) -> bytes:
     """Return the bytes of an index."""
-    record = {
-        name: {"shape": list(one.shape), "dtype": one.dtype, "chunks": [place.as_list() for place in one.chunks]}
-        for name, one in sorted(tensors.items())
-    }
+    record = {}
+    for name, tensor in sorted(tensors.items()):
+        chunks = [place.as_list() for place in tensor.chunks]
+        record[name] = {"shape": list(tensor.shape), "dtype": tensor.dtype, "chunks": chunks}
     return json.dumps(record, separators=(",", ":")).encode()
 
 
@@ -216,7 +215,7 @@ def decode_index(data: bytes) -> dict[str, IndexedTensor]:
         CheckpointDamagedError: it isn't one.
     """
     try:
-        return {name: _tensor(one) for name, one in parse_json(data).items()}
+        return {name: _tensor(record) for name, record in parse_json(data).items()}
     except (ValueError, KeyError, TypeError, AttributeError):
         raise CheckpointDamagedError(f"{INDEX} isn't an index of tensors") from None
 

@@ -85,7 +85,7 @@ class CheckpointInfo:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong with a file.
+    """A problem with a file of a checkpoint.
 
     Attributes:
         text: in a phrase.
@@ -140,8 +140,8 @@ def list_checkpoints(directory: RunDirectory, *, verify: bool = True) -> list[Ch
         directory: of the run.
         verify: read every byte and compare checksums; False compares only names and sizes.
     """
-    found = [_describe(directory.checkpoint(step), step, verify=verify) for step in directory.checkpoint_steps()]
-    return [info for info in found if info.intact or _still_there(info)]
+    checkpoints = [_describe(directory.checkpoint(step), step, verify=verify) for step in directory.checkpoint_steps()]
+    return [info for info in checkpoints if info.intact or _still_there(info)]
 
 
 def saved_step(directory: RunDirectory) -> int:
@@ -269,26 +269,26 @@ def _adding_up(show: ShowRead, total: int) -> Callable[[int], None]:
 
 def _wrong_size(file: Path, expected: int) -> Problem | None:
     try:
-        found = file.stat()
+        status = file.stat()
     except FileNotFoundError:
         return Problem(f"{file.name} is missing")
     except OSError as error:
         return _unreadable(file, error)
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         return Problem(f"{file.name} is not a regular file")
-    if found.st_size != expected:
-        return Problem(f"{file.name} has {found.st_size} bytes instead of {expected}")
+    if status.st_size != expected:
+        return Problem(f"{file.name} has {status.st_size} bytes instead of {expected}")
     return None
 
 
 def _wrong_checksum(file: Path, expected: str, on_read: Callable[[int], None] | None) -> Problem | None:
     try:
-        found = file_checksum(file, on_read)
+        checksum = file_checksum(file, on_read)
     except OSError as error:
         return _unreadable(file, error)
-    if found == expected:
+    if checksum == expected:
         return None
-    return Problem(f"{file.name} doesn't match its checksum ({ALGORITHM} {expected}, found {found})")
+    return Problem(f"{file.name} doesn't match its checksum ({ALGORITHM} {expected}, found {checksum})")
 
 
 def _unreadable(file: Path, error: OSError) -> Problem:
@@ -301,6 +301,8 @@ KEEP_BEST = "checkpoint.keep_best"
 @dataclass(frozen=True, slots=True)
 class BestCheckpoint:
     """The best of a run's checkpoints.
+
+    If a better evaluation has no checkpoint, that is a warning: scripts of runs with keep_best=0 use the best on disk.
 
     Attributes:
         info: the checkpoint with the best score; None if none has a score.

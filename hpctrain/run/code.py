@@ -106,7 +106,7 @@ class CodeSnapshot:
 
     @property
     def description(self) -> dict[str, Any]:
-        """What the manifest says of it."""
+        """Its entry in the manifest."""
         folder = os.path.relpath(self.folder, self.run.path)
         return {"digest": self.digest, "folder": folder, "files": self.files, "bytes": self.bytes}
 
@@ -291,7 +291,8 @@ def current_code(directory: RunDirectory, digest: str | None = None) -> CodeSnap
 def code_for_attempt(directory: RunDirectory) -> tuple[CodeSnapshot | None, str]:
     """Check the code of an attempt that is about to start, and make the run's own copy if it needs one.
 
-    Only the launcher of the attempt calls this, before the ranks start on any node.
+    Only the launcher of the attempt calls this, before the ranks start on any node. The run's own copy is made here and
+    not at the submission, so that submitting a sweep of a thousand runs makes one copy.
 
     Returns:
         The copy from which its ranks import, None for their working directory; and what is wrong with it, in one line
@@ -407,17 +408,20 @@ def publish(code: CodeSnapshot, fill: Callable[[Path], Sequence[CodeFile]], warn
 
 
 def _repair(code: CodeSnapshot, files: Sequence[CodeFile], source: Path) -> list[str]:
-    """Replace the damaged files of a copy, and return their paths; what is there stays, as `NAME.damaged-XXXXXXXX`."""
+    """Replace the damaged files of a copy, and return their paths; what is there stays, as `NAME.damaged-XXXXXXXX`.
+
+    A program may have overwritten a tracked file with its results.
+    """
     damaged: list[str] = []
     # where a link was in the place of a folder, more files are missing afterwards
     while paths := [path for path, _ in code.damaged_files(files) if path not in damaged]:
         for path in paths:
             place = code.folder / path
-            above = [code.folder / folder for folder in [*reversed(Path(path).parents)][1:]]
+            ancestors = [code.folder / folder for folder in [*reversed(Path(path).parents)][1:]]
             # not behind a link that a program put in the place of a folder: it leads out of the run
-            wrong = next((each for each in above if each.is_symlink() or each.is_file()), place)
-            if os.path.lexists(wrong):
-                wrong.rename(wrong.with_name(f"{wrong.name}.damaged-{secrets.token_hex(4)}"))
+            obstacle = next((ancestor for ancestor in ancestors if ancestor.is_symlink() or ancestor.is_file()), place)
+            if os.path.lexists(obstacle):
+                obstacle.rename(obstacle.with_name(f"{obstacle.name}.damaged-{secrets.token_hex(4)}"))
             place.parent.mkdir(parents=True, exist_ok=True)
             _link(source / path, place)
         damaged += paths

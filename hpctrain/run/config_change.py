@@ -29,11 +29,11 @@ def change_config(directory: RunDirectory, text: str) -> None:
     """
     # after a resume that was cancelled in the queue, the file is there already: keep it, the last one that worked
     if directory.config.exists() and not directory.config_before.exists():
-        found, before = directory.config.stat(), read_bytes(directory.config)
+        status, before = directory.config.stat(), read_bytes(directory.config)
         if before != text.encode():
             write_atomic(directory.config_before, before)
             # `status` sorts the runs by it
-            os.utime(directory.config_before, ns=(found.st_atime_ns, found.st_mtime_ns))
+            os.utime(directory.config_before, ns=(status.st_atime_ns, status.st_mtime_ns))
     write_atomic(directory.config, text)
 
 

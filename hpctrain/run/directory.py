@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hpctrain.errors import RunDirectoryError, RunDirectoryUnavailableError
 from hpctrain.files import TEMPORARY_PREFIX, fsync_directory
@@ -26,18 +26,18 @@ REPLACED = re.compile(rf"{re.escape(TEMPORARY_PREFIX)}replaced-step_(?P<step>\d{
 """Names of checkpoints that make way for a new one of their step."""
 
 
-class _PathInRun:
-    """An attribute of `RunDirectory`: the path of a file or a folder in it.
+class PathIn:
+    """An attribute of the class of a folder: the path of a file or a folder in it.
 
     Args:
-        place: relative to the directory.
+        place: relative to the folder's `path`.
     """
 
     def __init__(self, place: str) -> None:
         self._place = place
 
-    def __get__(self, directory: RunDirectory, _owner: type[RunDirectory]) -> Path:
-        return directory.path / self._place
+    def __get__(self, folder: Any, _owner: type[Any]) -> Path:
+        return Path(folder.path, self._place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,55 +50,55 @@ class RunDirectory:
 
     path: Path
 
-    config = _PathInRun("config.yaml")
+    config = PathIn("config.yaml")
     """The resolved configuration."""
-    config_before = _PathInRun("config.before.yaml")
+    config_before = PathIn("config.before.yaml")
     """The configuration before the last resume's change, until an attempt has trained with the change."""
-    config_changes = _PathInRun("config_changes.jsonl")
+    config_changes = PathIn("config_changes.jsonl")
     """One record per resume that changed what decides the weights; see `hpctrain.run.config_change`."""
-    sweep = _PathInRun("sweep.json")
+    sweep = PathIn("sweep.json")
     """In a sweep's directory: how the sweep finds its runs; see `SweepRecord`."""
-    launching = _PathInRun("launching.json")
+    launching = PathIn("launching.json")
     """In the directory of a launch that is under way or was killed; see `LaunchMark`."""
-    manifest = _PathInRun("manifest.json")
+    manifest = PathIn("manifest.json")
     """Command, git commit and diff, versions, host."""
-    attempts = _PathInRun("attempts.jsonl")
+    attempts = PathIn("attempts.jsonl")
     """The ledger: one start and one end record per attempt."""
-    code = _PathInRun("code")
+    code = PathIn("code")
     """Copies of the code, each with a list of its files."""
-    code_records = _PathInRun("code.jsonl")
+    code_records = PathIn("code.jsonl")
     """One record per copy of the code with which the run was launched or resumed."""
-    metrics = _PathInRun("metrics.jsonl")
+    metrics = PathIn("metrics.jsonl")
     """One record per logged step."""
-    saves = _PathInRun("saves.jsonl")
+    saves = PathIn("saves.jsonl")
     """One record per save that a program reported; see `hpctrain.run.saves`."""
-    metrics_csv = _PathInRun("metrics.csv")
+    metrics_csv = PathIn("metrics.csv")
     """The same as a table, if `logger.csv` is set."""
-    media = _PathInRun("media")
+    media = PathIn("media")
     """Images, texts and other media that the task logs."""
-    media_records = _PathInRun("media.jsonl")
+    media_records = PathIn("media.jsonl")
     """One record per medium."""
-    sync = _PathInRun("sync")
+    sync = PathIn("sync")
     """What was sent to W&B and MLflow."""
-    jobs = _PathInRun("jobs.jsonl")
+    jobs = PathIn("jobs.jsonl")
     """One record per submission to a scheduler, and per cancellation; see `JobRecords`."""
-    checkpoints = _PathInRun("checkpoints")
+    checkpoints = PathIn("checkpoints")
     """One directory per checkpoint."""
-    earlier = _PathInRun("earlier")
+    earlier = PathIn("earlier")
     """Metrics and other records that a resume dropped because checkpoints were gone; a folder per attempt."""
-    tensorboard = _PathInRun("tensorboard")
+    tensorboard = PathIn("tensorboard")
     """TensorBoard's event files."""
-    logs = _PathInRun("logs")
+    logs = PathIn("logs")
     """The output of ranks and batch scripts."""
-    submitit = _PathInRun("logs/submitit")
+    submitit = PathIn("logs/submitit")
     """The scripts of jobs, and the pickled calls that they make."""
-    claims = _PathInRun("attempts")
+    claims = PathIn("attempts")
     """One directory per attempt: creating it claims the run, and it keeps the exit records of the ranks."""
-    launcher_log = _PathInRun("logs/launcher.log")
+    launcher_log = PathIn("logs/launcher.log")
     """What the launcher of a run printed that `hpctrain.submit` started on this machine."""
-    notify_log = _PathInRun("logs/notify.log")
+    notify_log = PathIn("logs/notify.log")
     """The output of `notify.command`, over all attempts."""
-    sweep_stop_file = _PathInRun("sweep_stop")
+    sweep_stop_file = PathIn("sweep_stop")
     """In a sweep's directory: by it the user keeps a sweep on one machine from beginning another run."""
 
     @classmethod
@@ -115,9 +115,9 @@ class RunDirectory:
         """
         directory = cls.at(path)
         if not directory.config.is_file():
-            found = "it has no config.yaml" if directory.path.is_dir() else "no such directory"
+            problem = "it has no config.yaml" if directory.path.is_dir() else "no such directory"
             raise RunDirectoryError(
-                f"{path} is not a run directory: {found}; `python -m hpctrain status` lists the runs under runs/"
+                f"{path} is not a run directory: {problem}; `python -m hpctrain status` lists the runs under runs/"
             )
         return directory
 
@@ -179,7 +179,7 @@ class RunDirectory:
         return self.attempt(attempt) / "stacks_requested"
 
     def stop_file(self, attempt: int) -> Path:
-        """The file by which the user cancels an attempt: its ranks look for it, on whatever machine they are."""
+        """The file by which the user cancels an attempt: its ranks look for it, on any machine."""
         return self.attempt(attempt) / "stop"
 
     def is_cancelled(self, attempt: int) -> bool:
@@ -200,18 +200,17 @@ class RunDirectory:
 
     def set_aside(self) -> list[Path]:
         """Damaged checkpoints that a resume passed over and renamed, oldest step first."""
-        found = filter(None, map(SET_ASIDE.fullmatch, _names(self.checkpoints)))
+        matches = filter(None, map(SET_ASIDE.fullmatch, _names(self.checkpoints)))
         return [
-            self.checkpoints / match[0] for match in sorted(found, key=lambda match: (int(match["step"]), match[0]))
+            self.checkpoints / match[0] for match in sorted(matches, key=lambda match: (int(match["step"]), match[0]))
         ]
 
     def moved_aside(self) -> dict[int, Path]:
         """Checkpoints that made way for new ones which aren't there, by step; the next attempt puts them back."""
         names = _names(self.checkpoints)
-        found = {int(match["step"]): match[0] for match in filter(None, map(REPLACED.fullmatch, names))}
-        return {
-            step: self.checkpoints / name for step, name in found.items() if self.checkpoint(step).name not in names
-        }
+        matches = filter(None, map(REPLACED.fullmatch, names))
+        aside = {int(match["step"]): self.checkpoints / match[0] for match in matches}
+        return {step: path for step, path in aside.items() if self.checkpoint(step).name not in names}
 
     def create(self, mode: int) -> None:
         """Create the directory and the folders in it; parents follow the umask, the run itself gets ``mode``.
@@ -248,16 +247,16 @@ class RunDirectory:
 
     def _create(self, mode: int) -> None:
         self.make()
-        found = stat.S_IMODE(self.path.stat().st_mode)
-        wanted = mode | found & stat.S_ISGID  # chmod would drop the bit that a shared folder passes on
-        if found == wanted:
+        current_mode = stat.S_IMODE(self.path.stat().st_mode)
+        new_mode = mode | current_mode & stat.S_ISGID  # chmod would drop the bit that a shared folder passes on
+        if current_mode == new_mode:
             return  # another user of the group who resumes the run isn't allowed to change its mode
         if os.geteuid() not in (0, self.path.stat().st_uid):
             raise RunDirectoryError(
-                f"run_dir={self.path}: it has the permissions {found:o} and belongs to another user, so they can't be "
-                f"changed to {wanted:o}; leave run_mode as it is"
+                f"run_dir={self.path}: it has the permissions {current_mode:o} and belongs to another user, so they "
+                f"can't be changed to {new_mode:o}; leave run_mode as it is"
             )
-        self.path.chmod(wanted)
+        self.path.chmod(new_mode)
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -270,7 +269,7 @@ class RunDirectory:
 
     @contextmanager
     def permissions(self, mode: int = 0o777) -> Iterator[None]:
-        """Inside the context, all that this process creates has the directory's permissions, whatever the umask.
+        """Context manager in which what this process creates gets the directory's permissions, whatever the umask.
 
         The umask belongs to the process, so it changes for all threads.
 
@@ -288,11 +287,11 @@ class RunDirectory:
     def _mode_of_sweep(self) -> int:
         """Permissions of the sweep's runs; everything if this isn't the folder of a sweep."""
         try:
-            found = self.sweep.lstat().st_mode
+            mode = self.sweep.lstat().st_mode
         except OSError:
             return 0o777
         # a folder may be entered by those who may read the file
-        return found | (found & 0o444) >> 2
+        return mode | (mode & 0o444) >> 2
 
     def close_folder(self, folder: Path, mode: int) -> None:
         """Create a folder that others may write to only if both the run directory's mode and ``mode`` allow it.
@@ -302,17 +301,17 @@ class RunDirectory:
         """
         with self.explained():
             folder.mkdir(exist_ok=True)
-            home, found = self.path.stat(), folder.stat()
+            home, status = self.path.stat(), folder.stat()
             allowed = home.st_mode & mode
-            strangers = {found.st_uid, folder.lstat().st_uid} - {os.geteuid(), 0, home.st_uid}
+            strangers = {status.st_uid, folder.lstat().st_uid} - {os.geteuid(), 0, home.st_uid}
             # in a folder such as /scratch, any user may have come first; in that of a group, one of its members
             if strangers and (home.st_mode & stat.S_IWOTH or not allowed & stat.S_IWGRP):
                 raise RunDirectoryError(
                     f"run_dir={self.path}: {folder} belongs to another user, who could replace what your jobs execute; "
                     "choose another folder"
                 )
-            if excess := found.st_mode & ~allowed & (stat.S_IWGRP | stat.S_IWOTH):
-                folder.chmod(stat.S_IMODE(found.st_mode) & ~excess)
+            if excess := status.st_mode & ~allowed & (stat.S_IWGRP | stat.S_IWOTH):
+                folder.chmod(stat.S_IMODE(status.st_mode) & ~excess)
 
 
 def umask_of(mode: int) -> int:

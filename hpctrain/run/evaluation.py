@@ -102,9 +102,9 @@ def best_steps(scores: Mapping[int, Score | None], count: int) -> list[int]:
         scores: by step. Only scores of the newest score's metric count: the user may have changed the run's metric.
         count: maximum number of steps to return.
     """
-    known = {step: score for step, score in scores.items() if score is not None}
-    if not known:
+    scored = {step: score for step, score in scores.items() if score is not None}
+    if not scored:
         return []
-    newest = known[max(known)]
-    alike = [step for step, score in known.items() if (score.name, score.mode) == (newest.name, newest.mode)]
-    return sorted(alike, key=lambda step: (known[step].loss, step))[:count]
+    newest = scored[max(scored)]
+    alike = [step for step, score in scored.items() if (score.name, score.mode) == (newest.name, newest.mode)]
+    return sorted(alike, key=lambda step: (scored[step].loss, step))[:count]

@@ -117,7 +117,7 @@ def first_cause(records: Mapping[int, ExitRecord]) -> ExitRecord | None:
     return zero if first is not None and zero is not None and _failed_alike(zero, first) else first
 
 
-def _failed_alike(one: ExitRecord, other: ExitRecord) -> bool:
+def _failed_alike(zero: ExitRecord, first: ExitRecord) -> bool:
     """Whether two ranks failed with the same error, which isn't that of a machine or of another rank."""
-    failures = {(record.reason, record.message, record.blames_peer) for record in (one, other)}
-    return failures == {(Reason.FAILED, other.message, False)}
+    failures = {(record.reason, record.message, record.blames_peer) for record in (zero, first)}
+    return failures == {(Reason.FAILED, first.message, False)}

@@ -64,13 +64,13 @@ class FileSystem:
         Raises:
             OSError: the folder can't be looked at.
         """
-        found = os.statvfs(folder)
+        status = os.statvfs(folder)
         kind, mount_point = _mount_of(folder, mounts)
         return cls(
             kind=kind,
             mount_point=mount_point,
-            free_bytes=found.f_bavail * found.f_frsize,
-            free_files=found.f_favail if found.f_files else None,
+            free_bytes=status.f_bavail * status.f_frsize,
+            free_files=status.f_favail if status.f_files else None,
         )
 
     @property
@@ -79,7 +79,7 @@ class FileSystem:
         return self.free_files is not None and self.free_files < FEW_FILES
 
     def describe_free(self) -> str:
-        """What is free: the bytes, and the files if they are scarce."""
+        """Describe the free space: the bytes, and the files if they are scarce."""
         free = f"{scaled(self.free_bytes, 'B')} are free"
         if not self.lacks_files:
             return free
@@ -87,40 +87,40 @@ class FileSystem:
         return f"{free}, but {files} (inodes) can be created"
 
     def quota_command(self, folder: Path) -> str:
-        """What shows the user's quota there."""
+        """The command that shows the user's quota there."""
         return QUOTA_COMMANDS.get(self.kind, "quota -s").format(folder=folder)
 
 
 def _mount_of(folder: Path, mounts: Path) -> tuple[str, str]:
     """The type of the file system that is mounted closest above a folder, and where."""
-    found, path = ("unknown", ""), os.path.realpath(folder)
+    closest_mount, path = ("unknown", ""), os.path.realpath(folder)
     with contextlib.suppress(OSError):
         for line in mounts.read_text(errors="replace").splitlines():
-            left, _, right = line.partition(" - ")
+            mount_fields, _, source_fields = line.partition(" - ")
             # spaces are written as \040
-            place = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), left.split()[4])
+            place = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), mount_fields.split()[4])
             inside = path == place or path.startswith(place.rstrip("/") + "/")
             # of two at one place, the later one hides the other
-            if inside and len(place) >= len(found[1]):
-                found = right.split()[0], place
-    return found
+            if inside and len(place) >= len(closest_mount[1]):
+                closest_mount = source_fields.split()[0], place
+    return closest_mount
 
 
 def limit_met(error: Exception, folder: Path) -> str:
-    """Which limit of the file system a failed write has met, and the command that shows it; empty for other errors.
+    """Name the limit of the file system that a failed write has met, and the command that shows it; empty for others.
 
     Args:
         error: of the write; it may be that of another rank, or of another library, of which only the text is known.
         folder: in which it was to write, or one below it that doesn't exist yet.
     """
-    known = (*FULL, errno.EROFS, errno.EFBIG)
-    named = (number for number in known if os.strerror(number) in str(error))
-    number = error.errno if isinstance(error, OSError) else next(named, None)
+    limit_errors = (*FULL, errno.EROFS, errno.EFBIG)
+    numbers_in_text = (number for number in limit_errors if os.strerror(number) in str(error))
+    number = error.errno if isinstance(error, OSError) else next(numbers_in_text, None)
     if number == errno.EFBIG:
         largest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
         bound = "" if largest == resource.RLIM_INFINITY else f", which allows {scaled(largest, 'B')} here"
         return f"a file reached the largest size that is allowed: `ulimit -f` shows the limit of a process{bound}"
-    if number in known:
+    if number in limit_errors:
         with contextlib.suppress(OSError):
             folder = nearest_existing(folder)
             return _limit_of(FileSystem.of(folder), number, folder)

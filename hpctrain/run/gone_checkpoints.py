@@ -15,9 +15,11 @@ from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.run.record_fields import COUNT
 
 SAVED = "saved.json"
-"""In an attempt's claim: the step of the newest checkpoint that it published."""
+"""In an attempt's claim: the step of the newest checkpoint that it published. The ledger isn't enough: a killed attempt
+writes no end, and its end may be recorded after the checkpoints were purged."""
 STARTS_OVER = "starts_over"
-"""In an attempt's claim: the user allows later attempts to start from step 0 if no checkpoint is left."""
+"""In an attempt's claim: the user allows later attempts to start from step 0 if no checkpoint is left. Not a key of the
+configuration, which each requeue would repeat: the file is void once a later attempt has started."""
 
 
 def record_saved(claim: Path, step: int) -> None:

@@ -74,7 +74,7 @@ class GrowingFile:
         self._opener = opener
         self._clock = clock
         self._opened = float("-inf")
-        self._seen: tuple[int, int, int] | None = None
+        self._last_state: tuple[int, int, int] | None = None
         self._inode: int | None = None
         self._before = b""
 
@@ -96,48 +96,48 @@ class GrowingFile:
         """
         return self._appended(LINES_BYTES, whole_lines=True)
 
-    def _appended(self, most: int, *, whole_lines: bool) -> Appended:
+    def _appended(self, max_bytes: int, *, whole_lines: bool) -> Appended:
         try:
-            found = os.stat(self._name) if self._trusted_s else None  # noqa: PTH116 - a third of the time of Path.stat
-            seen = None if found is None else (found.st_ino, found.st_size, found.st_mtime_ns)
-            if seen is not None and seen == self._seen and self._clock() - self._opened < self._trusted_s:
+            status = os.stat(self._name) if self._trusted_s else None  # noqa: PTH116 - a third of the time of Path.stat
+            state = None if status is None else (status.st_ino, status.st_size, status.st_mtime_ns)
+            if state is not None and state == self._last_state and self._clock() - self._opened < self._trusted_s:
                 return NOTHING
             with self._opener(self.path) as file:
                 self._opened = self._clock()
-                appended, is_rest = self._read(file.fileno(), most, whole_lines=whole_lines)
+                appended, is_rest = self._read(file.fileno(), max_bytes, whole_lines=whole_lines)
         except FileNotFoundError:
             appended = Appended(anew=self._inode is not None and self.position > 0)
             self._forget()
             return appended
-        self._seen = seen if is_rest else None
+        self._last_state = state if is_rest else None
         return appended
 
-    def _read(self, descriptor: int, most: int, *, whole_lines: bool) -> tuple[Appended, bool]:
+    def _read(self, descriptor: int, max_bytes: int, *, whole_lines: bool) -> tuple[Appended, bool]:
         """Return what was appended, and whether no more of it is left."""
-        found = os.fstat(descriptor)
-        anew = self._inode is not None and not self._continues(descriptor, found)
+        status = os.fstat(descriptor)
+        anew = self._inode is not None and not self._continues(descriptor, status)
         if anew:
             self._forget()
-        skips = self._inode is None and self._start < 0 and found.st_size > -self._start
+        skips = self._inode is None and self._start < 0 and status.st_size > -self._start
         if self._inode is None:
-            self._inode = found.st_ino
+            self._inode = status.st_ino
             if self._start < 0:
-                self.position = max(0, found.st_size + self._start)
-        if self.position > found.st_size:  # cut since the read at which another process stopped
+                self.position = max(0, status.st_size + self._start)
+        if self.position > status.st_size:  # cut since the read at which another process stopped
             anew = True
             self.position = 0
-        unread = found.st_size - self.position
-        data = os.pread(descriptor, min(unread, most), self.position)
+        unread = status.st_size - self.position
+        data = os.pread(descriptor, min(unread, max_bytes), self.position)
         if whole_lines:
             # what follows is read next time
-            data = data[: data.rfind(b"\n") + 1 or (len(data) if unread > most else 0)]
+            data = data[: data.rfind(b"\n") + 1 or (len(data) if unread > max_bytes else 0)]
         self.position += len(data)
         self._before = (self._before + data)[-_REMEMBERED:]
-        return Appended(data.partition(b"\n")[2] if skips else data, anew), unread <= most
+        return Appended(data.partition(b"\n")[2] if skips else data, anew), unread <= max_bytes
 
-    def _continues(self, descriptor: int, found: os.stat_result) -> bool:
+    def _continues(self, descriptor: int, status: os.stat_result) -> bool:
         """Whether the file is the one that was read; one that replaces it may get its inode's number."""
-        if found.st_ino != self._inode or found.st_size < self.position:
+        if status.st_ino != self._inode or status.st_size < self.position:
             return False
         return os.pread(descriptor, len(self._before), self.position - len(self._before)) == self._before
 
@@ -145,7 +145,7 @@ class GrowingFile:
         self._start = min(0, self._start)
         self.position = 0
         self._inode = None
-        self._seen = None
+        self._last_state = None
         self._before = b""
 
 

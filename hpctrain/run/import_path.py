@@ -1,4 +1,8 @@
-"""Where Python looks for modules of a run's code: in the copy, wherever it would look in the original."""
+"""Python's search path for modules of a run's code: the copy, wherever Python would look in the original.
+
+Only the search path changes for ranks of a training: they keep their working directory, to which data paths refer.
+Programs run in the copy.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +37,11 @@ def search_path(code: CodeSnapshot, places: Sequence[str], environ: Mapping[str,
         places: Python's own search path.
         environ: whose PYTHONSAFEPATH keeps the working directory out.
     """
-    found = [in_copy(code, place) for place in places]
+    entries = [in_copy(code, place) for place in places]
     if environ.get("PYTHONSAFEPATH"):
-        return found
-    own = str(code.working_directory)
-    return [own, *(place for place in found if place != own and not _is_here(place))]
+        return entries
+    working_directory = str(code.working_directory)
+    return [working_directory, *(place for place in entries if place != working_directory and not _is_here(place))]
 
 
 def _is_here(place: str) -> bool:
@@ -51,10 +55,10 @@ def in_copy(code: CodeSnapshot, place: str) -> str:
     original = Path(place).resolve()
     if not original.is_relative_to(code.root):
         return place
-    found = code.folder / original.relative_to(code.root)
+    copy = code.folder / original.relative_to(code.root)
     # what is linked, such as a virtual environment, keeps its path
-    is_copied = found.exists() and found.resolve().is_relative_to(code.folder.resolve())
-    return str(found) if is_copied else place
+    is_copied = copy.exists() and copy.resolve().is_relative_to(code.folder.resolve())
+    return str(copy) if is_copied else place
 
 
 def python_path(code: CodeSnapshot, environ: Mapping[str, str]) -> str:
@@ -71,7 +75,7 @@ def python_path(code: CodeSnapshot, environ: Mapping[str, str]) -> str:
 
 @contextlib.contextmanager
 def imported_from(code: CodeSnapshot | None) -> Iterator[None]:
-    """Inside the context, this process and those that it starts import a run's code.
+    """Context manager in which this process and those that it starts import a run's code.
 
     Args:
         code: of the run; None if it imports from the working directory.
@@ -98,7 +102,7 @@ def _search_path_replaced(places: Sequence[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def checked_in(code: CodeSnapshot) -> Iterator[None]:
-    """Inside the context, classes are looked up in a run's code, without importing them."""
+    """Context manager in which classes are looked up in a run's code, without importing them."""
     places = search_path(code, with_working_directory(), os.environ)
     with _search_path_replaced(places), working_directory_replaced(code.working_directory, code.root):
         yield
@@ -139,7 +143,11 @@ def hooked_packages(code: CodeSnapshot, prefixes: Iterable[Path]) -> list[str]:
 
 
 def editable_places(prefixes: Iterable[Path]) -> list[str]:
-    """Return the folders that .pth files of environments add to Python's search path, as editable installations do."""
+    """Return the folders that .pth files of environments add to Python's search path, as editable installations do.
+
+    The files are read, and no Python is started: a program may run with another one than hpctrain. PYTHONPATH with the
+    copies of these folders comes before the .pth files.
+    """
     places: dict[str, None] = {}
     for file in _installed_files("*.pth", prefixes):
         with contextlib.suppress(OSError):

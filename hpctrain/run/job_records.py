@@ -62,7 +62,7 @@ class JobRecords:
         self.add({"job_id": job_id, "time": time.time(), "waited": True})
 
     def waits(self, job_id: str) -> int:
-        """How often a job went back to the queue because the run waits for other runs."""
+        """Number of times that a job went back to the queue because the run waits for other runs."""
         return sum(bool(record.get("waited")) for record in self._of(job_id))
 
     def continues(self, job_id: str) -> bool:
@@ -70,7 +70,7 @@ class JobRecords:
         return any(bool(record.get("continues")) for record in self._of(job_id))
 
     def leave(self, job_id: str) -> None:
-        """Record that a job works for the run no longer, though it may still be queued or running."""
+        """Record that a job has stopped working for the run, though it may still be queued or running."""
         self.add({"job_id": job_id, "time": time.time(), "left": True})
 
     def read(self) -> list[dict[str, Any]]:
@@ -90,7 +90,7 @@ class JobRecords:
         return any(not any(map(record.get, ("began", "left", "waited"))) for record in self._of(job_id))
 
     def restarts_before(self, job_id: str) -> int:
-        """How often a job had been requeued when it began to work for the run; 0 for a job of this run alone."""
+        """Number of requeues of a job before it began to work for the run; 0 for a job of this run alone."""
         began = [record for record in self._of(job_id) if record.get("began")]
         return int(began[-1].get("restarts", 0)) if began else 0
 
@@ -103,16 +103,15 @@ class JobRecords:
         logs = [str(record["log"]) for record in self.read() if record.get("log")]
         return Path(logs[-1]) if logs else None
 
-    @property
-    def cancelled_at(self) -> float | None:
-        """When the user cancelled the run, in epoch seconds; None if they didn't, or a job was submitted afterwards."""
-        return cancelled_at(self.read())
-
 
 def cancelled_at(records: Sequence[Mapping[str, Any]]) -> float | None:
-    """When the user cancelled the run, by its submissions and cancellations; see `JobRecords.cancelled_at`."""
+    """When the user cancelled the run, in epoch seconds; None if they didn't, or a job was submitted afterwards.
+
+    Args:
+        records: of the run's jobs, as `JobRecords.read` returns them.
+    """
     # that a job left the run follows from a cancellation, and doesn't withdraw it; nor does a wait that was about to be
     # recorded
-    own = (record for record in reversed(records) if not (record.get("left") or record.get("waited")))
-    last: Mapping[str, Any] = next(own, {})
+    relevant_records = (record for record in reversed(records) if not (record.get("left") or record.get("waited")))
+    last: Mapping[str, Any] = next(relevant_records, {})
     return float(last["time"]) if last.get("cancelled") else None

@@ -26,7 +26,11 @@ class LaunchMark:
     """``launching.json``, the first file of a launch in the directory of a run or a sweep, and the last one it removes.
 
     Whatever kills the launch, the mark stays, so that the directory isn't taken for a folder of other files: the same
-    command continues there. The launch holds a lock on the file, which the kernel releases when the process dies.
+    command continues there. ``config.yaml`` can't be the first file: readers take a directory with it for a complete
+    run. Nor can a directory be renamed into place, which the user may have made.
+
+    The launch holds a lock on the file, which the kernel releases when the process dies; NFS shows other machines no
+    lock of a folder. Without locks, the claim of the attempt decides between two launches.
 
     Args:
         directory: of the run or the sweep.
@@ -127,8 +131,8 @@ class LaunchMark:
         # the user may have a folder with such a name beside the runs
         path = self.directory.path
         names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
-        others = [name for name in names - _OF_A_RUN if not name.startswith((TEMPORARY_PREFIX, ".nfs"))]
-        return not others and LaunchMark(RunDirectory(path.parent)).exists()
+        foreign_names = [name for name in names - _OF_A_RUN if not name.startswith((TEMPORARY_PREFIX, ".nfs"))]
+        return not foreign_names and LaunchMark(RunDirectory(path.parent)).exists()
 
     def describe_unfinished(self) -> str:
         """Say in one line that the launch was killed before the run or the sweep was complete, and what to type.
@@ -140,14 +144,14 @@ class LaunchMark:
             return ""
         what = "its launch is under way, or was killed before it was complete"
         # another user's mark could propose a harmful command
-        found = read_json_or_empty(path) if path.stat().st_uid == os.geteuid() else {}
-        command, folder = found.get("command"), found.get("folder")
+        mark = read_json_or_empty(path) if path.stat().st_uid == os.geteuid() else {}
+        command, folder = mark.get("command"), mark.get("folder")
         if not isinstance(command, list) or not isinstance(folder, str):
             # without a command, the mark of a sweep is that of a later change of it
             return "" if self.directory.sweep.exists() else f"{what}; to continue it, type its command again"
-        named = any(str(word).startswith("run_dir=") for word in command)
-        more = "" if named else f" with run_dir={self.directory.as_typed}"
-        return f"{what}; to continue it, type `{shlex.join(map(str, command))}`{more} in {folder}"
+        has_run_dir = any(str(word).startswith("run_dir=") for word in command)
+        run_dir_hint = "" if has_run_dir else f" with run_dir={self.directory.as_typed}"
+        return f"{what}; to continue it, type `{shlex.join(map(str, command))}`{run_dir_hint} in {folder}"
 
 
 def _lock(file: int) -> bool:

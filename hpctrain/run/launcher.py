@@ -23,7 +23,7 @@ CLOCK_SLACK_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Handover:
+class LauncherFacts:
     """The data that a rank receives from its launcher; empty for a rank started by hand, with srun or torchrun.
 
     Attributes:
@@ -45,7 +45,7 @@ class Handover:
     version: str = ""
 
     @classmethod
-    def read(cls, variables: Mapping[str, str]) -> Handover:
+    def read(cls, variables: Mapping[str, str]) -> LauncherFacts:
         """Read the variables that the launcher set, if there was one."""
         attempt, parent, terminal = (variables.get(f"{PREFIX}{name}") for name in ("CLAIM", "PARENT", "TERMINAL"))
         return cls(
@@ -61,14 +61,17 @@ class Handover:
     def variables(self) -> dict[str, str]:
         """The environment variables that pass this to a rank."""
         # not ATTEMPT: programs get that one, and ranks of hpctrain that a program starts belong to another run
-        found = {"CLAIM": self.attempt, "LOGGED": int(self.logged), "STORE": self.store, "PARENT": self.parent}
-        found |= {"TERMINAL": self.terminal, "CODE": self.code, "VERSION": self.version}
-        return {f"{PREFIX}{name}": str(value) for name, value in found.items() if value}
+        values = {"CLAIM": self.attempt, "LOGGED": int(self.logged), "STORE": self.store, "PARENT": self.parent}
+        values |= {"TERMINAL": self.terminal, "CODE": self.code, "VERSION": self.version}
+        return {f"{PREFIX}{name}": str(value) for name, value in values.items() if value}
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
     """Host and process id of a local launch, kept in the attempt's claim as ``owner.json``.
+
+    It shows that a process which was killed is gone; the next attempt then records the end. A second process that waits
+    for the first would only record it, and notify, earlier.
 
     Attributes:
         host: the machine's name.

@@ -141,6 +141,11 @@ class Ledger:
 
     An attempt owns the run from the moment at which it makes its claim, a directory named by its number, until a later
     claim exists: `mkdir` is atomic, on a shared file system too. Call `require_ownership` before anything is published.
+
+    Two attempts may be alive at once: SLURM requeues the job of a batch host that is cut off from the network, whose
+    ranks live on for more than a minute. A claim is no lock, which a dead node would leave behind or NFS lose, and no
+    lease, which needs clocks that agree. SLURM's ids can't decide: a resume is another job, and the old attempt may not
+    reach SLURM.
     """
 
     directory: RunDirectory
@@ -169,7 +174,6 @@ class Ledger:
                 values |= facts | values
             else:
                 values |= facts
-            if event == "end":
                 values["reason"], values["detail"] = _reason(record)
         return [Attempt(attempt=number, **values) for number, values in sorted(by_number.items())]
 
@@ -199,13 +203,12 @@ class Ledger:
             RunDirectoryUnavailableError: the run directory is gone or can't be written.
         """
         try:
-            number = self._make_claim(secret=secret)
+            return self._make_claim(secret=secret)
         except OSError as error:
             raise RunDirectoryUnavailableError(
                 f"{self.directory.path}: a new attempt can't be claimed ({explain(error, self.directory.path)}); "
                 "check that the run directory exists and is writable"
             ) from error
-        return number
 
     def _make_claim(self, *, secret: bool) -> int:
         number = self.last_claim()
@@ -246,6 +249,9 @@ class Ledger:
 
     def require_ownership(self, attempt: int) -> None:
         """Raise if the attempt is superseded, before it writes.
+
+        A claim that is made between this call and the write does no harm: what is published then is a complete
+        checkpoint of the same run.
 
         Raises:
             SupersededError: a later attempt owns the run.

@@ -57,8 +57,8 @@ def _varied_in_head(directory: RunDirectory) -> object:
     """Return `varied` if the first bytes of the manifest have it, else None: a diff of up to a megabyte follows it."""
     with contextlib.suppress(OSError, ValueError, RecursionError), open_file(directory.manifest) as file:
         # in the strings before it, such as the command, JSON escapes the quotes
-        _, found, rest = file.read(HEAD_BYTES).decode(errors="ignore").partition('\n  "varied": ')
-        return json.JSONDecoder().raw_decode(rest)[0] if found else None
+        _, separator, json_text = file.read(HEAD_BYTES).decode(errors="ignore").partition('\n  "varied": ')
+        return json.JSONDecoder().raw_decode(json_text)[0] if separator else None
     return None
 
 
@@ -108,10 +108,10 @@ def _user() -> str:
 def _versions() -> dict[str, str]:
     import importlib.metadata  # it imports much, and `status` needs none of it
 
-    found = {}
+    versions = {}
     for package in PACKAGES:
         try:
-            found[package] = importlib.metadata.version(package)
+            versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions

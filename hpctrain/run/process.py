@@ -104,7 +104,7 @@ def command_line(pid: int) -> str:
 
 @contextmanager
 def signals_blocked(numbers: Iterable[signal.Signals]) -> Iterator[None]:
-    """Inside the context, these signals stay pending, also in a process that is started there."""
+    """Context manager in which these signals stay pending, also in a process that is started there."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
@@ -130,7 +130,7 @@ def handlers_restored(numbers: Iterable[signal.Signals]) -> Iterator[None]:
 
 @contextmanager
 def environ_replaced(variables: Mapping[str, str]) -> Iterator[None]:
-    """Inside the context, `os.environ` holds exactly these variables."""
+    """Context manager in which `os.environ` holds exactly these variables."""
     before = dict(os.environ)
     # in this order, a thread that reads the environment meanwhile never misses a variable that stays
     os.environ.update(variables)
@@ -145,18 +145,18 @@ def environ_replaced(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def open_files_raised() -> Iterator[None]:
-    """Inside the context, this process and those that it starts may have as many files open as the hard limit allows.
+    """Context manager that raises the soft limit on open files to the hard one, also for processes started inside.
 
     The usual soft limit of 1024 is for programs that call select(2). Each tensor that a DataLoader worker hands over is
     an open file.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
-    if soft == resource.RLIM_INFINITY or soft >= most:
+    limit = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft == resource.RLIM_INFINITY or soft >= limit:
         yield
         return
     with suppress(OSError, ValueError):  # as where a sandbox forbids the call
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     try:
         yield
     finally:

@@ -9,7 +9,7 @@ from hpctrain.errors import ExitCode
 
 
 class Reason(StrEnum):
-    """Why an attempt ended."""
+    """The reason for which an attempt ended."""
 
     COMPLETED = "completed"
     PREEMPTED = "preempted"
@@ -96,11 +96,7 @@ MEANINGS = {
     # and sent again (seen on SLURM 22.05): it says nothing about the run. A requeue of ours could revive a job that its
     # user has cancelled; a new step can't.
     Reason.INTERRUPTED: Meaning(
-        exit_code=ExitCode.INTERRUPTED,
-        orderly=True,
-        may_stall=False,
-        stays_in_allocation=True,
-        budget="max_failures",
+        exit_code=ExitCode.INTERRUPTED, orderly=True, may_stall=False, stays_in_allocation=True, budget="max_failures"
     ),
     Reason.PAUSED: Meaning(
         exit_code=ExitCode.INTERRUPTED, orderly=True, may_stall=False, why_final="trainer.pause_at_step is reached"

@@ -1,4 +1,4 @@
-"""Field types of a run's JSON records, which are checked on every read because someone may have edited the files."""
+"""Field types of a run's JSON records, which are checked on every read because users may have edited the files."""
 
 from __future__ import annotations
 

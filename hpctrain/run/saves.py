@@ -17,7 +17,7 @@ _PATH = replace(PATH, convert=Path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Save:
+class ReportedSave:
     """One save of a program.
 
     Attributes:
@@ -46,46 +46,46 @@ def record_save(directory: RunDirectory, attempt: int, step: int, path: Path) ->
         OSError: the record can't be written.
     """
     inside = path.is_relative_to(directory.path)
-    kept = path.relative_to(directory.path) if inside else path
-    record = {"step": step, "path": str(kept), "time": round(time.time(), 3), "attempt": attempt}
+    stored_path = path.relative_to(directory.path) if inside else path
+    record = {"step": step, "path": str(stored_path), "time": round(time.time(), 3), "attempt": attempt}
     append_json_line(directory.saves, record, durable=True)
 
 
-def read_saves(directory: RunDirectory) -> list[Save]:
+def read_saves(directory: RunDirectory) -> list[ReportedSave]:
     """The reported saves in order; a record that can't be read is left out."""
     try:
-        saves = [decode(Save, record) for record in read_json_lines(directory.saves, at_most=LARGEST_LOG_BYTES)]
+        saves = [decode(ReportedSave, record) for record in read_json_lines(directory.saves, at_most=LARGEST_LOG_BYTES)]
     except OSError:
         return []
     return [replace(save, path=directory.path / save.path) for save in saves if save is not None]
 
 
 def unreported_files(directory: RunDirectory) -> list[tuple[Path, float]]:
-    """What lies in the run's folder for checkpoints and was not reported: files and folders, newest first.
+    """List the files and folders in the run's folder for checkpoints that were not reported, newest first.
 
     Returns:
         Each path, with the time of its last change in epoch seconds.
     """
     reported = {save.path for save in read_saves(directory)}
-    found = []
+    changes = []
     with contextlib.suppress(OSError):  # no attempt has made the folder yet
         for path in directory.checkpoints.iterdir():
             inside = any(path in (save, *save.parents) for save in reported)
             if not inside and not path.name.startswith("."):
-                found.append((path, last_change(path)))
-    return sorted(found, key=lambda one: one[1], reverse=True)
+                changes.append((path, last_change(path)))
+    return sorted(changes, key=lambda change: change[1], reverse=True)
 
 
 def last_change(path: Path) -> float:
     """When a file, or the contents of a folder, changed last."""
     latest = 0.0
-    for one in (path, *(path.rglob("*") if os.path.isdir(path) else ())):  # noqa: PTH112 - never raises
+    for file in (path, *(path.rglob("*") if os.path.isdir(path) else ())):  # noqa: PTH112 - never raises
         with contextlib.suppress(OSError):  # removed meanwhile
-            latest = max(latest, one.lstat().st_mtime)
+            latest = max(latest, file.lstat().st_mtime)
     return latest
 
 
-def last_save(directory: RunDirectory) -> Save | None:
+def last_save(directory: RunDirectory) -> ReportedSave | None:
     """The newest save that still exists; None without one."""
     # os.path.exists never raises, whatever a program has reported: a name that is too long, a folder of someone else
     return next((save for save in reversed(read_saves(directory)) if os.path.exists(save.path)), None)  # noqa: PTH110

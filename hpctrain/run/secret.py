@@ -1,4 +1,7 @@
-"""The secret by which the ranks of an attempt recognise each other; only their user can read it."""
+"""The secret by which the ranks of an attempt recognise each other; only their user can read it.
+
+It is a file, and not a variable of the environment, which users print into logs that others may read.
+"""
 
 from __future__ import annotations
 
@@ -65,8 +68,8 @@ def user_secret(variables: Mapping[str, str]) -> bytes:
     Raises:
         RendezvousError: the file can't be created or read, another user owns it or can read it, or the secret is short.
     """
-    if (given := variables.get(VARIABLE)) is not None:
-        return _long_enough(given.encode(), VARIABLE)
+    if (secret_text := variables.get(VARIABLE)) is not None:
+        return _long_enough(secret_text.encode(), VARIABLE)
     remedy = f"set {VARIABLE} to the same value on all ranks"
     try:
         path = Path(variables.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "hpctrain" / FILE_NAME

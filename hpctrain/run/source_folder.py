@@ -1,4 +1,4 @@
-"""The folder of a user's code: what git says of it, and which files usually hold passwords, keys or tokens."""
+"""The folder of a user's code: its commit and diff in git, and the names of files that usually hold secrets."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _IN_SECRET_FOLDER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What git answered.
+    """Git's answer to a command.
 
     Attributes:
         output: its standard output; None if it failed.
@@ -80,7 +80,7 @@ def ask_git(
     # options, because git before 2.31 ignores GIT_CONFIG_COUNT
     settings = [part for key, value in {**SAFE, **(instead or {})}.items() for part in ("-c", f"{key}={value}")]
     timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
-    # a run without git, or on a file system where git is slow, starts all the same
+    # a run must start without git, too, and on a file system where git is slow
     try:
         done = subprocess.run(
             ["git", "--no-pager", *settings, "-C", str(folder), *arguments],
@@ -102,8 +102,8 @@ def ask_git(
 
 def _environment() -> dict[str, str]:
     """The environment in which git executes nothing that GIT_* variables name."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    return kept | {
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    return variables | {
         "GIT_OPTIONAL_LOCKS": "0",  # otherwise git writes the index, and runs a hook
         "GIT_ALLOW_PROTOCOL": "none",  # a partial clone fetches what is missing, by a program of its configuration
         "GIT_NO_LAZY_FETCH": "1",
@@ -144,10 +144,10 @@ def _without_filters(folder: Path) -> dict[str, str] | None:
 
     None if that isn't possible: then a diff could execute them.
     """
-    listed = ask_git(folder, "config", "-z", "--name-only", "--list").output
-    if listed is None:
+    keys = ask_git(folder, "config", "-z", "--name-only", "--list").output
+    if keys is None:
         return None
-    filters = {key.rpartition(".")[0] for key in os.fsdecode(listed).split("\0") if key.startswith("filter.")}
+    filters = {key.rpartition(".")[0] for key in os.fsdecode(keys).split("\0") if key.startswith("filter.")}
     if any("=" in name for name in filters):
         return None  # for git -c, a key ends at the first =
     values = {"clean": "", "smudge": "", "process": "", "required": "false"}
@@ -174,5 +174,5 @@ def secret_folder(path: str) -> str:
     lower = path.lower()
     if not lower.startswith(".") and "/." not in lower:  # as almost always
         return ""
-    found = _IN_SECRET_FOLDER.match(lower)
-    return path[: found.end("folder")] if found else ""
+    match = _IN_SECRET_FOLDER.match(lower)
+    return path[: match.end("folder")] if match else ""

@@ -1,6 +1,6 @@
 """Stacks on request: a command writes a request into the attempt's claim, and the ranks answer in the run's logs.
 
-This needs a file system that all sides share, but neither a signal nor a connection to the nodes.
+This needs a file system that all sides share, but neither a signal (SIGUSR1 is a stop) nor a connection to the nodes.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ class StacksRequests:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._seen: tuple[int, int] | None = None
+        self._last_state: tuple[int, int] | None = None
 
     def new(self) -> str | None:
         """The token of a request that this rank hasn't seen yet; None without one."""
         try:
-            found = self._path.stat()
-            if (found.st_ino, found.st_mtime_ns) == self._seen:
+            status = self._path.stat()
+            if (status.st_ino, status.st_mtime_ns) == self._last_state:
                 return None
             token = read_bytes(self._path).decode()
         except (OSError, UnicodeDecodeError):
             return None
         # a request replaces the file, so its inode changes even if two requests have the same modification time
-        self._seen = (found.st_ino, found.st_mtime_ns)
+        self._last_state = (status.st_ino, status.st_mtime_ns)
         return token
 
 

@@ -1,7 +1,8 @@
 """The records that ranks write when they begin, because only the rank itself knows its node for certain.
 
 A rank's node can't be computed from its number: SLURM 26.05 places tasks in the order of the cluster's switches, and
-users may choose another distribution.
+users may choose another distribution. `sattach --layout` would query each node, and is missing in containers.
+`--distribution=plane=N` would restore the order of the list, and lose the locality for which SLURM changed it.
 """
 
 from __future__ import annotations
@@ -84,6 +85,9 @@ def address_of_rank_zero(
 ) -> str:
     """Rank zero's node; if no variable names it, wait for rank zero's start record.
 
+    Only for programs, which need MASTER_ADDR when they start. The ranks of a training try several addresses: those that
+    were started by hand share no folder, and NFS may show a record late.
+
     Args:
         claim: of the attempt.
         environment: this rank's place.
@@ -135,10 +139,10 @@ class UnconnectedRanks:
     @property
     def text(self) -> str:
         """The warning, in one line."""
-        others = numbered(self.unit, range(1, self.count))
+        names = numbered(self.unit, range(1, self.count))
         verb = "has" if self.count == 2 else "have"
         with_framework = f" with {self.framework}" if self.framework else ""
-        return f"{others} {verb} not connected to {self.unit} 0, so each may be training its own model{with_framework}"
+        return f"{names} {verb} not connected to {self.unit} 0, so each may be training its own model{with_framework}"
 
     @classmethod
     def read(cls, claim: Path) -> UnconnectedRanks | None:

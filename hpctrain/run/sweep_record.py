@@ -46,7 +46,7 @@ _REQUIRED_OF_KIND = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRecord:
-    """How a sweep finds its runs.
+    """The parameters by which a sweep finds its runs.
 
     Attributes:
         kind: ``grid``, ``random``, ``asha`` or ``optuna``.
@@ -101,7 +101,7 @@ class SweepRecord:
         """
         path = home.sweep if isinstance(home, RunDirectory) else RunDirectory.at(home).sweep
         try:
-            found = read_json(path)
+            record = read_json(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -109,12 +109,12 @@ class SweepRecord:
             raise RunDirectoryError(f"{path}: can't be read ({error.strerror}); {remedy}") from error
         except RunDirectoryError as error:
             raise RunDirectoryError(f"{error}; {REMEDY}") from error
-        required = (*_REQUIRED, *_REQUIRED_OF_KIND.get(str(found.get("kind")), ()))
-        missing = next((f"{name} is missing" for name in required if found.get(name) is None), "")
-        if mistake := missing or describe_wrong_field(found, field_types(SweepRecord)):
+        required = (*_REQUIRED, *_REQUIRED_OF_KIND.get(str(record.get("kind")), ()))
+        missing = next((f"{name} is missing" for name in required if record.get(name) is None), "")
+        if mistake := missing or describe_wrong_field(record, field_types(SweepRecord)):
             raise RunDirectoryError(f"{path}: {mistake}; {REMEDY}")
         # a later version may add fields, and null stands for one that isn't there
-        return cls(**{name: found[name] for name in field_types(SweepRecord) if found.get(name) is not None})
+        return cls(**{name: record[name] for name in field_types(SweepRecord) if record.get(name) is not None})
 
     def write(self, home: RunDirectory, mode: int) -> None:
         """Replace the record of a sweep, atomically.

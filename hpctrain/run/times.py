@@ -107,15 +107,20 @@ class Times:
         self._since = now
         self._doing = doing
 
-    def recount(self, counted: str, doing: str) -> None:
-        """Count the time that was counted for one kind of work for another."""
+    def recount(self, previous: str, doing: str) -> None:
+        """Move the time that was counted for one kind of work to another.
+
+        Args:
+            previous: the kind of work that gets 0 s.
+            doing: the kind that gets the time.
+        """
         self.enter(self._doing)
-        self._spent[doing] += self._spent[counted]
-        self._spent[counted] = 0.0
+        self._spent[doing] += self._spent[previous]
+        self._spent[previous] = 0.0
 
     @contextmanager
     def during(self, doing: str) -> Iterator[None]:
-        """Inside the context, the time counts for ``doing``."""
+        """Context manager in which the time counts for ``doing``."""
         before = self._doing
         self.enter(doing)
         try:
@@ -146,21 +151,20 @@ class Times:
         """Count the time from now on as training: the first new step is done."""
         self.enter("train_s")
         log.info("the first step came %s", describe_start(self._spent))
-        self.record(step, due=True)
+        self.record(step, force=True)
 
-    def add_facts(self, *, total_steps: int | None = None, resumed_step: int | None = None) -> None:
-        """Add fields to the record; see `TimesRecord`."""
-        self._facts |= {"total_steps": total_steps} if total_steps is not None else {}
-        self._facts |= {"resumed_step": resumed_step} if resumed_step is not None else {}
+    def add_facts(self, **facts: int | None) -> None:
+        """Add fields to the record, `total_steps` or `resumed_step` of `TimesRecord`; None adds nothing."""
+        self._facts |= {name: value for name, value in facts.items() if value is not None}
 
-    def record(self, step: int, *, due: bool = False) -> None:
+    def record(self, step: int, *, force: bool = False) -> None:
         """Record the attempt's progress, at most every `RECORD_EVERY_S`: a killed attempt leaves no other record.
 
         Args:
             step: completed steps.
-            due: record it even if the last record is recent.
+            force: record it even if the last record is recent.
         """
-        if self._file is None or not (due or self._clock() - self._recorded_at >= RECORD_EVERY_S):
+        if self._file is None or not (force or self._clock() - self._recorded_at >= RECORD_EVERY_S):
             return
         fields = {**self.spent(), **self._facts, "last_step": step, "seen": self._now()}
         # training doesn't depend on the record
@@ -179,12 +183,12 @@ def describe_start(spent: Mapping[str, float]) -> str:
     *before, first_step = STARTING
     names = (*before, "eval_s", first_step)
     parts = {name.removesuffix("_s").replace("_", " "): spent.get(name, 0.0) for name in names}
-    listed = ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts.items())
-    return f"{sum(parts.values()):.1f} s after the start: {listed}"
+    parts_text = ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts.items())
+    return f"{sum(parts.values()):.1f} s after the start: {parts_text}"
 
 
 def read_times(claim: Path) -> dict[str, float]:
     """The fields of an attempt's `TimesRecord`, and numbers that only a later version knows; empty without a record."""
-    found = finite_numbers(read_json_or_empty(claim / FILE_NAME))
+    numbers = finite_numbers(read_json_or_empty(claim / FILE_NAME))
     types = field_types(TimesRecord)
-    return {name: value for name, value in found.items() if types.get(name, NUMBER).accepts(value)}
+    return {name: value for name, value in numbers.items() if types.get(name, NUMBER).accepts(value)}

@@ -1,4 +1,4 @@
-"""What a program wrote into the copy of its code, in which it runs; a later copy gets links to it."""
+"""Files that a program wrote into the copy of its code, in which it runs; a later copy gets links to them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def carry_over(old: CodeSnapshot, new: CodeSnapshot) -> list[str]:
         OSError: one of the copies can't be read or written.
         RunDirectoryError: the old copy's list isn't one.
     """
-    return [left for path in written_files(old) for left in _carry(old, new, path)]
+    return [conflict for path in written_files(old) for conflict in _carry(old, new, path)]
 
 
 def _carry(old: CodeSnapshot, new: CodeSnapshot, path: str) -> Iterator[str]:
@@ -62,8 +62,8 @@ def _carry(old: CodeSnapshot, new: CodeSnapshot, path: str) -> Iterator[str]:
             if inside.name != CACHE and not old.leads_to_original(inside):
                 yield from _carry(old, new, f"{path}/{inside.name}")
         return
-    above = next(each for each in place.parents if os.path.lexists(each))
-    is_free = above.is_dir() and above.resolve().is_relative_to(new.folder.resolve())
+    nearest = next(ancestor for ancestor in place.parents if os.path.lexists(ancestor))
+    is_free = nearest.is_dir() and nearest.resolve().is_relative_to(new.folder.resolve())
     if not os.path.lexists(place) and is_free:
         place.parent.mkdir(parents=True, exist_ok=True)
         # to the file itself, since long chains fail; relative to where it really is, since the run may be moved

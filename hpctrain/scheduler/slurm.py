@@ -35,6 +35,9 @@ JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?")
 class Slurm:
     """The SLURM cluster that this machine's commands reach, with or without accounting.
 
+    The commands are on every cluster, and their output is read from 22.05 to 26.05; pyslurm binds to the libraries of
+    one release.
+
     Job ids are what users type: `12`, or `12_3` for a task of an array. Every method raises `SchedulerMissingError`
     if the command isn't installed, its subclass `SchedulerSilentError` if SLURM doesn't answer in time, and
     `SchedulerError` if SLURM rejects the command, its answer can't be parsed, or an id is invalid.
@@ -276,6 +279,9 @@ class Slurm:
 
 def dependency_on(job_ids: Sequence[str]) -> str:
     """The dependency on the end of jobs, however they end, as sbatch and scontrol take it.
+
+    On SLURM 22.05, `afterany` on a job that is requeued stays unfulfilled until the job ends for good; on one that
+    SLURM has forgotten, it is accepted and fulfilled.
 
     Raises:
         SchedulerError: an id is invalid.

@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.errors import ERROR_PREFIX, ClusterEnvironmentError, ExitCode, HpctrainError
 from hpctrain.files import describe_os_error
-from hpctrain.launch.prepare import RunPlan
 from hpctrain.run.directory import RunDirectory
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.search.search import train_assigned
@@ -45,13 +44,8 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
             problem = f"{COMMAND} is for batch scripts; elsewhere type python -m hpctrain resume {home.as_typed}"
             raise ClusterEnvironmentError(problem, {})
         log_to_stdout()
-        supervisor = JobSupervisor(environ)
-
-        def train(plan: RunPlan) -> tuple[int, bool]:
-            end = supervisor.run(plan)
-            return end.exit_code, end.job_ends
-
-        code = train_assigned(home, job_id, train, max_new_runs=1)
+        # the array has a task for each new run
+        code = train_assigned(home, job_id, JobSupervisor(environ).run, max_new_runs=1)
         if code not in (ExitCode.FINISHED, ExitCode.INTERRUPTED):
             forbid_requeue(Slurm(environ), job_id)
         return code

@@ -1,4 +1,4 @@
-"""How a sweep finds its runs: what the kinds of sweeps have in common, and all of them but Optuna's samplers.
+"""Algorithms by which sweeps find their runs: the base classes, and all kinds but Optuna's samplers.
 
 To add a kind, derive a class from `Algorithm` or, if its tasks ask for runs, from `SearchAlgorithm`, and enter it in
 
@@ -30,7 +30,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.reason import Reason
 from hpctrain.run.sweep_record import SweepRecord
 from hpctrain.search.distribution import Distribution, Values, distribution_of, draws, number_of_values, values_of
-from hpctrain.search.journal import Decision, SearchState
+from hpctrain.search.journal import SearchDecision, SearchState
 from hpctrain.search.runs import SweepRun, place, runs_in, with_progress
 from hpctrain.streams import print_warning
 
@@ -74,7 +74,7 @@ class Space:
 
 
 class Algorithm(abc.ABC):
-    """How one kind of sweep finds its runs.
+    """One kind of sweep: composes its runs, and finds those that a resume adds.
 
     Args:
         record: of the sweep.
@@ -98,7 +98,7 @@ class Algorithm(abc.ABC):
             ConfigError: a run is invalid, or the space can't be searched in this way.
         """
 
-    def added(self, home: RunDirectory, sweep: ComposedSweep) -> list[SweepRun]:
+    def added_runs(self, home: RunDirectory, sweep: ComposedSweep) -> list[SweepRun]:
         """Return the runs of an extended sweep that it doesn't have yet, with their directories."""
         if not self.knows_runs:
             return []
@@ -106,30 +106,30 @@ class Algorithm(abc.ABC):
         runs = [run.at(home.path / str(number)) for number, run in enumerate(sweep.runs)]
         return [run for run in runs if not run.directory.config.is_file()]
 
-    def earlier(self, wanted: SweepRecord) -> list[Mapping[str, Any]]:
+    def earlier_spaces(self, new_record: SweepRecord) -> list[Mapping[str, Any]]:
         """Return the spaces from which the runs that exist were drawn, if a resume gives the sweep another one."""
         was_drawn = self.knows_runs and self.record.num_runs is not None
-        changed = was_drawn and self.record.space != wanted.space
+        changed = was_drawn and self.record.space != new_record.space
         drawn = [{"space": dict(self.record.space), "num_runs": self.record.num_runs}] if changed else []
         return [*map(dict, self.record.earlier), *drawn]
 
-    def require_extension(self, wanted: SweepRecord) -> None:
+    def require_extension(self, new_record: SweepRecord) -> None:
         """Refuse an extension that the sweep can't take.
 
         Args:
-            wanted: the record of the extended sweep.
+            new_record: the record of the extended sweep.
 
         Raises:
             ConfigError: it has fewer runs than the sweep, or would change some of them.
         """
-        had, wants = self.record.num_runs or 0, wanted.num_runs or 0
+        had, wants = self.record.num_runs or 0, new_record.num_runs or 0
         if wants < had:
             problem = f"is less than the {counted(had, 'run')} that the sweep already has"
             raise ConfigError("sweep.num_runs", wants, problem, "give the total number of runs")
-        if self.knows_runs and self.record.space != wanted.space and wants == had:
-            key = next(key for key, text in wanted.space.items() if self.record.space.get(key) != text)
+        if self.knows_runs and self.record.space != new_record.space and wants == had:
+            key = next(key for key, text in new_record.space.items() if self.record.space.get(key) != text)
             problem = f"is a new range, but all {had} runs have been drawn"
-            raise ConfigError(key, wanted.space[key], problem, f"add sweep.num_runs=N, with N above {had}")
+            raise ConfigError(key, new_record.space[key], problem, f"add sweep.num_runs=N, with N above {had}")
 
     def _space(self, composer: Composer, overrides: Sequence[Override]) -> Space:
         """Sort the overrides of a command, and refuse spaces that this kind can't have."""
@@ -151,7 +151,7 @@ class Algorithm(abc.ABC):
     def _refuse_swept(self, composer: Composer, swept: Iterable[Override]) -> None:  # noqa: B027 - most kinds have any
         """Refuse keys with several values that this kind can't have."""
 
-    def _drawn(self, composer: Composer, space: Space) -> list[Values]:
+    def _draw_values(self, composer: Composer, space: Space) -> list[Values]:
         """Draw the values of all runs: those of the first ones from earlier spaces."""
         record = self.record
         values: list[Values] = []
@@ -159,11 +159,11 @@ class Algorithm(abc.ABC):
             parsed = composer.parse([f"{key}={text}" for key, text in earlier["space"].items()])
             before = {override.get_key_element(): distribution_of(override) for override in parsed}
             missing = earlier["num_runs"] - len(values)
-            values += draws(before, record.seed or 0, missing, taken=values, first=len(values))
+            values += draws(before, record.seed or 0, missing, existing=values, first=len(values))
         missing = (record.num_runs or 0) - len(values)
-        return values + draws(space.distributions, record.seed or 0, missing, taken=values, first=len(values))
+        return values + draws(space.distributions, record.seed or 0, missing, existing=values, first=len(values))
 
-    def _composed(self, runs: Sequence[SweepRun], **decided: Any) -> ComposedSweep:
+    def _with_record(self, runs: Sequence[SweepRun], **decided: Any) -> ComposedSweep:
         """Return the drawn runs with the record, and warn if they are fewer than were asked for."""
         if len(runs) < (self.record.num_runs or 0):
             problem = f"the listed values have only {counted(len(runs), 'combination')}: {counted(len(runs), 'run')}"
@@ -180,13 +180,13 @@ class Grid(Algorithm):
         runs = [SweepRun.compose(composer, run, fixed) for run in with_progress(expand(overrides), "composed")]
         return ComposedSweep(self.record, runs)
 
-    def added(self, home: RunDirectory, sweep: ComposedSweep) -> list[SweepRun]:
+    def added_runs(self, home: RunDirectory, sweep: ComposedSweep) -> list[SweepRun]:
         """See `Algorithm`."""
         if self.record.space == sweep.record.space:  # it is only continued, and all of its runs are there
             return []
         return [run for run in place(sweep.runs, home) if not run.directory.config.is_file()]
 
-    def require_extension(self, wanted: SweepRecord) -> None:
+    def require_extension(self, new_record: SweepRecord) -> None:
         """A grid takes any further value."""
 
 
@@ -196,12 +196,12 @@ class Random(Algorithm):
     def compose(self, composer: Composer, overrides: Sequence[Override]) -> ComposedSweep:
         """See `Algorithm`."""
         space = self._space(composer, overrides)
-        drawn = self._drawn(composer, space)
-        return self._composed([space.compose(composer, values) for values in with_progress(drawn, "composed")])
+        drawn = self._draw_values(composer, space)
+        return self._with_record([space.compose(composer, values) for values in with_progress(drawn, "composed")])
 
 
 class SearchAlgorithm(Algorithm):
-    """How a search finds its runs: a sweep whose tasks ask for them, one after another."""
+    """A kind of sweep whose tasks ask for their runs, one after another."""
 
     counts_best_value: ClassVar[bool] = False
     """Whether a run counts with its best value, and not with that of its last evaluation."""
@@ -237,7 +237,7 @@ class SearchAlgorithm(Algorithm):
                 problem = f"changes what the jobs request from SLURM, but all tasks of sweep={kind} request the same"
                 raise ConfigError(key, value_as_typed(override), problem, "give it one value, or use sweep=random")
 
-    def _checked(self, config: RunConfig) -> Config:
+    def _require_searchable(self, config: RunConfig) -> Config:
         """Return a configuration, unless a search can't train or rank its runs."""
         assert isinstance(config, Config)  # `_refuse_swept` refuses programs
         kind = self.record.kind
@@ -258,21 +258,25 @@ class SearchAlgorithm(Algorithm):
 
 
 class Asha(SearchAlgorithm):
-    """Promote the best runs from rung to rung (asynchronous successive halving)."""
+    """Promote the best runs from rung to rung (asynchronous successive halving).
+
+    A rung is a pause, and a promotion a plain resume: that starts new ranks, but serves every loop and any number of
+    ranks, and is as exact as any resume.
+    """
 
     def compose(self, composer: Composer, overrides: Sequence[Override]) -> ComposedSweep:
         """See `Algorithm`."""
         space = self._space(composer, overrides)
-        drawn = self._drawn(composer, space)
+        drawn = self._draw_values(composer, space)
         # the steps of the first rung may be those of the first run's evaluations
-        first = self._checked(space.compose(composer, drawn[0]).config)
+        first = self._require_searchable(space.compose(composer, drawn[0]).config)
         if first.trainer.pause_at_step is not None:
             problem = "conflicts with sweep=asha, which decides where each run pauses"
             raise ConfigError(PAUSE, first.trainer.pause_at_step, problem, "leave it out, and set sweep.min_steps")
         steps = self._first_rung(first, space)
         pause = (PAUSE, str(steps))
         runs = [space.compose(composer, (*values, pause), PAUSE) for values in with_progress(drawn, "composed")]
-        return self._composed(runs, min_steps=steps)
+        return self._with_record(runs, min_steps=steps)
 
     def _first_rung(self, config: Config, space: Space) -> int:
         min_steps = self.record.min_steps
@@ -295,7 +299,7 @@ class Asha(SearchAlgorithm):
     def next_rungs(self, state: SearchState) -> Sequence[tuple[int, int]]:
         """See `SearchAlgorithm`."""
         promoted = promotable(state.ends.values(), state.begun, reduction_factor=self._reduction_factor)
-        return promoted or self._last_one(state)
+        return promoted or self._best_of_highest_rung(state)
 
     def pause_at_step(self, rung: int) -> int:
         """See `SearchAlgorithm`: ``min_steps``, and `reduction_factor` times as many for each further rung."""
@@ -308,7 +312,7 @@ class Asha(SearchAlgorithm):
         assert self.record.reduction_factor is not None
         return self.record.reduction_factor
 
-    def _last_one(self, state: SearchState) -> list[tuple[int, int]]:
+    def _best_of_highest_rung(self, state: SearchState) -> list[tuple[int, int]]:
         """Return the best run of the highest rung, once nothing else is left and no run has completed.
 
         A few runs may never fill a rung, and a search is to end with a run that is trained to its end. A run that has
@@ -316,16 +320,16 @@ class Asha(SearchAlgorithm):
         """
         passed = [end for end in state.ends.values() if end.value is not None]
         is_over = any(end.reason == Reason.COMPLETED for end in passed)
-        left = [end for end in passed if (end.run, end.rung + 1) not in state.begun]
-        if not left or is_over or state.given or state.released or any(True for _ in self.new_runs(state)):
+        candidates = [end for end in passed if (end.run, end.rung + 1) not in state.begun]
+        if not candidates or is_over or state.active or state.released or any(True for _ in self.new_runs(state)):
             return []
-        highest = max(end.rung for end in left)
-        best = min((end for end in left if end.rung == highest), key=lambda end: (_loss(end), end.run))
+        highest = max(end.rung for end in candidates)
+        best = min((end for end in candidates if end.rung == highest), key=lambda end: (_loss(end), end.run))
         return [(best.run, highest + 1)]
 
 
 def promotable(
-    ends: Iterable[Decision], begun: Collection[tuple[int, int]], *, reduction_factor: int
+    ends: Iterable[SearchDecision], begun: Collection[tuple[int, int]], *, reduction_factor: int
 ) -> list[tuple[int, int]]:
     """Return the runs that may continue, each with the rung that it is to pass next.
 
@@ -339,7 +343,7 @@ def promotable(
         begun: run and rung of what was begun already.
         reduction_factor: at least 2.
     """
-    by_rung: dict[int, list[Decision]] = {}
+    by_rung: dict[int, list[SearchDecision]] = {}
     for end in ends:
         if end.value is not None and end.reason in (Reason.PAUSED, Reason.COMPLETED):
             by_rung.setdefault(end.rung, []).append(end)
@@ -352,7 +356,7 @@ def promotable(
     return promoted
 
 
-def _loss(end: Decision) -> float:
+def _loss(end: SearchDecision) -> float:
     """Return the value of a run at a rung, negated if larger values are better."""
     assert end.value is not None
     return -end.value if end.mode == "max" else end.value

@@ -1,4 +1,4 @@
-"""What the values of a sweep's keys are: listed, or drawn from distributions, in Hydra's grammar of overrides.
+"""Values of a sweep's keys: listed, or drawn from distributions, in Hydra's grammar of overrides.
 
 The values that are drawn for a run depend on the seed, the keys and the run's number alone.
 """
@@ -23,7 +23,7 @@ from hpctrain.run.sweep_record import REMEDY, SweepRecord
 MAX_CHOICES = 100_000
 """Largest number of values that a choice lists."""
 DIGITS = 6
-"""Significant digits of a drawn number, where so many tell it from the ends of its interval."""
+"""Significant digits of a drawn number, if that many distinguish it from the ends of its interval."""
 INTERVAL = re.compile(r"interval\s*\(([^()]*)\)")
 WHOLE = re.compile(r"(?:(?:start|end)\s*=\s*)?[+-]?\d[\d_]*")
 Values = tuple[tuple[str, str], ...]
@@ -194,17 +194,17 @@ def number_of_values(override: Override) -> int:
     Raises:
         ConfigError: there are none, or it isn't a range.
     """
-    key, typed, value = override.key_or_group, value_as_typed(override), override.value()
+    key, text, value = override.key_or_group, value_as_typed(override), override.value()
     try:
         number = _length_of(value) if isinstance(value, RangeSweep) else sum(1 for _ in values_of(override))
     except (ArithmeticError, ValueError) as error:
         # decimal's errors are lists of classes
         why = f": {error}" if isinstance(error, ValueError) else ""
-        raise ConfigError(key, typed, f"is not a range{why}", "write range(FIRST,END,STEP)") from error
+        raise ConfigError(key, text, f"is not a range{why}", "write range(FIRST,END,STEP)") from error
     if number == 0:
         is_glob = override.value_type is ValueType.GLOB_CHOICE_SWEEP
         remedy = "glob(...) chooses options of a group" if is_glob else "the end of a range is not one of its values"
-        raise ConfigError(key, typed, "has no values, so there is no run", remedy)
+        raise ConfigError(key, text, "has no values, so there is no run", remedy)
     return number
 
 
@@ -224,11 +224,10 @@ def in_order(override: Override) -> Override:
 
 
 def _length_of(values: RangeSweep) -> int:
-    given = values.range()
-    if isinstance(given, range):
-        # not len(), which refuses a range that is longer than a pointer can count
-        return max(0, -(-(given.stop - given.start) // given.step))
-    steps = (Decimal(given.stop) - Decimal(given.start)) / Decimal(given.step)
+    number_range = values.range()
+    # not len(), which refuses a range that is longer than a pointer can count
+    steps = (Decimal(number_range.stop) - Decimal(number_range.start)) / Decimal(number_range.step)
+
     return max(0, math.ceil(steps))
 
 
@@ -247,7 +246,7 @@ def fraction(seed: int, key: str, number: int) -> float:
 
 
 def draws(
-    space: Mapping[str, Distribution], seed: int, num_runs: int, *, taken: Collection[Values] = (), first: int = 0
+    space: Mapping[str, Distribution], seed: int, num_runs: int, *, existing: Collection[Values] = (), first: int = 0
 ) -> list[Values]:
     """Draw the values of runs, none of them twice.
 
@@ -257,16 +256,16 @@ def draws(
         space: the distributions by key.
         seed: of the draws.
         num_runs: how many to draw; they are fewer if a finite space hasn't as many.
-        taken: values of runs that exist.
+        existing: values of runs that exist.
         first: number of the first draw.
     """
-    seen, found = set(taken), list[Values]()
+    excluded, drawn = set(existing), list[Values]()
     candidates = _candidates(space, seed, first)
-    while len(found) < num_runs and (values := next(candidates, None)) is not None:
-        if values not in seen:
-            seen.add(values)
-            found.append(values)
-    return found
+    while len(drawn) < num_runs and (values := next(candidates, None)) is not None:
+        if values not in excluded:
+            excluded.add(values)
+            drawn.append(values)
+    return drawn
 
 
 def size_of(space: Mapping[str, Distribution]) -> int | None:
@@ -279,13 +278,13 @@ def _candidates(space: Mapping[str, Distribution], seed: int, first: int) -> Ite
     size = size_of(space)
     numbers = itertools.count(first) if size is None else range(first, first + TRIES * size)
     for number in numbers:
-        yield tuple((key, each.at(fraction(seed, key.lstrip("+"), number))) for key, each in space.items())
-    for values in itertools.product(*(each.all() for each in space.values())):
+        yield tuple((key, source.at(fraction(seed, key.lstrip("+"), number))) for key, source in space.items())
+    for values in itertools.product(*(source.all() for source in space.values())):
         yield tuple(zip(space, values, strict=True))
 
 
 def _interval(override: Override, value: IntervalSweep, *, log: bool) -> Integers | Floats:
-    typed = value_as_typed(override)
+    text = value_as_typed(override)
     low, high = value.start, value.end
     assert low is not None
     assert high is not None
@@ -296,19 +295,19 @@ def _interval(override: Override, value: IntervalSweep, *, log: bool) -> Integer
     if log and low <= 0:
         raise _error(override, f"has no logarithm at LOW={low:g}", "choose LOW above 0, or leave out tag(log,...)")
     # Hydra makes floats of all ends, unless int(...) makes integers of them
-    ends = INTERVAL.search(typed)
-    whole = ends is not None and all(WHOLE.fullmatch(end.strip()) for end in ends[1].split(","))
-    if isinstance(low, int) or (whole and not re.search(r"\bfloat\s*\(", typed)):
+    ends = INTERVAL.search(text)
+    is_whole = ends is not None and all(WHOLE.fullmatch(end.strip()) for end in ends[1].split(","))
+    if isinstance(low, int) or (is_whole and not re.search(r"\bfloat\s*\(", text)):
         return Integers(int(low), int(high), log)
     return Floats(float(low), float(high), log)
 
 
 def _range(value: RangeSweep, number: int) -> Integers | Floats:
-    given = value.range()
-    if isinstance(given, range):
-        ends = sorted((given.start, given.start + (number - 1) * given.step))
-        return Integers(ends[0], ends[1], step=abs(given.step))
-    first, step = Decimal(given.start), Decimal(given.step)
+    number_range = value.range()
+    if isinstance(number_range, range):
+        ends = sorted((number_range.start, number_range.start + (number - 1) * number_range.step))
+        return Integers(ends[0], ends[1], step=abs(number_range.step))
+    first, step = Decimal(number_range.start), Decimal(number_range.step)
     low, high = sorted((first, first + (number - 1) * step))
     return Floats(float(low), float(high), step=float(abs(step)))
 

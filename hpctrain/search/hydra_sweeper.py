@@ -32,7 +32,7 @@ DIRECTIONS = {
     "ax_config.experiment.minimize": {"true": "min", "false": "max"},  # hydra-ax-sweeper
     "optim.maximize": {"true": "max", "false": "min"},  # hydra-nevergrad-sweeper
 }
-"""Keys of sweepers that say which objectives are better, and what `metric_mode` calls their values."""
+"""Keys of sweepers that decide which objectives are better, with the `metric_mode` of each of their values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +164,8 @@ def require_direction(direction: Direction | None, mode: str | None) -> None:
     """
     if direction is None or mode is None or direction.mode == mode:
         return
-    wanted, better = ("higher", "lower") if mode == "min" else ("lower", "higher")
-    problem = f"looks for {wanted} values, but {better} values of the runs' metric are better"
+    target, better = ("higher", "lower") if mode == "min" else ("lower", "higher")
+    problem = f"looks for {target} values, but {better} values of the runs' metric are better"
     opposite = next(value for value in DIRECTIONS[direction.key] if value != direction.value)
     remedy = f"set it to {opposite}, or change checkpoint.metric and checkpoint.metric_mode"
     raise ConfigError(f"hydra.sweeper.{direction.key}", direction.value, problem, remedy)
@@ -204,15 +204,15 @@ def objective(directory: RunDirectory, code: int, direction: Direction | None) -
     if not attempts or attempts[-1].reason is not Reason.COMPLETED:
         remedy = "type the command again once it has completed"
         raise RunFailedError(f"{directory.as_typed} is still queued or running, by another command; {remedy}")
-    found = last_evaluation(directory)
-    if found is None or found.best is None:
+    evaluation = last_evaluation(directory)
+    if evaluation is None or evaluation.best is None:
         remedy = "give the task an eval_dataset, and checkpoint.metric_mode if the metric isn't its own"
         raise RunFailedError(f"{directory.as_typed} has no value of the metric by which it is judged; {remedy}")
-    require_direction(direction, found.best.mode)
-    return found.best.value
+    require_direction(direction, evaluation.best.mode)
+    return evaluation.best.value
 
 
 def chosen_sweeper(overrides: Sequence[str]) -> str:
     """The sweeper as it was typed; a site's configuration may choose it, too."""
-    typed = [override.partition("=") for override in overrides]
-    return next((value for key, _, value in reversed(typed) if key.lstrip("+") == "hydra/sweeper"), "of the site")
+    pairs = [override.partition("=") for override in overrides]
+    return next((value for key, _, value in reversed(pairs) if key.lstrip("+") == "hydra/sweeper"), "of the site")

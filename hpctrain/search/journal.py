@@ -14,14 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from hpctrain.errors import RunDirectoryError
-from hpctrain.files import (
-    IrregularFileError,
-    errors_naming,
-    fsync_directory,
-    on_each_file,
-    read_json,
-    temporary_name,
-)
+from hpctrain.files import IrregularFileError, errors_naming, fsync_directory, on_each_file, read_json, temporary_name
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import MODES
 from hpctrain.run.record_fields import COUNT, NUMBER, TEXT, TIME, FieldType, field_types, up_to
@@ -36,8 +29,8 @@ MAX_RUNG = 64
 _FILE = re.compile(rf"[0-9]{{{DIGITS},9}}\.json")
 
 
-class Event(StrEnum):
-    """What a decision says of a run."""
+class JournalEvent(StrEnum):
+    """The event that a decision records about a run."""
 
     BEGIN = "begin"
     """It was given to a task."""
@@ -47,14 +40,14 @@ class Event(StrEnum):
     """Its task is gone: the next task that asks may continue it."""
 
 
-_EVENTS = tuple(Event)
+_EVENTS = tuple(JournalEvent)
 _EVENT = FieldType(f"one of {', '.join(_EVENTS)}", lambda value: value in _EVENTS)
 _MODE = FieldType(f"one of {', '.join(MODES)}", lambda value: value in MODES)
 _OBJECT = FieldType("an object", lambda value: isinstance(value, dict))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class SearchDecision:
     """One decision; fields that don't belong to its event have their defaults.
 
     Attributes:
@@ -72,7 +65,7 @@ class Decision:
         drawn: what the sampler drew, for the samplers that depend on results.
     """
 
-    event: Annotated[Event, _EVENT]
+    event: Annotated[JournalEvent, _EVENT]
     run: Annotated[int, up_to(10**9)]
     rung: Annotated[int, up_to(MAX_RUNG)] = 0
     time: Annotated[float, TIME] = field(default_factory=time.time)
@@ -108,7 +101,7 @@ class Journal:
     def __init__(self, home: RunDirectory) -> None:
         self.folder = home.path / FOLDER
         self._home = home
-        self.decisions: list[Decision | None] = []
+        self.decisions: list[SearchDecision | None] = []
         self.state = SearchState(home)
 
     def read(self) -> bool:
@@ -120,19 +113,19 @@ class Journal:
         Raises:
             OSError: the file system's error.
         """
-        known = len(self.decisions)
+        num_read = len(self.decisions)
         # the listing is for speed alone: an NFS client may see an old one
         with contextlib.suppress(FileNotFoundError):
-            last = _last_number((entry.name for entry in os.scandir(self.folder)), known)
-            paths = [self._path(number) for number in range(known + 1, last + 1)]
+            last = _last_number((entry.name for entry in os.scandir(self.folder)), num_read)
+            paths = [self._path(number) for number in range(num_read + 1, last + 1)]
             for decision in on_each_file(_read, paths):
                 self._add(decision)
         # whatever has the next name, a link to nothing too, keeps `publish` from it
         while os.path.lexists(path := self._path(len(self.decisions) + 1)):
             self._add(_read(path))
-        return len(self.decisions) > known
+        return len(self.decisions) > num_read
 
-    def publish(self, decision: Decision) -> bool:
+    def publish(self, decision: SearchDecision) -> bool:
         """Publish a decision that depends on all that were read.
 
         Returns:
@@ -161,7 +154,7 @@ class Journal:
         self._add(decision)
         return True
 
-    def _add(self, decision: Decision | None) -> None:
+    def _add(self, decision: SearchDecision | None) -> None:
         self.decisions.append(decision)
         if decision is not None:
             self.state.add(decision)
@@ -172,11 +165,11 @@ class Journal:
 
 @dataclass(slots=True)
 class SearchState:
-    """What the decisions of a search add up to.
+    """The state of a search, which follows from its decisions in order.
 
     Attributes:
         home: the folder of the sweep.
-        given: by number, the runs that a task trains, or will continue after a requeue.
+        active: by number, the runs that a task trains, or will continue after a requeue.
         released: by number, the rungs that runs without a task are to pass.
         ends: by run and rung.
         begun: every run and rung that was given to a task.
@@ -184,30 +177,30 @@ class SearchState:
     """
 
     home: RunDirectory
-    given: dict[int, Decision] = field(default_factory=dict)
+    active: dict[int, SearchDecision] = field(default_factory=dict)
     released: dict[int, int] = field(default_factory=dict)
-    ends: dict[tuple[int, int], Decision] = field(default_factory=dict)
+    ends: dict[tuple[int, int], SearchDecision] = field(default_factory=dict)
     begun: set[tuple[int, int]] = field(default_factory=set)
-    first: dict[int, Decision] = field(default_factory=dict)
+    first: dict[int, SearchDecision] = field(default_factory=dict)
 
-    def add(self, decision: Decision) -> None:
+    def add(self, decision: SearchDecision) -> None:
         """Add the next decision."""
         run, key = decision.run, (decision.run, decision.rung)
-        if decision.event is Event.BEGIN:
+        if decision.event is JournalEvent.BEGIN:
             self.first.setdefault(run, decision)
             self.begun.add(key)
             self.released.pop(run, None)
-            self.given[run] = decision
-        elif decision.event is Event.END:
-            self.given.pop(run, None)
+            self.active[run] = decision
+        elif decision.event is JournalEvent.END:
+            self.active.pop(run, None)
             self.ends.setdefault(key, decision)
         else:
-            self.given.pop(run, None)
+            self.active.pop(run, None)
             self.ends.pop(key, None)
             self.released[run] = decision.rung
 
 
-def read_journal(home: RunDirectory) -> list[Decision]:
+def read_journal(home: RunDirectory) -> list[SearchDecision]:
     """Read all decisions of a search, oldest first; empty for a sweep without one. Damaged ones are left out."""
     journal = Journal(home)
     with contextlib.suppress(OSError):
@@ -215,9 +208,9 @@ def read_journal(home: RunDirectory) -> list[Decision]:
     return [decision for decision in journal.decisions if decision is not None]
 
 
-def _last_number(names: Iterable[str], known: int) -> int:
-    """The number of the last decision among files, at least the known one."""
-    last = known
+def _last_number(names: Iterable[str], num_read: int) -> int:
+    """The number of the last decision among files, at least the number of decisions that were read."""
+    last = num_read
     for number in sorted(int(name[:-5]) for name in names if _FILE.fullmatch(name)):
         if number > last + MAX_GAP:
             break
@@ -225,14 +218,15 @@ def _last_number(names: Iterable[str], known: int) -> int:
     return last
 
 
-def _read(path: Path) -> Decision | None:
+def _read(path: Path) -> SearchDecision | None:
     try:
         record = read_json(path)
     except (FileNotFoundError, IrregularFileError, RunDirectoryError):
         # removed by hand, or on a damaged disk: a begin is decided again, and an end is found in the run's ledger
         return None
     # any other field that can't be is left out: the decision holds without it
-    fields = {name: record[name] for name, kind in field_types(Decision).items() if kind.accepts(record.get(name))}
+    types = field_types(SearchDecision)
+    fields = {name: record[name] for name, kind in types.items() if kind.accepts(record.get(name))}
     if not fields.keys() >= {"event", "run", "rung", "time"}:
         return None
-    return Decision(**(fields | {"event": Event(fields["event"])}))
+    return SearchDecision(**(fields | {"event": JournalEvent(fields["event"])}))

@@ -37,16 +37,16 @@ def multirun(composer: Composer, overrides: Sequence[str], command: Sequence[str
     Raises:
         ConfigError: a run's configuration is invalid; nothing is launched or written then.
     """
-    own, overrides = split_sweep(overrides)
+    sweep_overrides, overrides = split_sweep(overrides)
     # most sweeps are grids without keys of their own, and composing takes a tenth of a second
-    search = SweepComposer(composer.config_dir).compose_sweep(own) if own else Grid()
+    search = SweepComposer(composer.config_dir).compose_sweep(sweep_overrides) if sweep_overrides else Grid()
     _refuse_swept(composer, overrides)
     sweeper = composer.sweeper(overrides)
     if sweeper.get("_target_") != BASIC:
         from hpctrain.search.hydra_sweeper import chosen_sweeper, run_sweeper
 
-        if own:
-            remedy = f"leave out {own[0]}, or the sweeper"
+        if sweep_overrides:
+            remedy = f"leave out {sweep_overrides[0]}, or the sweeper"
             raise ConfigError(
                 "hydra/sweeper", chosen_sweeper(overrides), "a sweeper of Hydra finds the runs by itself", remedy
             )
@@ -85,7 +85,7 @@ def record_of(
         for key, override in last.items()
         if not override.is_sweep_override() and key != "run_dir"
     ]
-    own = {name: getattr(options, name) for name in SWEEP_KEYS if hasattr(options, name)}
+    sweep_options = {name: getattr(options, name) for name in SWEEP_KEYS if hasattr(options, name)}
     return SweepRecord(
         kind=kind_of(options),
         space=space,
@@ -97,7 +97,7 @@ def record_of(
         time_limit_min=limit_min,
         deadline=None if limit_min is None else now + 60 * limit_min,
         program=list(composer.command) if isinstance(composer, ProgramComposer) else None,
-        **own,
+        **sweep_options,
     )
 
 
@@ -131,13 +131,13 @@ def _refuse_other_sweep(home: RunDirectory, record: SweepRecord) -> None:
     there = SweepRecord.read(home)
     if there is None or there.kind == record.kind == "grid":
         return
-    same = (there.kind, there.space, there.seed) == (record.kind, record.space, record.seed)
+    is_same = (there.kind, there.space, there.seed) == (record.kind, record.space, record.seed)
     is_unfinished = bool(LaunchMark(home).describe_unfinished())
-    if same and (is_unfinished or not is_search(there)) and not there.earlier:
+    if is_same and (is_unfinished or not is_search(there)) and not there.earlier:
         return
     difference = ""
-    if not same and there.kind == record.kind:
+    if not is_same and there.kind == record.kind:
         difference = f" with sweep.seed={there.seed}" if there.space == record.space else " of other values"
     remedy = f"choose another run_dir, or continue the one there: python -m hpctrain resume {home.as_typed}"
-    more = "" if there.kind == "grid" else ", with sweep.num_runs=N for more runs"
-    raise ConfigError("run_dir", str(home.path), f"already has a sweep={there.kind}{difference}", f"{remedy}{more}")
+    hint = "" if there.kind == "grid" else ", with sweep.num_runs=N for more runs"
+    raise ConfigError("run_dir", str(home.path), f"already has a sweep={there.kind}{difference}", f"{remedy}{hint}")

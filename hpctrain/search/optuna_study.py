@@ -22,7 +22,7 @@ from hpctrain.run.reason import Reason
 from hpctrain.run.sweep_record import SweepRecord
 from hpctrain.search.algorithm import NEW_COMMAND, ComposedSweep, SearchAlgorithm
 from hpctrain.search.distribution import Choice, Distribution, Floats, Integers, Values, distributions_of
-from hpctrain.search.journal import FOLDER, Decision, SearchState
+from hpctrain.search.journal import FOLDER, SearchDecision, SearchState
 
 if TYPE_CHECKING:
     import optuna
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 PREFIX = "sampler-"
 """Of the files with the sampler's state after a draw."""
 RECORD_ERRORS = (AttributeError, KeyError, OverflowError, RuntimeError, TypeError, ValueError)
-"""What Optuna, numpy and torch raise for a record that someone has edited."""
+"""Errors of Optuna, numpy and torch about a record that a user has edited."""
 RANDOM = "random"
 KERNELS = "kernels"
 KERNEL_FIELDS = ("inverse_squared_lengthscales", "kernel_scale", "noise_var")
@@ -43,7 +43,8 @@ KERNEL_LISTS = ("_gprs_cache_list", "_constraints_gprs_cache_list")
 class OptunaStudy(SearchAlgorithm):
     """Chooses by one of Optuna's samplers; runs are trained to their end.
 
-    The study is made anew for each draw, from the journal. So Optuna needs no storage, and no process keeps it.
+    The study is made anew for each draw, from the journal. So Optuna needs no storage, and no process keeps it: SQLite
+    is corrupted on NFS, and `JournalStorage` takes a lock and has no heartbeat.
     """
 
     knows_runs = False
@@ -53,18 +54,18 @@ class OptunaStudy(SearchAlgorithm):
         """See `Algorithm`."""
         space = self._space(composer, overrides)
         samples = [space.compose(composer, values) for values in _samples(space.distributions)]
-        self._checked(samples[0].config)
+        self._require_searchable(samples[0].config)
         return ComposedSweep(self.record, samples)
 
-    def require_extension(self, wanted: SweepRecord) -> None:
+    def require_extension(self, new_record: SweepRecord) -> None:
         """Refuse also what Optuna refuses for each further run: of what a key is drawn from, only bounds may change."""
-        super().require_extension(wanted)
-        before, after = distributions_of(self.record), distributions_of(wanted)
+        super().require_extension(new_record)
+        before, after = distributions_of(self.record), distributions_of(new_record)
         for key, distribution in after.items():
             if key in before and not _differs_in_bounds_alone(before[key], distribution):
                 problem = "Optuna takes other bounds of an interval, and nothing else"
                 before_text = self.record.space[key]
-                raise ConfigError(key, wanted.space[key], f"can't continue {before_text}: {problem}", NEW_COMMAND)
+                raise ConfigError(key, new_record.space[key], f"can't continue {before_text}: {problem}", NEW_COMMAND)
 
     def _refuse_swept(self, composer: Composer, swept: Iterable[Override]) -> None:
         super()._refuse_swept(composer, swept)
@@ -90,27 +91,28 @@ class OptunaStudy(SearchAlgorithm):
         with warnings.catch_warnings():
             # warm-up messages about experimental samplers would fill the batch script's log
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            sampler = self._made_sampler()
+            sampler = self._make_sampler()
             newest = state.first[max(state.first)] if state.first else None
             self._restore(sampler, state.home.path / FOLDER, newest)
             mode = next((end.mode for end in state.ends.values() if end.mode), "min")
             study = optuna.create_study(sampler=sampler, direction="maximize" if mode == "max" else "minimize")
             for number in range(next(self.new_runs(state))):
                 study.add_trial(_trial(state, number))
-            trial = study.ask({key: to_optuna(one) for key, one in distributions_of(self.record).items()})
+            trial = study.ask({key: to_optuna(source) for key, source in distributions_of(self.record).items()})
         frozen = study.trials[-1]
+        # the decision names the file: a draw that loses the race to publish leaves one that nobody reads
         name = f"{PREFIX}{secrets.token_hex(8)}.json"
         with state.home.permissions():
             write_atomic(state.home.path / FOLDER / name, json.dumps(sampler_state(sampler)))
-        known = optuna.distributions.distribution_to_json
+        to_json = optuna.distributions.distribution_to_json
         return {
             "params": dict(trial.params),
-            "distributions": {key: known(one) for key, one in frozen.distributions.items()},
+            "distributions": {key: to_json(source) for key, source in frozen.distributions.items()},
             "attributes": dict(frozen.system_attrs),
             "sampler": name,
         }
 
-    def _made_sampler(self) -> optuna.samplers.BaseSampler:
+    def _make_sampler(self) -> optuna.samplers.BaseSampler:
         from optuna import samplers
 
         seed, startup = self.record.seed or 0, self.record.startup_runs or 1
@@ -124,7 +126,7 @@ class OptunaStudy(SearchAlgorithm):
         return samplers.RandomSampler(seed=seed)
 
     @staticmethod
-    def _restore(sampler: optuna.samplers.BaseSampler, folder: Path, newest: Decision | None) -> None:
+    def _restore(sampler: optuna.samplers.BaseSampler, folder: Path, newest: SearchDecision | None) -> None:
         name = "" if newest is None else str(newest.drawn.get("sampler", ""))
         if not name or Path(name).name != name:
             return
@@ -170,18 +172,18 @@ def _trial(state: SearchState, number: int) -> optuna.trial.FrozenTrial:
 
 def _samples(space: Mapping[str, Distribution]) -> list[Values]:
     """The ends of each interval and each of a choice's values, so that a mistake shows before anything is submitted."""
-    middle = {key: each.at(0.5) for key, each in space.items()}
+    middle = {key: source.at(0.5) for key, source in space.items()}
     return [
         tuple((middle | {key: value}).items())
-        for key, each in space.items()
-        for value in (each.values if isinstance(each, Choice) else (each.at(0.0), each.at(1 - 1e-12)))
+        for key, source in space.items()
+        for value in (source.values if isinstance(source, Choice) else (source.at(0.0), source.at(1 - 1e-12)))
     ]
 
 
-def _differs_in_bounds_alone(one: Distribution, other: Distribution) -> bool:
-    if isinstance(one, Choice) or isinstance(other, Choice):
-        return one == other
-    return type(one) is type(other) and one.log == other.log
+def _differs_in_bounds_alone(before: Distribution, after: Distribution) -> bool:
+    if isinstance(before, Choice) or isinstance(after, Choice):
+        return before == after
+    return type(before) is type(after) and before.log == after.log
 
 
 def sampler_state(sampler: object) -> dict[str, Any]:
@@ -207,8 +209,8 @@ def restore_sampler(sampler: object, state: dict[str, Any]) -> None:
         import torch
 
         restored = [
-            SimpleNamespace(**{field: torch.tensor(one[field], dtype=torch.float64) for field in KERNEL_FIELDS})
-            for one in kernels
+            SimpleNamespace(**{field: torch.tensor(kernel[field], dtype=torch.float64) for field in KERNEL_FIELDS})
+            for kernel in kernels
         ]
         setattr(sampler, name, restored)
 
@@ -243,4 +245,4 @@ def _decode_into(rng: Any, state: dict[str, Any]) -> None:
 
 
 def _kernels(kernels: Any) -> list[dict[str, Any]]:
-    return [{field: getattr(one, field).tolist() for field in KERNEL_FIELDS} for one in kernels]
+    return [{field: getattr(kernel, field).tolist() for field in KERNEL_FIELDS} for kernel in kernels]

@@ -28,7 +28,7 @@ from hpctrain.run.reason import Reason
 from hpctrain.run.sweep_record import SWEEP_KEYS, SweepRecord
 from hpctrain.search.algorithm import NEW_COMMAND, Algorithm, ComposedSweep
 from hpctrain.search.distribution import in_order, values_of
-from hpctrain.search.journal import Decision, SearchState
+from hpctrain.search.journal import SearchDecision, SearchState
 from hpctrain.search.multirun import record_of
 from hpctrain.search.runs import SweepRun, runs_in
 from hpctrain.search.search import Search, algorithm_of, is_search, work_here
@@ -78,11 +78,11 @@ def _names(record: SweepRecord) -> frozenset[str]:
     return frozenset(name.lstrip("+") for name in record.space)
 
 
-def resume_sweep(typed: SweepResume, record: SweepRecord) -> int:
+def resume_sweep(request: SweepResume, record: SweepRecord) -> int:
     """Continue a sweep, with the runs that the overrides add to it.
 
     Args:
-        typed: by the user.
+        request: by the user.
         record: of the sweep.
 
     Returns:
@@ -93,24 +93,24 @@ def resume_sweep(typed: SweepResume, record: SweepRecord) -> int:
         RunDirectoryError: a run may be running, and SLURM can't be asked.
     """
     algorithm = algorithm_of(record)
-    composed = _composed(typed, algorithm)
+    composed = _compose_sweep(request, algorithm)
     first = composed.runs[0]
     require_one_cluster([run.config for run in composed.runs])
     if isinstance(first.config.cluster, Slurm):
         require_sbatch()
-    home = typed.home
-    sweep = Sweep(home, typed.command, force=typed.force, record=composed.record, retry_failed=typed.retry_failed)
-    added = algorithm.added(home, composed)
+    home = request.home
+    sweep = Sweep(home, request.command, force=request.force, record=composed.record, retry_failed=request.retry_failed)
+    added = algorithm.added_runs(home, composed)
     if not is_search(record):
-        codes = sweep.launch([*_existing(home), *added])
+        codes = sweep.launch([*_existing_runs(home), *added])
         return next((code for code in codes if code != ExitCode.FINISHED), ExitCode.FINISHED)
     sweep.print_warnings(added)
     with sweep.prepared(added, mode=first.config.mode):
         pass
-    return resume_search(typed, composed.record, template_of(first, home))
+    return resume_search(request, composed.record, template_of(first, home))
 
 
-def _existing(home: RunDirectory) -> list[SweepRun]:
+def _existing_runs(home: RunDirectory) -> list[SweepRun]:
     """The runs of a sweep with their own configurations, which today's files may not give again."""
     runs = []
     for directory in runs_in(home).values():
@@ -122,21 +122,21 @@ def _existing(home: RunDirectory) -> list[SweepRun]:
     return runs
 
 
-def _composed(typed: SweepResume, algorithm: Algorithm) -> ComposedSweep:
+def _compose_sweep(request: SweepResume, algorithm: Algorithm) -> ComposedSweep:
     """Compose the runs of the sweep, those that the overrides add included."""
     record = algorithm.record
     folder = Path(record.folder)
-    config_dir = typed.config_dir or record.config_dir
+    config_dir = request.config_dir or record.config_dir
     here = folder if folder.is_dir() else None
     if record.program is None:
         composer = Composer(config_dir, here)
     else:
         composer = ProgramComposer(list(record.program), config_dir, here)
-    added = [override for override in typed.overrides if not is_of_sweep(override)]
+    added = [override for override in request.overrides if not is_of_sweep(override)]
     _refuse_changes(composer, record, added)
-    _require_kind(record, typed.overrides)
-    own = [f"sweep={record.kind}", *_options(record), *filter(is_of_sweep, typed.overrides)]
-    search = SweepComposer(config_dir).compose_sweep(own)
+    _require_kind(record, request.overrides)
+    sweep_overrides = [f"sweep={record.kind}", *_options(record), *filter(is_of_sweep, request.overrides)]
+    search = SweepComposer(config_dir).compose_sweep(sweep_overrides)
     # a key that only the sweep has was typed with a plus sign, and may be named without it now
     typed_keys = {key.lstrip("+"): key for key in record.space}
     values = dict(record.space)
@@ -148,18 +148,18 @@ def _composed(typed: SweepResume, algorithm: Algorithm) -> ComposedSweep:
     words = [*record.fixed, *(f"{key}={text}" for key, text in values.items())]
     with composer.explaining(words):
         parsed = composer.parse(words)
-        wanted = record_of(composer, search, parsed, record.command)
-        kept = {name: getattr(record, name) for name in ("folder", "submitted", "config_dir")}
-        wanted = dataclasses.replace(wanted, earlier=algorithm.earlier(wanted), **kept)
+        new_record = record_of(composer, search, parsed, record.command)
+        unchanged_fields = {name: getattr(record, name) for name in ("folder", "submitted", "config_dir")}
+        new_record = dataclasses.replace(new_record, earlier=algorithm.earlier_spaces(new_record), **unchanged_fields)
         for name in FIXED:
-            before, after = getattr(record, name), getattr(wanted, name)
+            before, after = getattr(record, name), getattr(new_record, name)
             if before != after:
                 raise ConfigError(f"sweep.{name}", after, f"{KEPT} sweep.{name}={before}", NEW_COMMAND)
-        algorithm.require_extension(wanted)
-        composed = algorithm_of(wanted).compose(composer, parsed)
+        algorithm.require_extension(new_record)
+        composed = algorithm_of(new_record).compose(composer, parsed)
         if record.kind == "grid":
-            wanted = dataclasses.replace(wanted, space=_merged(composer, record.space, wanted.space))
-            composed = dataclasses.replace(composed, record=wanted)
+            new_record = dataclasses.replace(new_record, space=_merged(composer, record.space, new_record.space))
+            composed = dataclasses.replace(composed, record=new_record)
         return composed
 
 
@@ -238,11 +238,11 @@ def _may_have_values(override: str) -> bool:
     return has_values or any(word in value for word in ("choice(", "range(", "interval(", "glob("))
 
 
-def resume_search(typed: SweepResume, record: SweepRecord, template: RunPlan) -> int:
+def resume_search(request: SweepResume, record: SweepRecord, template: RunPlan) -> int:
     """Continue a search: release what its tasks left, and submit tasks for that and for what was added.
 
     Args:
-        typed: by the user.
+        request: by the user.
         record: of the sweep, as it is stored.
         template: any run of the search, from which the request to SLURM is read.
 
@@ -252,16 +252,16 @@ def resume_search(typed: SweepResume, record: SweepRecord, template: RunPlan) ->
     Raises:
         RunDirectoryError: a run may be running, and SLURM can't be asked.
     """
-    home = typed.home
+    home = request.home
     search = Search(home, record)
     search.create()
     state = search.state()
-    live = [*_live_tasks(home, force=typed.force), *_live_processes(home, state, force=typed.force)]
+    live = [*_live_tasks(home, force=request.force), *_live_processes(home, state, force=request.force)]
     failed = [end for end in state.ends.values() if end.reason in FAILURES]
     cancelled = [end for end in state.ends.values() if end.reason == Reason.CANCELLED]
-    lost = _lost(search, state, live, force=typed.force)
-    search.release([*lost, *cancelled, *(failed if typed.retry_failed else ())])
-    failed_runs = [] if typed.retry_failed else sorted({end.run for end in failed})
+    lost = _lost_begins(search, state, live, force=request.force)
+    search.release([*lost, *cancelled, *(failed if request.retry_failed else ())])
+    failed_runs = [] if request.retry_failed else sorted({end.run for end in failed})
     if failed_runs:
         names = listed([os.path.relpath(search.directory(run).path) for run in failed_runs])
         resume = f"python -m hpctrain resume {home.as_typed} --retry-failed"
@@ -288,17 +288,17 @@ def _num_tasks(search: Search, live: Collection[str]) -> int:
     return new + len(state.released) or promoted
 
 
-def _lost(search: Search, state: SearchState, live: Collection[str], *, force: bool) -> list[Decision]:
+def _lost_begins(search: Search, state: SearchState, live: Collection[str], *, force: bool) -> list[SearchDecision]:
     """The decisions that gave runs to tasks which are gone."""
-    given = [begin for begin in state.given.values() if begin.task not in live]
-    statuses = statuses_before_launch([search.directory(begin.run) for begin in given], force=force)
-    return [begin for begin, status in zip(given, statuses, strict=True) if not status.state.may_change]
+    begins = [begin for begin in state.active.values() if begin.task not in live]
+    statuses = statuses_before_launch([search.directory(begin.run) for begin in begins], force=force)
+    return [begin for begin, status in zip(begins, statuses, strict=True) if not status.state.may_change]
 
 
 def _live_processes(home: RunDirectory, state: SearchState, *, force: bool) -> list[str]:
     """The processes that were given a run without a job, and still work for the search."""
     live = []
-    for begin in state.given.values():
+    for begin in state.active.values():
         host, colon, pid = begin.task.rpartition(":")
         if colon and host == socket.gethostname():
             started = process_start(int(pid)) if pid.isdecimal() else None

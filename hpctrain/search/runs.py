@@ -52,12 +52,12 @@ class SweepRun:
             overrides: of the run.
             fixed: keys that don't vary.
         """
-        own = without_hydra_overrides(overrides)
-        pairs = [override.partition("=")[::2] for override in own]
+        run_overrides = without_hydra_overrides(overrides)
+        pairs = [override.partition("=")[::2] for override in run_overrides]
         # Hydra writes a sweep's values as Python does, except those of a program
         texts = {key.lstrip("+"): value for key, value in pairs if key not in fixed}
         varied = {key: value if key.startswith("args.") else YAML.get(value, value) for key, value in texts.items()}
-        return cls(composer.compose_run(own), varied)
+        return cls(composer.compose_run(run_overrides), varied)
 
     def at(self, path: Path | str) -> SweepRun:
         """Return the run with this run directory."""
@@ -70,7 +70,7 @@ class SweepRun:
 
     @property
     def heading(self) -> str:
-        """What the sweep varies, or the directory if that isn't known."""
+        """The keys that the sweep varies with the run's values, or the directory if they aren't known."""
         return varied_text(self.varied) or os.path.relpath(self.directory.path)
 
 
@@ -117,22 +117,22 @@ def place(runs: Sequence[SweepRun], home: RunDirectory) -> list[SweepRun]:
     numbers = list(existing)
     read = {number: _values(existing[number]) for number in with_progress(numbers, "read")}
     stored = {number: values for number, values in read.items() if values}
-    known: dict[str, list[int]] = {}
+    numbers_by_identity: dict[str, list[int]] = {}
     for number, values in stored.items():
-        known.setdefault(_identity(values, names), []).append(number)
+        numbers_by_identity.setdefault(_identity(values, names), []).append(number)
     free = itertools.count(max(numbers, default=-1) + 1)
     placed = []
     for run in with_progress(runs, "placed"):
         values, varied = flat(run.config), dict(run.varied)
         identity = _identity(values, names)
-        same = known.get(identity, [])
-        while same and not _loads(existing[same[0]]):
-            same.pop(0)
-        if same:
+        matches = numbers_by_identity.get(identity, [])
+        while matches and not _loads(existing[matches[0]]):
+            matches.pop(0)
+        if matches:
             # a value that is typed twice makes two runs; those of a program may differ in the text
             is_program = isinstance(run.config, ProgramConfig)
-            texts = [read_varied(existing[number]) for number in same] if is_program else []
-            number = same.pop(texts.index(varied) if varied in texts else 0)
+            texts = [read_varied(existing[number]) for number in matches] if is_program else []
+            number = matches.pop(texts.index(varied) if varied in texts else 0)
         else:
             number = next(free)
             if stored:
@@ -142,7 +142,7 @@ def place(runs: Sequence[SweepRun], home: RunDirectory) -> list[SweepRun]:
 
 
 def _identity(values: Mapping[str, Any], names: Collection[str]) -> str:
-    """What tells a run of a sweep from the others: what decides the weights, and what the sweep varies.
+    """Return a text that is the same for equal runs of a sweep: the keys that decide the weights, or that it varies.
 
     A file that was edited by hand may have 1 for 1.0.
     """
@@ -150,7 +150,7 @@ def _identity(values: Mapping[str, Any], names: Collection[str]) -> str:
 
 
 def _differences(first: Mapping[str, Any], values: Mapping[str, Any], names: Collection[str]) -> dict[str, str]:
-    """What decides the weights and differs from the sweep's first run, beyond what this command varies."""
+    """Return the keys that decide the weights and differ from the sweep's first run, without ``names``."""
     keys = sorted(key for key in first.keys() | values.keys() if decides_the_weights(key) and not is_below(key, names))
     return {key: value_text(values.get(key)) for key in keys if first.get(key) != values.get(key)}
 

@@ -34,7 +34,7 @@ from hpctrain.run.manifest import manifest, varied_text
 from hpctrain.run.reason import Reason
 from hpctrain.run.sweep_record import REMEDY, SweepRecord
 from hpctrain.search.algorithm import PAUSE, Algorithm, Asha, Grid, Random, SearchAlgorithm
-from hpctrain.search.journal import FOLDER, Decision, Event, Journal, SearchState
+from hpctrain.search.journal import FOLDER, Journal, JournalEvent, SearchDecision, SearchState
 from hpctrain.search.optuna_study import OptunaStudy
 from hpctrain.search.runs import SweepRun
 
@@ -116,12 +116,14 @@ class Search:
     def state(self) -> SearchState:
         """Read the journal, and record the ends of runs that their own records show.
 
+        No task needs a heartbeat: whichever asks first records what the ledgers know and the journal doesn't.
+
         Raises:
             OSError: the file system's error.
         """
         self._journal.read()
         while True:
-            ends = (self._end(begin) for begin in self._journal.state.given.values())
+            ends = (self._end(begin) for begin in self._journal.state.active.values())
             end = next((end for end in ends if end is not None), None)
             if end is not None:
                 self._journal.publish(end)
@@ -145,17 +147,17 @@ class Search:
         """
         while True:
             state = self.state()
-            own = next((begin for begin in state.given.values() if begin.task == task), None)
-            begin = own or self._next(state, task, max_new_runs)
+            unfinished = next((begin for begin in state.active.values() if begin.task == task), None)
+            begin = unfinished or self._next(state, task, max_new_runs)
             if begin is None:
                 return None
-            if own is not None or self._journal.publish(begin):
+            if unfinished is not None or self._journal.publish(begin):
                 pause = self.algorithm.pause_at_step(begin.rung)
                 return Assignment(
                     run=begin.run, rung=begin.rung, pause_at_step=pause, drawn=state.first.get(begin.run, begin).drawn
                 )
 
-    def release(self, decisions: Iterable[Decision]) -> None:
+    def release(self, decisions: Iterable[SearchDecision]) -> None:
         """Let any task continue runs whose own task is gone, or that failed or were cancelled.
 
         Args:
@@ -165,10 +167,10 @@ class Search:
         Raises:
             OSError: the file system's error.
         """
-        for seen in decisions:
-            run, rung = seen.run, seen.rung
-            release = Decision(event=Event.RELEASE, run=run, rung=rung, time=self._clock())
-            while self._newest(run, rung) == seen and not self._journal.publish(release):
+        for decision in decisions:
+            run, rung = decision.run, decision.rung
+            release = SearchDecision(event=JournalEvent.RELEASE, run=run, rung=rung, time=self._clock())
+            while self._newest(run, rung) == decision and not self._journal.publish(release):
                 pass
 
     def fail(self, run: int, rung: int) -> None:
@@ -177,8 +179,8 @@ class Search:
         Raises:
             OSError: the file system's error.
         """
-        end = Decision(event=Event.END, run=run, rung=rung, time=self._clock(), reason=Reason.FAILED.value)
-        while run in self.state().given and not self._journal.publish(end):
+        end = SearchDecision(event=JournalEvent.END, run=run, rung=rung, time=self._clock(), reason=Reason.FAILED.value)
+        while run in self.state().active and not self._journal.publish(end):
             pass
 
     def create(self) -> None:
@@ -186,7 +188,7 @@ class Search:
         with self.home.permissions():
             (self.home.path / FOLDER).mkdir(exist_ok=True)
 
-    def _next(self, state: SearchState, task: str, max_new_runs: int | None) -> Decision | None:
+    def _next(self, state: SearchState, task: str, max_new_runs: int | None) -> SearchDecision | None:
         released = sorted((self._unrecorded_ends(run), run, rung) for run, rung in state.released.items())
         if released and not released[0][0]:
             return self._begin(*released[0][1:], task)
@@ -205,9 +207,9 @@ class Search:
             return Ledger(self.directory(run)).unrecorded_ends()
         return 0
 
-    def _begin(self, run: int, rung: int, task: str, drawn: Mapping[str, Any] | None = None) -> Decision:
-        return Decision(
-            event=Event.BEGIN,
+    def _begin(self, run: int, rung: int, task: str, drawn: Mapping[str, Any] | None = None) -> SearchDecision:
+        return SearchDecision(
+            event=JournalEvent.BEGIN,
             run=run,
             rung=rung,
             time=self._clock(),
@@ -216,12 +218,12 @@ class Search:
             drawn=drawn or {},
         )
 
-    def _newest(self, run: int, rung: int) -> Decision | None:
+    def _newest(self, run: int, rung: int) -> SearchDecision | None:
         """The decision that holds for a run: its begin, or its end at this rung; None once it is released."""
         state = self.state()
-        return state.given.get(run) or (None if run in state.released else state.ends.get((run, rung)))
+        return state.active.get(run) or (None if run in state.released else state.ends.get((run, rung)))
 
-    def _end(self, begin: Decision) -> Decision | None:
+    def _end(self, begin: SearchDecision) -> SearchDecision | None:
         """Return the end of what was given to a task; None while it may continue by itself."""
         directory = self.directory(begin.run)
         ledger = Ledger(directory)
@@ -242,8 +244,8 @@ class Search:
         if evaluation is not None and score is not None:
             is_best = self.algorithm.counts_best_value
             value = score.value if is_best else evaluation.means.get(f"{EVAL_PREFIX}{score.name}")
-        return Decision(
-            event=Event.END,
+        return SearchDecision(
+            event=JournalEvent.END,
             run=begin.run,
             rung=begin.rung,
             step=last.end_step or 0,
@@ -276,7 +278,7 @@ def train_assigned(
     search.create()
     codes: list[int] = []
     while True:
-        search = _retry(_up_to_date, search)
+        search = _retry(_with_current_record, search)
         assignment = _retry(search.ask, task, max_new_runs=max_new_runs)
         if assignment is None:
             return next(iter(codes), ExitCode.FINISHED)
@@ -295,8 +297,8 @@ def train_assigned(
         if ends_at_once:
             return code
         state = _retry(search.state)
-        given = state.given.get(assignment.run)
-        if given is not None and given.task == task:
+        begin = state.active.get(assignment.run)
+        if begin is not None and begin.task == task:
             # neither paused nor ended: it is left to `resume`
             return code or ExitCode.INTERRUPTED
         if (passed := state.ends.get((assignment.run, assignment.rung))) is not None:
@@ -308,7 +310,7 @@ def _retry(act: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
     return retry(call, on=OSError, for_s=STORAGE_S, problem="the sweep's folder can't be used yet")
 
 
-def _up_to_date(search: Search) -> Search:
+def _with_current_record(search: Search) -> Search:
     record = _record(search.home)
     # a resume may have extended the search meanwhile
     return search if record == search.algorithm.record else Search(search.home, record)
@@ -398,9 +400,9 @@ def drawn_run(home: RunDirectory, record: SweepRecord, assignment: Assignment) -
     composer = Composer(_in_copy(code, record.config_dir), folder)
     fixed = [override.partition("=")[0] for override in record.fixed]
     # a key that doesn't exist without the sweep was typed with a plus sign
-    typed = {key.lstrip("+"): key for key in record.space}
+    typed_keys = {key.lstrip("+"): key for key in record.space}
     pairs = (override.partition("=") for override in assignment.overrides)
-    drawn = [f"{typed.get(key, key)}={value}" for key, _, value in pairs]
+    drawn = [f"{typed_keys.get(key, key)}={value}" for key, _, value in pairs]
     return SweepRun.compose(composer, [*record.fixed, *drawn], fixed)
 
 
@@ -421,7 +423,7 @@ def _heading(assignment: Assignment, plan: RunPlan) -> str:
     return f"run {assignment.run} {verb}, to {until}: {varied_text(trained_varied(plan.directory))}".rstrip(": ")
 
 
-def _result(end: Decision) -> str:
+def _result(end: SearchDecision) -> str:
     """Say how a run ended, and with which value the search compares it."""
     value = "" if end.value is None else f": {EVAL_PREFIX}{end.metric} {end.value:.4g}"
     return f"run {end.run} {end.reason} at step {end.step}{value}"

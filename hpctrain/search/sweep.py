@@ -24,8 +24,8 @@ from hpctrain.launch.prepare import RunPlan, default_path, plan, prepare, refuse
 from hpctrain.launch.sbatch import (
     SubmitLimitError,
     TaskArray,
+    describe_unsubmitted,
     largest_array,
-    not_submitted,
     print_excess,
     require_sbatch,
     task_arrays,
@@ -90,7 +90,7 @@ class Sweep:
         Raises:
             RunDirectoryError: one of them may be running, and SLURM can't be asked; nothing is written then.
         """
-        by_directory = self._left_alone(runs)
+        by_directory = self._skip(runs)
         # a crash in this process ends the whole sweep: runs that have crashed come last
         missing = [run for run in runs if run.directory not in by_directory]
         missing.sort(key=lambda run: Ledger(run.directory).unrecorded_ends())
@@ -99,7 +99,7 @@ class Sweep:
             is_dry = runs[0].config.cluster.dry_run
             codes: Sequence[int | None] = self._dry_run(missing) if is_dry else self._launch(missing)
             by_directory |= {run.directory: code for run, code in zip(missing, codes, strict=True)}
-        return self._ends(runs, [by_directory[run.directory] for run in runs])
+        return self._exit_codes(runs, [by_directory[run.directory] for run in runs])
 
     def launch_composed(self, composed: ComposedSweep) -> list[int]:
         """Launch what a command asks for; return the exit codes of the runs, or that of the command for a search."""
@@ -113,9 +113,9 @@ class Sweep:
         if is_slurm:
             require_sbatch()
         # the others get their folders when they are drawn
-        known = place(composed.runs, self.home) if algorithm_of(composed.record).knows_runs else []
-        self.print_warnings(known or [first])
-        with self.prepared(known, mode=first.config.mode):
+        placed = place(composed.runs, self.home) if algorithm_of(composed.record).knows_runs else []
+        self.print_warnings(placed or [first])
+        with self.prepared(placed, mode=first.config.mode):
             # for the runs that are made later: those that are drawn, and those that a resume adds
             self.code.assign_to(self.home, first.config)
             if is_slurm:
@@ -138,7 +138,7 @@ class Sweep:
             warnings.append("code.snapshot=none: all runs have the same working directory, and share its files")
         return warnings
 
-    def _ends(self, runs: Sequence[SweepRun], codes: Sequence[int | None]) -> list[int]:
+    def _exit_codes(self, runs: Sequence[SweepRun], codes: Sequence[int | None]) -> list[int]:
         """Return the exit codes of runs; None stands for a run that may be waited for."""
         cluster = runs[0].config.cluster
         if not isinstance(cluster, Slurm) or not cluster.wait or cluster.dry_run:
@@ -156,11 +156,9 @@ class Sweep:
         # the runs of a command wait for the same ones; those that are resumed may not
         for run in {tuple(run.config.after): run for run in runs}.values():
             require_others(run.config, run.directory)
-        if is_slurm:
-            return self._submit(runs)
-        return self._one_after_another(runs)
+        return self._submit(runs) if is_slurm else self._one_after_another(runs)
 
-    def _left_alone(self, runs: Sequence[SweepRun]) -> dict[RunDirectory, int | None]:
+    def _skip(self, runs: Sequence[SweepRun]) -> dict[RunDirectory, int | None]:
         """Return the exit codes of the runs that aren't launched, None for live ones, and print a line on each."""
         self._records_before.update((run.directory, _launch_records(run.directory)) for run in runs)
         existing = [run for run in runs if run.directory.config.is_file()]
@@ -192,29 +190,29 @@ class Sweep:
         late = 0
         for number, (run, prepared) in enumerate(zip(runs, plans, strict=True), 1):
             if self.home.sweep_stop_file.exists():
-                return self._stopped("cancelled", runs, codes, ExitCode.CANCELLED)
+                return self._stop("cancelled", runs, codes, ExitCode.CANCELLED)
             if _is_new(run) and sweep_is_over(run.directory, time.time()):
                 codes.append(ExitCode.INTERRUPTED)
                 late += 1
                 continue
-            if left := self._left_alone([run]):  # another process may have taken it meanwhile
-                codes += left.values()
+            if skipped_codes := self._skip([run]):  # another process may have taken it meanwhile
+                codes += skipped_codes.values()
                 continue
             print(f"run {number} of {len(runs)}: {run.heading}")
             codes.append(code := launch_here(prepared))
             if is_stopped(run.directory, code):
-                return self._stopped("stopped", runs, codes, ExitCode.INTERRUPTED)
+                return self._stop("stopped", runs, codes, ExitCode.INTERRUPTED)
         if late:
             what = f"the time of the sweep is over (sweep.time_limit_min): {counted(late, 'run')} not started"
             print(f"{what}; for as much time again: {self._resume}", file=sys.stderr)
         return codes
 
-    def _stopped(self, how: str, runs: Sequence[SweepRun], codes: list[int | None], rest: ExitCode) -> list[int | None]:
+    def _stop(self, how: str, runs: Sequence[SweepRun], codes: list[int | None], code: ExitCode) -> list[int | None]:
         """Print that no further run is launched; return the exit codes of all runs."""
         new = sum(map(_is_new, runs))
-        left = f"; {counted(new, 'run')} not started" if new else ""
-        print(f"{how}{left}; to resume: {self._resume}", file=sys.stderr)
-        return codes + [rest] * (len(runs) - len(codes))
+        new_runs_note = f"; {counted(new, 'run')} not started" if new else ""
+        print(f"{how}{new_runs_note}; to resume: {self._resume}", file=sys.stderr)
+        return codes + [code] * (len(runs) - len(codes))
 
     @property
     def _resume(self) -> str:
@@ -259,7 +257,7 @@ class Sweep:
         print(f"  python -m hpctrain logs {runs[0].directory.as_typed} --follow")
         print(f"  python -m hpctrain cancel {self.home.as_typed}", flush=True)
         if refusal is not None:
-            missing = not_submitted(len(runs) - len(submitted), len(runs), "run", self.home, refusal)
+            missing = describe_unsubmitted(len(runs) - len(submitted), len(runs), "run", self.home, refusal)
             print(f"{ERROR_PREFIX}{missing}", file=sys.stderr)
         return [None if n in submitted else ExitCode.FAILED for n in range(len(runs))]
 
@@ -303,8 +301,8 @@ class Sweep:
                 listing = _listing([runs[n] for n in array.tasks], "\n#   ")
                 print(f"# nothing was submitted; the {what} would train", listing, sep="\n#   ")
         else:
-            for run, made in zip(runs, plans, strict=True):
-                print_plan(made, varied_text(run.varied))
+            for run, run_plan in zip(runs, plans, strict=True):
+                print_plan(run_plan, varied_text(run.varied))
         return [ExitCode.FINISHED] * len(runs)
 
 
@@ -346,7 +344,7 @@ def sweep_home(config: RunConfig) -> Iterator[RunDirectory]:
 
 
 def _launch_records(run: RunDirectory) -> tuple[bool, int, int]:
-    """What each launch of a run changes: whether it exists, the size of the records of its jobs, its newest attempt."""
+    """The traces that a launch of a run changes: whether it exists, the size of its jobs' records, its newest claim."""
     jobs_bytes = run.jobs.stat().st_size if run.jobs.is_file() else 0
     return run.config.is_file(), jobs_bytes, max(run.claimed_attempts(), default=0)
 

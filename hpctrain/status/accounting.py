@@ -1,4 +1,4 @@
-"""Where the wall time of a run went, computed from its ledger and its submissions.
+"""The account of a run's wall time by category, computed from its ledger and its submissions.
 
 The ratio is the effective training time ratio of A. Kokolis et al., "Revisiting Reliability in Large-Scale Machine
 Learning Research Clusters", HPCA 2025 (doi:10.1109/HPCA61900.2025.00096): the productive time of a run over the wall
@@ -68,7 +68,7 @@ _CATEGORIES = tuple(field.name for field in fields(WallTime))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptAccount:
-    """Where the time of one attempt went.
+    """The account of one attempt's wall time.
 
     Attributes:
         attempt: the attempt's number.
@@ -85,7 +85,7 @@ class AttemptAccount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """Where the time of a run went.
+    """The account of a run's wall time.
 
     Attributes:
         attempts: oldest first.
@@ -123,21 +123,21 @@ def account(
         now: epoch seconds.
     """
     submitted = _submission_times(submissions)
-    found: list[AttemptAccount] = []
+    accounts: list[AttemptAccount] = []
     before: Attempt | None = None
     until = float("-inf")
     for place, attempt in enumerate(attempts):
         is_running = attempt is attempts[-1] and attempt.open and state is RunState.RUNNING
         began = _began(attempt)
         if began is None:
-            found.append(AttemptAccount(attempt=attempt.attempt, spent=WallTime(), steps=None, steps_lost=0))
+            accounts.append(AttemptAccount(attempt=attempt.attempt, spent=WallTime(), steps=None, steps_lost=0))
             continue
         # the clock of this attempt's node may be behind that of the previous attempt's node
         began = max(until, began)
         ended = max(began, now if is_running else _ended(attempt, began))
         steps = _steps(attempt)
-        kept = None if is_running or attempt.reason is Reason.COMPLETED else saved_step
-        lost = _steps_lost(attempt, attempts[place + 1 :], kept)
+        resume_step = None if is_running or attempt.reason is Reason.COMPLETED else saved_step
+        lost = _steps_lost(attempt, attempts[place + 1 :], resume_step)
         spent = _divided(attempt, ended - began, is_running=is_running)
         gap_s = began - _queued_since(attempt, before, began, until, submitted)
         # new ranks in the same allocation weren't queued
@@ -146,13 +146,13 @@ def account(
         else:
             spent = replace(spent, queued_s=gap_s)
         spent = _with_lost_share(spent, lost / steps if steps else 0.0)
-        found.append(AttemptAccount(attempt=attempt.attempt, spent=spent, steps=steps, steps_lost=lost))
+        accounts.append(AttemptAccount(attempt=attempt.attempt, spent=spent, steps=steps, steps_lost=lost))
         before, until = attempt, ended
     waiting = WallTime(queued_s=_waiting_s(until, submitted, now) if state in _WAITING else 0.0)
     return Account(
-        attempts=tuple(found),
-        spent=_sum([*(one.spent for one in found), waiting]),
-        steps_lost=sum(one.steps_lost for one in found),
+        attempts=tuple(accounts),
+        spent=_sum([*(entry.spent for entry in accounts), waiting]),
+        steps_lost=sum(entry.steps_lost for entry in accounts),
     )
 
 
@@ -193,25 +193,25 @@ def _divided(attempt: Attempt, wall_s: float, *, is_running: bool) -> WallTime:
     measured = starting + train + evaluate + save
     shrink = wall_s / measured if measured > wall_s else 1.0
     starting, train, evaluate, save = (shrink * seconds for seconds in (starting, train, evaluate, save))
-    rest = max(0.0, wall_s - starting - train - evaluate - save)
+    remaining_s = max(0.0, wall_s - starting - train - evaluate - save)
     spent = WallTime(starting_s=starting, training_s=train, evaluating_s=evaluate, saving_s=save)
     if not measured and _steps(attempt):
         # an older hpctrain recorded no times: assume that all of it was training
-        return replace(spent, training_s=rest)
+        return replace(spent, training_s=remaining_s)
     if attempt.first_step_s is None and not train:
-        return replace(spent, starting_s=starting + rest)
+        return replace(spent, starting_s=starting + remaining_s)
     if is_running:
-        return replace(spent, training_s=train + rest)
+        return replace(spent, training_s=train + remaining_s)
     if attempt.reason is not None and attempt.reason.meaning.orderly:
-        return replace(spent, stopping_s=rest)
-    return replace(spent, lost_s=rest)
+        return replace(spent, stopping_s=remaining_s)
+    return replace(spent, lost_s=remaining_s)
 
 
 def _with_lost_share(spent: WallTime, share: float) -> WallTime:
     """Move a share of the steps' time to the lost time."""
     lost = spent.lost_s + share * (spent.training_s + spent.evaluating_s)
-    kept = 1 - share
-    return replace(spent, training_s=kept * spent.training_s, evaluating_s=kept * spent.evaluating_s, lost_s=lost)
+    training_s = (1 - share) * spent.training_s
+    return replace(spent, training_s=training_s, evaluating_s=(1 - share) * spent.evaluating_s, lost_s=lost)
 
 
 def _steps(attempt: Attempt) -> int | None:
@@ -235,11 +235,11 @@ def _waiting_s(until: float, submitted: Mapping[str, Sequence[float]], now: floa
 
 
 def _submission_times(submissions: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {}
+    times_by_job: dict[str, list[float]] = {}
     for record in submissions:
         if "job_id" in record and not (record.get("left") or record.get("waited")):
-            found.setdefault(record["job_id"], []).append(record["time"])
-    return found
+            times_by_job.setdefault(record["job_id"], []).append(record["time"])
+    return times_by_job
 
 
 def _sum(parts: Sequence[WallTime]) -> WallTime:

@@ -13,7 +13,7 @@ from hpctrain.status.run_status import RunStatus, status_of
 from hpctrain.status.state import RunState
 
 STOPPED = (RunState.FAILED, RunState.CANCELLED, RunState.INTERRUPTED, RunState.PAUSED)
-"""States of runs that don't complete unless someone resumes them."""
+"""States of runs that don't complete unless a user resumes them."""
 GONE = "its directory is gone"
 """The reason for the state of a run that was removed."""
 
@@ -47,14 +47,14 @@ def statuses_before_launch(directories: Sequence[RunDirectory], *, force: bool =
         RunDirectoryError: one of them may be queued or running, and SLURM can't be reached; see `require_stopped`.
     """
     problem = ""
-    known = [readable_records(directory) for directory in directories]
+    run_records = [readable_records(directory) for directory in directories]
     jobs: Jobs | None = None
     try:
-        jobs = Slurm().find(present_jobs(known))
+        jobs = Slurm().find(present_jobs(run_records))
     except SchedulerError as error:
         problem = " ".join(str(error).split())
     statuses = []
-    for directory, records in zip(directories, known, strict=True):
+    for directory, records in zip(directories, run_records, strict=True):
         status = status_of(directory, jobs, records)
         if jobs is None and not force and not status.state.may_change and status.job_that_may_run is not None:
             raise RunDirectoryError(
@@ -81,7 +81,7 @@ class OtherRuns:
     job_ids: tuple[str, ...]
 
     @classmethod
-    def look(cls, paths: Sequence[str], ask: Callable[[Sequence[str]], Jobs | None] = query_jobs) -> OtherRuns:
+    def read(cls, paths: Sequence[str], ask: Callable[[Sequence[str]], Jobs | None] = query_jobs) -> OtherRuns:
         """Read the states of runs; SLURM is queried once.
 
         Args:
@@ -89,13 +89,13 @@ class OtherRuns:
             ask: queries SLURM for jobs, as `query_jobs` does.
         """
         directories = [RunDirectory.at(path) for path in paths]
-        known = [readable_records(directory) for directory in directories]
-        asked = present_jobs(known)
-        jobs = ask(asked) if asked else {}
+        run_records = [readable_records(directory) for directory in directories]
+        present_ids = present_jobs(run_records)
+        jobs = ask(present_ids) if present_ids else {}
         going: list[RunStatus] = []
         stopped: list[RunStatus] = []
         job_ids: list[str] = []
-        for directory, records in zip(directories, known, strict=True):
+        for directory, records in zip(directories, run_records, strict=True):
             status = _status(directory, records, jobs)
             if status.state is RunState.COMPLETED:
                 continue
@@ -119,5 +119,5 @@ def _status(directory: RunDirectory, records: RunRecords | None, jobs: Jobs | No
 
 
 def _unfinished(records: RunRecords | None, jobs: Jobs | None) -> list[str]:
-    found = ((job_id, (jobs or {}).get(job_id)) for job_id in (records.present_job_ids if records else ()))
-    return [job_id for job_id, record in found if record is not None and not record.state.is_finished]
+    pairs = ((job_id, (jobs or {}).get(job_id)) for job_id in (records.present_job_ids if records else ()))
+    return [job_id for job_id, record in pairs if record is not None and not record.state.is_finished]

@@ -126,10 +126,10 @@ class RunWatch:
 
     @property
     def may_be_over(self) -> bool:
-        """Whether the run appeared to be over at the last look; `is_over` tells once it is certain."""
+        """Whether the run appeared to be over at the last `read_status`; `is_over` says so once it is certain."""
         return self._over_since is not None
 
-    def look(self) -> RunStatus:
+    def read_status(self) -> RunStatus:
         """Read the run's status."""
         ids = job_ids(self._directory)
         # query SLURM at once about a job that was submitted to continue the run
@@ -141,7 +141,7 @@ class RunWatch:
         return read_status(self._directory, self._jobs)
 
     def is_over(self, status: RunStatus) -> bool:
-        """Return whether the run is over, as the statuses so far show; call it after each look."""
+        """Return whether the run is over, as the statuses so far show; call it after each `read_status`."""
         # a run whose state can't be determined here may continue; and a script that waits for a job needs it to be over
         unseen = self._jobs is None and (self._until_job_ends or status.state is RunState.INTERRUPTED)
         continues = status.state.may_change or status.state in (RunState.PREPARED, RunState.UNKNOWN)
@@ -184,7 +184,7 @@ class Follower:
         """Follow the run; return its status at the end."""
         while True:
             has_log = self._log.copy()
-            status = self._watch.look()
+            status = self._watch.read_status()
             if self._watch.is_over(status):
                 self._log.copy()
                 return status

@@ -34,7 +34,7 @@ SUPERVISED = re.compile(r"\S+ \S+ attempt \d+ on ")
 
 @dataclass(frozen=True, slots=True)
 class RunRecords:
-    """What the ledger of a run and the records of its jobs had when they were read.
+    """The ledger of a run and the records of its jobs, as they were when they were read.
 
     Attributes:
         directory: of the run.
@@ -79,7 +79,7 @@ class RunRecords:
 
     @property
     def left_jobs(self) -> frozenset[str]:
-        """The jobs that work for the run no longer: they train other runs, or are over."""
+        """The jobs that have stopped working for the run: they train other runs, or are over."""
         last = {str(record["job_id"]): record for record in self.submissions if record.get("job_id")}
         return frozenset(job_id for job_id, record in last.items() if record.get("left") or self._has_left(record))
 
@@ -93,8 +93,8 @@ class RunRecords:
     @property
     def present_job_ids(self) -> tuple[str, ...]:
         """The jobs that may still work for the run, oldest first."""
-        left = self.left_jobs
-        return tuple(job_id for job_id in self.job_ids if job_id not in left)
+        left_jobs = self.left_jobs
+        return tuple(job_id for job_id in self.job_ids if job_id not in left_jobs)
 
     @property
     def cancelled_at(self) -> float | None:
@@ -104,9 +104,10 @@ class RunRecords:
     @property
     def submission(self) -> tuple[str, float] | None:
         """Job id and time of the newest submission, in epoch seconds; None without one, or if the job has left."""
-        submissions = [one for one in self.submissions if one.get("job_id") and not one.get("waited")]
-        named = [(str(record["job_id"]), float(record["time"])) for record in submissions]
-        return named[-1] if named and named[-1][0] not in self.left_jobs else None
+        records = [record for record in self.submissions if record.get("job_id") and not record.get("waited")]
+        if not records or str(records[-1]["job_id"]) in self.left_jobs:
+            return None
+        return str(records[-1]["job_id"]), float(records[-1]["time"])
 
 
 def readable_records(directory: RunDirectory) -> RunRecords | None:
@@ -116,9 +117,9 @@ def readable_records(directory: RunDirectory) -> RunRecords | None:
     return None
 
 
-def present_jobs(known: Sequence[RunRecords | None]) -> list[str]:
+def present_jobs(run_records: Sequence[RunRecords | None]) -> list[str]:
     """The jobs that may still work for any of several runs."""
-    return [job_id for records in known if records is not None for job_id in records.present_job_ids]
+    return [job_id for records in run_records if records is not None for job_id in records.present_job_ids]
 
 
 def query_jobs(job_ids: Sequence[str], warn: Printer = print_warning) -> Jobs | None:
@@ -189,7 +190,7 @@ class JobQuery:
 
 
 def batch_script_error(directory: RunDirectory, *, ran: bool) -> str:
-    """Why a job ended before an attempt began, by its batch script's log, in one line; empty if it has no error.
+    """Return the error in the log of a job that ended before an attempt began, in one line; empty if it has none.
 
     Args:
         directory: the run.

@@ -78,8 +78,8 @@ def last_metrics(path: Path, *, last_bytes: int, names: Collection[str] | None =
     with contextlib.suppress(OSError):  # an unreadable file hides only the metrics
         data = read_bytes(path, last_bytes=last_bytes)
     # only the lines with the last value of a name: parsing all of the tail takes ten times as long
-    found = set(_NAMES.findall(data)) - _NO_METRICS if names is None else {name.encode() for name in names}
-    missing = {b'"%b":' % name for name in found}
+    metric_names = set(_NAMES.findall(data)) - _NO_METRICS if names is None else {name.encode() for name in names}
+    missing = {b'"%b":' % name for name in metric_names}
     has_escaped_names = names is None and b"\\" in data
     last: LoggedMetrics | None = None
     values: dict[str, float] = {}

@@ -51,8 +51,8 @@ def run_details(status: RunStatus, now: float) -> str:
         lines.append(f"set aside   {' '.join(status.set_aside)}: damaged, skipped by a resume")
     if status.metrics:
         when = "" if status.metrics_time is None else f"  ({duration(now - status.metrics_time)} ago)"
-        shown = (name for name in sorted(status.metrics) if name not in _MEASURED)
-        values = (f"{name} {status.metrics[name]:.4g}" for name in shown)
+        names = (name for name in sorted(status.metrics) if name not in _MEASURED)
+        values = (f"{name} {status.metrics[name]:.4g}" for name in names)
         lines.append(f"metrics     {'  '.join(values)}{when}")
     if status.best is not None:
         lines.append(f"best        {status.best.name} {status.best.value:.4g} at step {status.best_step}")
@@ -74,19 +74,19 @@ def run_details(status: RunStatus, now: float) -> str:
     return "\n".join(lines)
 
 
-def bottleneck_lines(found: Bottleneck) -> list[str]:
+def bottleneck_lines(bottleneck: Bottleneck) -> list[str]:
     """Describe the newest attempt's training: where the time went, its speed, and what to change."""
     lines = []
-    if found.shares:
-        shares = "  ".join(f"{part.replace('_', ' ')} {share:.0%}" for part, share in found.shares.items())
+    if bottleneck.shares:
+        shares = "  ".join(f"{part.replace('_', ' ')} {share:.0%}" for part, share in bottleneck.shares.items())
         lines.append(f"training    {shares}")
-    if figures := _figures(found):
+    if figures := _figures(bottleneck):
         lines.append(f"speed       {figures}")
-    if found.slowest_rank is not None and (found.slowest_ratio or 0.0) >= NOTEWORTHY_RATIO:
-        own = f"{found.slowest_ratio:.2f} times the others' own time of a step"
-        lines.append(f"slowest     rank {found.slowest_rank} on {found.slowest_host}: {own}")
-    lines.append(f"bottleneck  {found.text}")
-    return lines + [f"also        {text}" for text in found.also]
+    if bottleneck.slowest_rank is not None and (bottleneck.slowest_ratio or 0.0) >= NOTEWORTHY_RATIO:
+        ratio_text = f"{bottleneck.slowest_ratio:.2f} times the others' own time of a step"
+        lines.append(f"slowest     rank {bottleneck.slowest_rank} on {bottleneck.slowest_host}: {ratio_text}")
+    lines.append(f"bottleneck  {bottleneck.text}")
+    return lines + [f"also        {text}" for text in bottleneck.also]
 
 
 def progress_text(status: RunStatus) -> str:
@@ -94,8 +94,8 @@ def progress_text(status: RunStatus) -> str:
     if not status.knows_step:
         return f"-  ({NO_PROGRESS_REPORTED})" if status.attempts and status.state is not RunState.COMPLETED else "-"
     total = "" if status.total_steps is None else f" of {status.total_steps}"
-    left = "" if status.left_s is None else f", about {duration(status.left_s)} left"
-    return f"{status.step}{total}{left}"
+    time_left = "" if status.left_s is None else f", about {duration(status.left_s)} left"
+    return f"{status.step}{total}{time_left}"
 
 
 def _checkpoint(status: RunStatus, now: float) -> str:
@@ -110,14 +110,14 @@ def _checkpoint(status: RunStatus, now: float) -> str:
     return f"none{gone}" if is_over else "none yet"
 
 
-def _figures(found: Bottleneck) -> str:
+def _figures(bottleneck: Bottleneck) -> str:
     figures = []
-    if found.samples_per_s_per_device is not None:
-        figures.append(f"{found.samples_per_s_per_device:.4g} samples/s per device")
-    if found.mfu is not None:
-        figures.append(f"MFU {found.mfu:.1%}")
-    if found.memory_peak_bytes:
-        figures.append(f"memory peak {found.memory_peak_bytes / 1e9:.2f} GB")
+    if bottleneck.samples_per_s_per_device is not None:
+        figures.append(f"{bottleneck.samples_per_s_per_device:.4g} samples/s per device")
+    if bottleneck.mfu is not None:
+        figures.append(f"MFU {bottleneck.mfu:.1%}")
+    if bottleneck.memory_peak_bytes:
+        figures.append(f"memory peak {bottleneck.memory_peak_bytes / 1e9:.2f} GB")
     return "  ".join(figures)
 
 
@@ -158,9 +158,9 @@ def attempts_table(status: RunStatus, now: float) -> list[str]:
     """Format a header and one line per attempt; empty columns are left out, such as the times of a brief status."""
     accounts = {account.attempt: account for account in status.account.attempts}
     rows = [_row(attempt, accounts.get(attempt.attempt), status, now) for attempt in status.attempts]
-    shown = [column for column in range(len(_HEAD)) if any(row[column] != "-" for row in rows)]
-    right = [place for place, column in enumerate(shown) if column in _RIGHT_ALIGNED]
-    return aligned([[row[column] for column in shown] for row in (_HEAD, *rows)], right=right)
+    columns = [column for column in range(len(_HEAD)) if any(row[column] != "-" for row in rows)]
+    right = [place for place, column in enumerate(columns) if column in _RIGHT_ALIGNED]
+    return aligned([[row[column] for column in columns] for row in (_HEAD, *rows)], right=right)
 
 
 def _shares_of_time(account: Account, *, with_ratio: bool) -> str:

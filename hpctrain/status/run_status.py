@@ -157,9 +157,9 @@ def read_statuses(
         ask: in the place of `query_jobs`.
     """
     # one squeue for all: a sweep has hundreds of runs, and every query loads the controller
-    known = [readable_records(directory) for directory in directories]
-    jobs = (ask or query_jobs)(present_jobs(known), warn)
-    pairs = zip(directories, known, strict=True)
+    run_records = [readable_records(directory) for directory in directories]
+    jobs = (ask or query_jobs)(present_jobs(run_records), warn)
+    pairs = zip(directories, run_records, strict=True)
     return [status_of(directory, jobs, records, brief=brief) for directory, records in pairs]
 
 
@@ -330,13 +330,13 @@ def _command(config: Mapping[str, Any]) -> str:
 
 def waiting_note(paths: Sequence[str]) -> str:
     """Name the runs that haven't completed, by their ledgers alone; empty if all have, or can't be read."""
-    named = []
+    names = []
     for directory in map(RunDirectory.at, paths):
         with contextlib.suppress(OSError, RunDirectoryError):
             attempts = Ledger(directory).attempts()
             reason = attempts[-1].reason if attempts else None
             if reason is not Reason.COMPLETED:
                 has_stopped = reason is not None and not reason.meaning.requeued
-                named.append(f"{directory.as_typed} ({reason})" if has_stopped else directory.as_typed)
-    shown = named if len(named) <= 4 else [*named[:3], f"{len(named) - 3} more"]
-    return f"it waits for {all_of(shown)} to complete" if named else ""
+                names.append(f"{directory.as_typed} ({reason})" if has_stopped else directory.as_typed)
+    phrases = names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"]
+    return f"it waits for {all_of(phrases)} to complete" if names else ""

@@ -25,7 +25,7 @@ def find_runs(root: Path) -> list[RunDirectory]:
     Hidden folders, and folders inside a run, are skipped; so is the copied code of a sweep. A folder that doesn't exist
     has no runs.
     """
-    found: list[tuple[float, Path]] = []
+    dated_folders: list[tuple[float, Path]] = []
     pending = [(root, 0)]
     while pending:
         folder, depth = pending.pop()
@@ -33,45 +33,45 @@ def find_runs(root: Path) -> list[RunDirectory]:
         entries = _entries(folder)
         if config := next((entry for entry in entries if entry.name == "config.yaml" and _is(entry.is_file)), None):
             with contextlib.suppress(OSError):  # it was removed in the meantime
-                found.append((config.stat().st_mtime, folder))
+                dated_folders.append((config.stat().st_mtime, folder))
         elif depth < MAX_DEPTH:
             follow = depth < MAX_LINK_DEPTH
             folders = (entry for entry in entries if _is(partial(entry.is_dir, follow_symlinks=follow)))
             # the copied code may contain a config.yaml of its own
             is_sweep = any(entry.name in ("sweep.json", "launching.json") for entry in entries)
-            shown = (entry for entry in folders if entry.name[0] != "." and not (is_sweep and entry.name == "code"))
-            pending += [(Path(entry.path), depth + 1) for entry in shown]
-    return [RunDirectory.at(folder) for _, folder in sorted(found, reverse=True)]
+            visible = (entry for entry in folders if entry.name[0] != "." and not (is_sweep and entry.name == "code"))
+            pending += [(Path(entry.path), depth + 1) for entry in visible]
+    return [RunDirectory.at(folder) for _, folder in sorted(dated_folders, reverse=True)]
 
 
-def runs_of(typed: str, runs_dir: Path) -> list[RunDirectory]:
+def runs_of(path_or_name: str, runs_dir: Path) -> list[RunDirectory]:
     """Find the run, or all runs of a sweep or folder, that a user names by a path or by a name under ``runs_dir``.
 
     Raises:
         RunDirectoryError: no run matches.
     """
-    for path in (Path(typed), runs_dir / typed):
+    for path in (Path(path_or_name), runs_dir / path_or_name):
         if runs := find_runs(path):
             return runs
         if _is(path.is_dir) and not os.access(path, os.R_OK | os.X_OK):
-            raise RunDirectoryError(f"{typed}: you have no permission to read the folder {path}; ask its owner")
+            raise RunDirectoryError(f"{path_or_name}: you have no permission to read the folder {path}; ask its owner")
         if unfinished := LaunchMark(RunDirectory.at(path)).describe_unfinished():
-            raise RunDirectoryError(f"{typed}: {unfinished}")
-    exists = any(_is(path.is_dir) for path in (Path(typed), runs_dir / typed))
+            raise RunDirectoryError(f"{path_or_name}: {unfinished}")
+    exists = any(_is(path.is_dir) for path in (Path(path_or_name), runs_dir / path_or_name))
     where = "it contains no run" if exists else f"no such path, here or under {runs_dir}/"
-    raise RunDirectoryError(f"{typed}: {where}; `python -m hpctrain status` lists the runs under {runs_dir}/")
+    raise RunDirectoryError(f"{path_or_name}: {where}; `python -m hpctrain status` lists the runs under {runs_dir}/")
 
 
-def run_of(typed: str, runs_dir: Path) -> RunDirectory:
+def run_of(path_or_name: str, runs_dir: Path) -> RunDirectory:
     """Find the one run that a user names.
 
     Raises:
         RunDirectoryError: no run matches, or several do.
     """
-    runs = runs_of(typed, runs_dir)
+    runs = runs_of(path_or_name, runs_dir)
     if len(runs) > 1:
         names = listed(sorted(os.path.relpath(run.path) for run in runs), shown=4)
-        raise RunDirectoryError(f"{typed}: it contains {len(runs)} runs; name one of them: {names}")
+        raise RunDirectoryError(f"{path_or_name}: it contains {len(runs)} runs; name one of them: {names}")
     return runs[0]
 
 

@@ -115,8 +115,8 @@ def derive_state(facts: RunFacts) -> tuple[RunState, str]:
     if attempt.open and owner is not None and owner.alive:
         return (RunState.STARTING if attempt.start_time is None else RunState.RUNNING), stopping
     if pending := [record for record in facts.known_jobs.values() if record.state.is_pending]:
-        held = explain_held(pending[-1])
-        return (RunState.QUEUED, explain_pending(pending[-1].reason)) if held is None else (RunState.HELD, held)
+        note = explain_held(pending[-1])
+        return (RunState.QUEUED, explain_pending(pending[-1].reason)) if note is None else (RunState.HELD, note)
     running = [job_id for job_id, record in facts.known_jobs.items() if record.state.is_running]
     # the job of an attempt that ended for good is about to end as well
     ended_for_good = attempt.reason is not None and not attempt.reason.meaning.requeued
@@ -163,8 +163,8 @@ def _state_without_end(facts: RunFacts) -> tuple[RunState, str]:
     owner, attempt = facts.owner, facts.attempt
     if owner is not None:
         if owner.alive is None:
-            asked = ", and was asked to stop" if facts.is_cancelled else ""
-            return RunState.UNKNOWN, f"it was started on {owner.host}{asked}: run `status` there"
+            stop_note = ", and was asked to stop" if facts.is_cancelled else ""
+            return RunState.UNKNOWN, f"it was started on {owner.host}{stop_note}: run `status` there"
         gone = f"process {owner.pid} on {owner.host} is gone and recorded no end"
         return RunState.INTERRUPTED, f"{gone}: it was killed, or it crashed"
     if not facts.job_ids:

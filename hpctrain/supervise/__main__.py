@@ -89,13 +89,13 @@ def plan_run(arguments: Sequence[str], environ: Mapping[str, str]) -> RunPlan:
     Raises:
         HpctrainError: the configuration, the directory or the environment is invalid.
     """
-    typed, command = split_command(arguments)
+    run_arguments, command = split_command(arguments)
     is_program = "--" in arguments
     parser = argparse.ArgumentParser(prog=COMMAND, description="Run a job's ranks, from its batch script.")
     parser.usage = f"{COMMAND} [-h] [--config-dir FOLDER] (RUN | [KEY=VALUE ...] [-- COMMAND ...])"
     parser.add_argument("--config-dir", "-cd", metavar="FOLDER", help="a folder with groups of your own")
     parser.add_argument("words", nargs="*", metavar="RUN | KEY=VALUE", help="a run directory, or a new run's overrides")
-    options = parser.parse_intermixed_args(typed)
+    options = parser.parse_intermixed_args(run_arguments)
     words: list[str] = options.words
     environment = ClusterEnvironment.from_environment(environ)
     if "SLURM_JOB_ID" in environment.unparsable:

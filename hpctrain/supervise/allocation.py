@@ -17,6 +17,9 @@ log = logging.getLogger("hpctrain.supervise")
 class Allocation:
     """The nodes that SLURM gave to a job.
 
+    A job that lost nodes grows again only at its next requeue: SLURM adds nodes to a running job only by merging
+    another job into it. The first node can't be lost: if the batch script's own node dies, SLURM requeues the job.
+
     Args:
         nodes: all of them, in SLURM's order.
         node_counts: the numbers of nodes on which the ranks can run, largest first.
@@ -48,9 +51,9 @@ class Allocation:
 
     @property
     def described(self) -> str:
-        """The nodes on which ranks run, for the log; with how many the run asked for, if these are fewer."""
-        text, most = " ".join(self.step_nodes), self.node_counts[0]
-        return text if self.num_nodes == most else f"{text}: {len(self.step_nodes)} of {most} nodes"
+        """The nodes on which ranks run, for the log; with the requested number, if these are fewer."""
+        text, max_nodes = " ".join(self.step_nodes), self.node_counts[0]
+        return text if self.num_nodes == max_nodes else f"{text}: {len(self.step_nodes)} of {max_nodes} nodes"
 
     @property
     def spares(self) -> int:
@@ -72,7 +75,7 @@ def allocation_overrides(environ: Mapping[str, str], words: Sequence[str]) -> li
     Raises:
         ClusterEnvironmentError: the nodes have different numbers of tasks.
     """
-    found = [] if any(word.startswith("cluster=") for word in words) else ["cluster=slurm"]
+    overrides = [] if any(word.startswith("cluster=") for word in words) else ["cluster=slurm"]
     name = "SLURM_TASKS_PER_NODE"
     counts = tasks_per_node(environ.get(name, "1"), variable=name)
     if len(set(counts)) > 1:
@@ -88,4 +91,4 @@ def allocation_overrides(environ: Mapping[str, str], words: Sequence[str]) -> li
     }
     if message := ignored_message(variables.unparsable):
         log.warning("%s", message)
-    return found + [f"{key}={value}" for key, value in values.items() if value is not None]
+    return overrides + [f"{key}={value}" for key, value in values.items() if value is not None]

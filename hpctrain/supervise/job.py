@@ -21,7 +21,7 @@ from hpctrain.errors import ExitCode, HpctrainError, SchedulerError, SupersededE
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.retry import retry
 from hpctrain.run.checkpoints import saved_step
-from hpctrain.run.job_records import JobRecords
+from hpctrain.run.job_records import JobRecords, cancelled_at
 from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.command import SchedulerSilentError
@@ -104,7 +104,7 @@ class CurrentJob:
     @property
     def cancelled(self) -> bool:
         """Whether the user has typed `python -m hpctrain cancel` for the run since the attempt began."""
-        when = JobRecords(self.directory).cancelled_at
+        when = cancelled_at(JobRecords(self.directory).read())
         return when is not None and when >= self.began
 
     @property
@@ -147,7 +147,7 @@ class CurrentJob:
         return termination if termination is not None and termination.record and termination.reason else None
 
     def cause(self, outcome: Outcome) -> Termination | None:
-        """Why SLURM is ending the job, for an attempt that is over; None if it isn't.
+        """Return SLURM's reason for ending the job, for an attempt that is over; None if SLURM isn't ending it.
 
         Args:
             outcome: of the attempt, by its ranks' records; SLURM isn't queried if its reason already names the cause.
@@ -252,7 +252,8 @@ class CurrentJob:
     def forbid_requeue(self, exit_code: int) -> None:
         """Keep SLURM from starting the job once more, because the run is over, or continues in another job.
 
-        Unless the job is back in the queue, SLURM is asked only once: this job may hold many nodes.
+        Unless the job is back in the queue, SLURM is asked only once: this job may hold many nodes. Afterwards SLURM
+        also refuses `scontrol requeue` by hand; `resume` continues the run.
 
         Args:
             exit_code: that the batch script is about to return.
@@ -333,7 +334,8 @@ class CurrentJob:
         if termination.reason is None or not termination.needs_requeue:
             return attempt > 0
         if not attempt:
-            # this process may not live until the first attempt is claimed; if it does, the next signal records why
+            # this process may not live until the first attempt is claimed; if it does, the next signal records why.
+            # No budget counts this requeue: waiting for the claim would cost more to read than the one that is missed
             if termination.reason is Reason.PREEMPTED and not self._decided:
                 self.requeue()
             return False

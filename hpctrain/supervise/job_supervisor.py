@@ -6,15 +6,12 @@ import contextlib
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.errors import ERROR_PREFIX, ExitCode, HpctrainError
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.run.directory import umask_of
 from hpctrain.run.job_records import JobRecords
-from hpctrain.run.ledger import Attempt
-from hpctrain.run.reason import Reason
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.supervise.ranks import print_error
 from hpctrain.supervise.signals import catch_signals, watch_signals
@@ -22,22 +19,6 @@ from hpctrain.supervise.supervisor import Supervisor
 
 STANDARD_OUTPUT = 1
 """Its file descriptor."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunEnd:
-    """How a run ended in a job that trains others as well.
-
-    Attributes:
-        exit_code: as the batch script of this run alone would return it.
-        reason: why the attempt of this job ended; None if it recorded no end, or none began.
-        job_ends: whether SLURM is ending the job, or has it back in its queue: then the process has to end at once, and
-            what is left follows when the job comes back.
-    """
-
-    exit_code: ExitCode
-    reason: Reason | None
-    job_ends: bool
 
 
 class JobSupervisor:
@@ -59,41 +40,45 @@ class JobSupervisor:
         self._current: Supervisor | None = None
         watch_signals(catch_signals(), self._check)
 
-    def run(self, plan: RunPlan) -> RunEnd:
+    def run(self, plan: RunPlan) -> tuple[int, bool]:
         """Run attempts of a run until it ends, pauses, or the job ends.
 
         If SLURM is ending the job already, or its time is almost over, no attempt begins, and the job is requeued.
 
         Args:
             plan: of the run.
+
+        Returns:
+            The exit code, as the batch script of this run alone would return it; and whether SLURM is ending the job,
+            or has it back in its queue: then the process has to end at once, and what is left follows when the job
+            comes back.
         """
         is_first = self._current is None
         supervisor = self._current = Supervisor(plan, self._environ, self._slurm, shares_job=True)
         supervisor.allocation.lose(self._lost)
         # a job whose time limit is shorter than the warning has to gain something each time
         if not is_first and supervisor.job.requeue_if_ending(plan.slurm.signal_delay_s):
-            return RunEnd(ExitCode.INTERRUPTED, None, job_ends=True)
+            return ExitCode.INTERRUPTED, True
         try:
             return self._run(supervisor)
         except HpctrainError as error:
             print_error(f"{ERROR_PREFIX}{error}")
-            return RunEnd(error.exit_code, None, job_ends=supervisor.job.requeue_if_ending())
+            return error.exit_code, supervisor.job.requeue_if_ending()
         finally:
             # SLURM doesn't give a dead node back to the allocation
             self._lost |= supervisor.allocation.lost
 
-    def _run(self, supervisor: Supervisor) -> RunEnd:
+    def _run(self, supervisor: Supervisor) -> tuple[int, bool]:
         job, records = supervisor.job, JobRecords(supervisor.directory)
         os.umask(umask_of(supervisor.plan.config.mode))
         with contextlib.suppress(OSError):  # the supervisor retries, and reports it
             records.begin(job.job_id, job.restarts, _own_log())
-        code = ExitCode(supervisor.run())
+        code = supervisor.run()
         job_ends = supervisor.job.requeue_if_ending()
-        last = _last_attempt(supervisor)
-        if not job_ends or last is None or not last.may_continue:
+        if not (job_ends and _may_continue(supervisor)):
             with contextlib.suppress(OSError):  # the end of the attempt says the same
                 records.leave(job.job_id)
-        return RunEnd(code, None if last is None else last.reason, job_ends=job_ends)
+        return code, job_ends
 
     def _check(self) -> None:
         # between two runs it is that of the one before, which has settled; the next one asks SLURM before it begins
@@ -101,14 +86,14 @@ class JobSupervisor:
             self._current.job.check()
 
 
-def _last_attempt(supervisor: Supervisor) -> Attempt | None:
-    """The run's newest attempt, if this job made it; None if another job has claimed the run, or it can't be read."""
+def _may_continue(supervisor: Supervisor) -> bool:
+    """Whether the run's newest attempt is this job's, and may be followed by another one; False if it can't be read."""
+    job = supervisor.job
     with contextlib.suppress(OSError, HpctrainError):
-        number = supervisor.ledger.last_claim()
-        last = supervisor.ledger.attempt(number)
-        if number == supervisor.job.attempt or (not supervisor.job.attempt and last.job_id == supervisor.job.job_id):
-            return last
-    return None
+        last = supervisor.ledger.attempt(supervisor.ledger.last_claim())
+        is_own = last.attempt == job.attempt or (not job.attempt and last.job_id == job.job_id)
+        return is_own and last.may_continue
+    return False
 
 
 def _own_log() -> Path | None:

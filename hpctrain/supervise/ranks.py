@@ -22,7 +22,7 @@ from hpctrain.launch.prepare import RunPlan
 from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.code import CodeSnapshot
 from hpctrain.run.exit_record import read_exit_records
-from hpctrain.run.launcher import Handover
+from hpctrain.run.launcher import LauncherFacts
 from hpctrain.run.ledger import Attempt, Ledger
 from hpctrain.startup import __version__
 from hpctrain.supervise.allocation import Allocation
@@ -54,7 +54,7 @@ log = logging.getLogger("hpctrain.supervise")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksEnd:
-    """How the ranks ended, beyond what they recorded themselves."""
+    """The end of an attempt's ranks, beyond what they recorded themselves."""
 
     complaints: str = ""
     """What went wrong, as srun or the supervisor saw it; empty if nothing did."""
@@ -91,12 +91,7 @@ class Ranks:
         variables = self._variables(attempt, code, in_allocation)
         nodes, outlives_a_node = self._allocation.step_nodes, self._allocation.outlives_a_node
         container = RankContainer.of_attempt(
-            self._plan,
-            attempt,
-            environ=self._environ,
-            step_variables=variables,
-            nodes=nodes,
-            code=code,
+            self._plan, attempt, environ=self._environ, step_variables=variables, nodes=nodes, code=code
         )
         job_name = self._environ.get("SLURM_JOB_NAME")
         try:
@@ -123,8 +118,8 @@ class Ranks:
     def _variables(self, attempt: int, code: CodeSnapshot | None, in_allocation: int) -> dict[str, str]:
         """The variables of the ranks, in addition to the batch script's environment."""
         digest = "" if code is None else code.digest
-        handover = Handover(attempt=attempt, logged=True, code=digest, version=__version__)
-        variables = {**handover.variables(), **self._plan.code_variables(code, self._environ)}
+        launcher = LauncherFacts(attempt=attempt, logged=True, code=digest, version=__version__)
+        variables = {**launcher.variables(), **self._plan.code_variables(code, self._environ)}
         if self._plan.is_program:
             variables |= program_variables(self._job, self._environ, in_allocation)
         return variables
@@ -139,8 +134,8 @@ class Ranks:
                 unseen = self._describe_unseen(no_log["rank"])
             if first := {message for message in awaited if message.match(line)}:
                 awaited -= first
-                # what srun says may be the only sign that SLURM kills the job: its SIGTERM may not reach this process
-                # in another thread: srun blocks if its output isn't read
+                # srun's message may be the only sign that SLURM kills the job: its SIGTERM may not reach this process.
+                # In another thread: srun blocks if its output isn't read
                 threading.Thread(target=self._job.check, daemon=True).start()
         return unseen
 
@@ -154,7 +149,7 @@ class Ranks:
         return f"{node} can't write into {self._directory.path}; {remedy}"
 
     def _have_begun(self) -> bool:
-        """Whether all ranks of an earlier attempt have begun, as their own records tell."""
+        """Whether all ranks of an earlier attempt have begun, by their own records."""
         try:
             return bool(saved_step(self._directory)) or any(map(self._began, Ledger(self._directory).attempts()))
         except (OSError, HpctrainError):
@@ -162,8 +157,8 @@ class Ranks:
 
     def _began(self, earlier: Attempt) -> bool:
         # the launcher records a start as well, at the end of an attempt whose ranks didn't: theirs has torch's version
-        left = len(read_exit_records(self._directory.attempt(earlier.attempt)))
-        return earlier.torch is not None or 0 < (earlier.world_size or 0) <= left
+        num_records = len(read_exit_records(self._directory.attempt(earlier.attempt)))
+        return earlier.torch is not None or 0 < (earlier.world_size or 0) <= num_records
 
 
 def srun_command(
@@ -218,7 +213,9 @@ def srun_options(plan: RunPlan, nodes: Sequence[str], *, num_nodes: int, contain
         f"--output={str(directory.logs).replace('%', '%%')}/rank_%t.log",
     ]
     if nodes:
-        # SLURM 22.05 never releases the resources of a step on a node that died, so the next step has to share them
+        # SLURM 22.05 never releases the resources of a step on a node that died, so the next step has to share them:
+        # without --mem=0, which gives a step all memory that the job has on a node, 22.05.8 refused each of 58 tries in
+        # two minutes
         command += [f"--nodelist={','.join(nodes)}", "--no-kill", "--overlap", "--mem=0"]
     cores = resources.cpus_per_process
     if len(plan.node_counts) > 1:
@@ -282,7 +279,8 @@ class Step:
             assert process.stderr is not None
             for line in process.stderr:
                 print_error(line.rstrip("\n"))
-                # the ranks that did start would wait for the others
+                # the ranks that did start would wait for the others. Not at the first lost peer: a rank that died alone
+                # needs no other node
                 if NO_LOG.match(line) or (self.ends_with_a_node and NODE_FAILED.match(line)):
                     process.terminate()
                 self._locate(line)
@@ -316,15 +314,15 @@ def program_variables(job: CurrentJob, environ: Mapping[str, str], in_allocation
         in_allocation: attempts in this allocation, the new one included.
     """
     port = job.plan.config.cluster.master_port
-    found = {"MASTER_PORT": str(_free_port(environ, in_allocation) if port is None else port)}
+    variables = {"MASTER_PORT": str(_free_port(environ, in_allocation) if port is None else port)}
     try:
         record = job.slurm.show(job.job_id)
     except SchedulerError as error:
         log.info("HPCTRAIN_DEADLINE isn't set, because SLURM doesn't answer: %s", error)
     else:
         if record is not None and record.end_time is not None:
-            found["HPCTRAIN_DEADLINE"] = str(record.end_time)
-    return found
+            variables["HPCTRAIN_DEADLINE"] = str(record.end_time)
+    return variables
 
 
 def _free_port(environ: Mapping[str, str], in_allocation: int) -> int:

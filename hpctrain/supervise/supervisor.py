@@ -17,7 +17,7 @@ from hpctrain.attempt.requeue import (
     Action,
     RequeueDecision,
     decide,
-    end_of,
+    final_reason,
     history_with,
     reports_steps,
 )
@@ -48,6 +48,9 @@ log = logging.getLogger("hpctrain.supervise")
 class Supervisor:
     """Runs the attempts of one allocation.
 
+    It is the batch script's program, since ranks can't report their own death, and sites forbid daemons on login nodes.
+    torchrun's agent would restart after any failure, and knows nothing of preemption.
+
     Args:
         plan: of the run.
         environ: the batch script's environment.
@@ -77,7 +80,10 @@ class Supervisor:
         self._is_warned = False
 
     def run(self) -> int:
-        """Run attempts until the run ends or continues elsewhere; return the batch script's exit code.
+        """Run attempts until the run ends or continues elsewhere.
+
+        Returns:
+            The batch script's exit code, by which SLURM shows FAILED for a run that failed.
 
         Raises:
             RunDirectoryError: a record of the run has an invalid field.
@@ -147,7 +153,7 @@ class Supervisor:
         # only if this job itself ended the run and was requeued anyway: a new job is meant to train it further
         if not attempts or attempts[-1].job_id != self.job.job_id:
             return None
-        return end_of(attempts[-1], None if self.plan.is_program else self.plan.training.trainer.pause_at_step)
+        return final_reason(attempts[-1], None if self.plan.is_program else self.plan.training.trainer.pause_at_step)
 
     def _claim(self) -> int:
         self._world_size = self.allocation.num_nodes * self.plan.resources.processes_per_node
@@ -174,6 +180,7 @@ class Supervisor:
         outcome = outcome.with_suspects(self._nodes_by_rank(attempt, ended), self.allocation.num_nodes)
         outcome = with_memory_advice(self._ask_slurm(attempt, outcome), self.plan.config)
         history = history_with(self.ledger, attempt, outcome)
+        # a run that is complete, failed, cancelled or paused (as asha's at a rung) ends; all others continue
         decision = decide(
             history,
             self.plan.slurm.requeue,
@@ -216,11 +223,11 @@ class Supervisor:
         if not self.allocation.outlives_a_node:
             return outcome
         try:
-            found = self.job.slurm.failed_nodes(self.job.nodes, self.job.began)
+            failed_nodes = self.job.slurm.failed_nodes(self.job.nodes, self.job.began)
         except SchedulerError as error:
             log.info("can't query SLURM about the nodes: %s", error)
             return outcome
-        failed = tuple(node for node in found if node not in self.allocation.lost)
+        failed = tuple(node for node in failed_nodes if node not in self.allocation.lost)
         if not set(failed) & set(self.allocation.step_nodes):
             self.allocation.lose(failed)
             return outcome
@@ -230,8 +237,8 @@ class Supervisor:
         final = replace(outcome, reason=decision.reason)
         if decision.reason is not outcome.reason:
             # the ranks' own reason would be lost, unless the decision names it
-            named = outcome.reason.value in decision.why
-            ended = outcome.report if named else f"{outcome.reason.value}, {outcome.report}"
+            why_names_reason = outcome.reason.value in decision.why
+            ended = outcome.report if why_names_reason else f"{outcome.reason.value}, {outcome.report}"
             final = replace(final, report=f"{decision.why}: {ended}")
         with contextlib.suppress(OSError):  # the next attempt closes this one
             retry(
@@ -251,8 +258,8 @@ class Supervisor:
                 for_s=0.0 if final.reason.meaning.by_slurm else STORAGE_S,
                 problem=f"the end of attempt {attempt} can't be recorded",
             )
-        named = final.reason.value in decision.why
-        why = decision.why if named else f"{final.reason.value}: {decision.why}"
+        why_names_reason = final.reason.value in decision.why
+        why = decision.why if why_names_reason else f"{final.reason.value}: {decision.why}"
         at_step = "" if self.plan.is_program and not final.step else f" at step {final.step}"
         log.info("attempt %d ended%s; %s", attempt, at_step, why)
         if final.report and final.reason is not Reason.COMPLETED:
@@ -261,7 +268,12 @@ class Supervisor:
                 print_error(resume_advice(self.directory, final.reason))
 
     def _leave(self, decision: RequeueDecision) -> int:
-        """Carry out the decision outside of this allocation. A requeue comes last, since it ends this process."""
+        """Carry out the decision outside of this allocation.
+
+        A requeue comes last: `scontrol requeue` kills the process that calls it within a tenth of a second. Without
+        one, a preempted job whose batch script ends with code 0 in the grace time is over for SLURM. Exit codes that
+        make SLURM requeue (RequeueExit) are the site's configuration, not ours.
+        """
         exit_code = decision.reason.meaning.exit_code
         requeued = self.job.end_early_requeues()
         if decision.action is Action.END:

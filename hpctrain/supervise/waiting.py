@@ -1,4 +1,10 @@
-"""Let a job wait in the queue until the runs before its run have completed (`after`)."""
+"""Let a job wait in the queue until the runs before its run have completed (`after`).
+
+SLURM's dependencies name jobs, and runs outlive jobs. On SLURM 22.05, `afterany` is fulfilled too early if a run
+continues in a new job or its job is forgotten (MinJobAge), and a requeued job has lost its own dependency. `afterok`
+reads a batch script's exit code, and leaves DependencyNeverSatisfied jobs behind. So SLURM starts the job when the jobs
+of the other runs have ended, and this module decides by the states of the runs.
+"""
 
 from __future__ import annotations
 
@@ -44,18 +50,18 @@ def exit_code_before_attempts(job: CurrentJob, notifier: Notifier) -> int | None
     config = job.plan.config
     if not config.after or _has_begun(job):
         return None
-    others = OtherRuns.look(config.after, job.find)
-    if others.stopped and config.after_failure != "start":
+    other_runs = OtherRuns.read(config.after, job.find)
+    if other_runs.stopped and config.after_failure != "start":
         # once more: another may have been resumed between the look at its records and SLURM's answer
-        others = OtherRuns.look(config.after, job.find)
-    removed = [status for status in others.stopped if status.note == GONE]
+        other_runs = OtherRuns.read(config.after, job.find)
+    removed = [status for status in other_runs.stopped if status.note == GONE]
     # a run that was removed can't be resumed
-    final = others.stopped if config.after_failure == "end" else removed
+    final = other_runs.stopped if config.after_failure == "end" else removed
     if final and config.after_failure != "start":
         return _end(job, notifier, final)
-    if others.going or (others.stopped and config.after_failure == "wait"):
-        return _wait(job, others)
-    for status in others.stopped:
+    if other_runs.going or (other_runs.stopped and config.after_failure == "wait"):
+        return _wait(job, other_runs)
+    for status in other_runs.stopped:
         log.info("%s is %s; starting anyway (after_failure=start)", status.path, status.described)
     return None
 
@@ -74,9 +80,9 @@ def _end(job: CurrentJob, notifier: Notifier, stopped: Sequence[RunStatus]) -> i
     first = next((status for status in stopped if status.state is not RunState.CANCELLED), stopped[0])
     reason = Reason.CANCELLED if first.state is RunState.CANCELLED else Reason.FAILED
     command = resume_command(job.directory)
-    other = RunDirectory(first.path).as_typed + (f" (and {len(stopped) - 1} more)" if len(stopped) > 1 else "")
+    blockers = RunDirectory(first.path).as_typed + (f" (and {len(stopped) - 1} more)" if len(stopped) > 1 else "")
     report = (
-        f"{other} is {_described(first)}, and this run starts only after it has completed; resume that run, then "
+        f"{blockers} is {_described(first)}, and this run starts only after it has completed; resume that run, then "
         f"this one: {command}; to start without it: {command} after_failure=start"
     )
     attempt = job.claim()
@@ -97,14 +103,14 @@ def _end(job: CurrentJob, notifier: Notifier, stopped: Sequence[RunStatus]) -> i
     return reason.meaning.exit_code
 
 
-def _wait(job: CurrentJob, others: OtherRuns) -> int:
+def _wait(job: CurrentJob, other_runs: OtherRuns) -> int:
     """Put the job back into the queue until the other runs' jobs have ended, or for some minutes."""
     # a requeue would revive a job that its user has cancelled meanwhile
     termination = job.termination()
     is_cancelled = job.cancelled or job.ends_cancelled
     if is_cancelled or (termination is not None and termination.reason is Reason.CANCELLED):
         return ExitCode.CANCELLED
-    waits_for = listed(f"{status.path} ({status.state})" for status in (*others.going, *others.stopped))
+    waits_for = listed(f"{status.path} ({status.state})" for status in (*other_runs.going, *other_runs.stopped))
     log.info("the run waits for %s", waits_for)
     records = JobRecords(job.directory)
     seconds = min(LOOK_EVERY_S * 2 ** records.waits(job.job_id), LOOK_AT_LEAST_EVERY_S)
@@ -120,14 +126,16 @@ def _wait(job: CurrentJob, others: OtherRuns) -> int:
         job.cancel_requeue()
         return ExitCode.CANCELLED
     try:
-        # only now: SLURM refuses both for a running job (seen on SLURM 22.05)
-        job.delay(others.job_ids, seconds)
+        # only now: SLURM refuses both for a running job (seen on SLURM 22.05), and accepts them while a requeued one
+        # still completes; it starts that only after a while. Not by `requeuehold`: a supervisor that is killed before
+        # the release leaves a held job
+        job.delay(other_runs.job_ids, seconds)
     except SchedulerError as error:
         log.info("can't delay the job; it checks again when SLURM next starts it: %s", error)
     return ExitCode.INTERRUPTED
 
 
-def _described(other: RunStatus) -> str:
+def _described(status: RunStatus) -> str:
     """The state of another run with its reason, unless that is a run before it, which has its own report."""
-    is_of_a_third = bool(other.attempts) and not other.attempts[-1].had_ranks
-    return str(other.state) if is_of_a_third else other.described
+    is_of_a_third = bool(status.attempts) and not status.attempts[-1].had_ranks
+    return str(status.state) if is_of_a_third else status.described

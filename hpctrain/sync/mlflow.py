@@ -89,8 +89,8 @@ class MLflowServer:
             if not self._run_id:
                 tags = {DIGEST_TAG: run.digest, **(run.key("mlflow", "tags") or {})}
                 started = round(1000 * (run.started or time.time()))
-                made = self._client.create_run(experiment, start_time=started, tags=tags, run_name=run.name)
-                self._run_id = made.info.run_id
+                created = self._client.create_run(experiment, start_time=started, tags=tags, run_name=run.name)
+                self._run_id = created.info.run_id
             self._describe(run)
         return OpenedRun(
             run_id=self._run_id,
@@ -109,8 +109,8 @@ class MLflowServer:
                 for name, value in row.values.items()
             ]
             if in_doubt or self._found_again:
-                there = self._there({metric.key for metric in metrics})
-                metrics = [metric for metric in metrics if (metric.key, metric.step) not in there]
+                logged = self._logged_points({metric.key for metric in metrics})
+                metrics = [metric for metric in metrics if (metric.key, metric.step) not in logged]
             for first in range(0, len(metrics), MAX_METRICS):
                 self._log(metrics[first : first + MAX_METRICS])
             for row in rows:
@@ -128,34 +128,34 @@ class MLflowServer:
         """Do nothing: each request is complete, or not made."""
 
     def _address(self, run: Description) -> str:
-        named = run.key("mlflow", "tracking_uri")
-        own = self._server or os.environ.get("MLFLOW_TRACKING_URI")
-        if self._server is None and named and named != own and not run.is_private:
-            shown = without_user(str(named))
+        config_address = run.key("mlflow", "tracking_uri")
+        user_address = self._server or os.environ.get("MLFLOW_TRACKING_URI")
+        if self._server is None and config_address and config_address != user_address and not run.is_private:
+            server = without_user(str(config_address))
             raise UntrustedServerError(
-                f"other users could have written the config.yaml of {run.name}, which names the server {shown}; your "
-                f"credentials would be sent there. If you trust that server, add --server {shlex.quote(shown)}"
+                f"other users could have written the config.yaml of {run.name}, which names the server {server}; "
+                f"your credentials would be sent there. If you trust that server, add --server {shlex.quote(server)}"
             )
-        address = own if self._server is not None else named or own
+        address = user_address if self._server is not None else config_address or user_address
         if not address:
             raise ServiceSetupError("no server is known: set logger.mlflow.tracking_uri, or export MLFLOW_TRACKING_URI")
         return str(address)
 
     def _experiment(self, name: str) -> str:
-        found = self._client.get_experiment_by_name(name)
-        if found is None:
+        experiment = self._client.get_experiment_by_name(name)
+        if experiment is None:
             try:
                 return str(self._client.create_experiment(name))
             except Exception:
                 # another run of the sweep may have made it meanwhile
-                found = self._client.get_experiment_by_name(name)
-                if found is None:
+                experiment = self._client.get_experiment_by_name(name)
+                if experiment is None:
                     raise
-        return str(found.experiment_id)
+        return str(experiment.experiment_id)
 
     def _search(self, experiment: str, digest: str) -> str:
-        found = self._client.search_runs([experiment], f"tags.`{DIGEST_TAG}` = '{digest}'", max_results=1)
-        return str(found[0].info.run_id) if found else ""
+        runs = self._client.search_runs([experiment], f"tags.`{DIGEST_TAG}` = '{digest}'", max_results=1)
+        return str(runs[0].info.run_id) if runs else ""
 
     def _describe(self, run: Description) -> None:
         from mlflow.entities import Param, RunTag
@@ -176,23 +176,23 @@ class MLflowServer:
 
     def _log(self, metrics: Sequence[Any]) -> None:
         """Send metrics; one that MLflow refuses is left out, so that it doesn't hold up all others."""
-        kept = [metric for metric in metrics if metric.key not in self._left_out]
-        if not kept:
+        accepted = [metric for metric in metrics if metric.key not in self._left_out]
+        if not accepted:
             return
         try:
-            self._client.log_batch(self._run_id, metrics=kept)
+            self._client.log_batch(self._run_id, metrics=accepted)
         except Exception as error:
             # a deleted run has the same error code: then no metric is to blame
             if getattr(error, "error_code", "") != REFUSED or not self._is_active(self._run_id):
                 raise
-            names = sorted({metric.key for metric in kept})
+            names = sorted({metric.key for metric in accepted})
             if len(names) == 1:
                 self._left_out.add(names[0])
                 print(f"MLflow: {names[0]} is left out: {one_line(error)}", flush=True)
                 return
             half = set(names[: len(names) // 2])
-            self._log([metric for metric in kept if metric.key in half])
-            self._log([metric for metric in kept if metric.key not in half])
+            self._log([metric for metric in accepted if metric.key in half])
+            self._log([metric for metric in accepted if metric.key not in half])
 
     def _is_active(self, run_id: str) -> bool:
         """Return whether the server has a run, which wasn't deleted."""
@@ -203,7 +203,7 @@ class MLflowServer:
                 raise
             return False
 
-    def _there(self, keys: set[str]) -> set[tuple[str, int]]:
+    def _logged_points(self, keys: set[str]) -> set[tuple[str, int]]:
         return {
             (key, metric.step) for key in sorted(keys) for metric in self._client.get_metric_history(self._run_id, key)
         }

@@ -10,8 +10,9 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from hpctrain.errors import HpctrainError
 from hpctrain.files import TEMPORARY_PREFIX, open_folder_below, read_json_or_empty, temporary_name, write_json
@@ -44,7 +45,8 @@ class SenderClaim:
 
     A claim is a folder with its owner's name, which is renamed to its number: that fails if the number is taken, on a
     shared file system too, since a folder that isn't empty is never replaced (POSIX, rename). The number exceeds all
-    earlier ones: a process that was taken for dead finds a higher one, and stops.
+    earlier ones: a process that was taken for dead finds a higher one, and stops. Not a lock, which some cluster file
+    systems don't have across nodes.
 
     Args:
         directory: of the run.
@@ -107,13 +109,13 @@ class SenderClaim:
         if newest:
             self._require_void(self._path(newest))
         path = self._path(newest + 1)
-        made = temporary_name(path)
-        made.mkdir()
+        temporary = temporary_name(path)
+        temporary.mkdir()
         try:
-            Owner.write(made)
-            made.rename(path)
+            Owner.write(temporary)
+            temporary.rename(path)
         except OSError as error:
-            shutil.rmtree(made, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
             # the process that made this claim, or a later one, removes the unfinished ones of others
             if error.errno not in _REMOVED and not os.path.exists(path):  # noqa: PTH110 - never raises
                 raise
@@ -162,9 +164,9 @@ class SenderClaim:
                 os.utime(path)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """How much of a run a service has, as far as it is known.
+    """The progress of a run's transfer to a service, as far as it is known.
 
     It saves work and decides nothing: if the file is lost or can't be parsed, a sender asks the service.
 
@@ -257,7 +259,7 @@ class Sender:
 
     @property
     def destination(self) -> str:
-        """Where the service has the run.
+        """The server and the project or experiment to which the run is sent.
 
         Raises:
             ServiceSetupError: no server is known.
@@ -285,16 +287,11 @@ class Sender:
         destination = self.destination
         if self._cursor.destination not in ("", destination):
             self._use(Cursor())
-        cursor = self._cursor
-        opened = self._service.open(self._run, cursor.run_id)
-        if opened.last_step is not None and opened.last_step < cursor.after:
-            cursor.confirmed_step = None if opened.last_step == NOTHING else opened.last_step
-            self._use(cursor)
-        cursor.run_id = opened.run_id
-        cursor.address = opened.address
-        cursor.digest = self._run.digest
-        cursor.destination = destination
-        self._write()
+        opened = self._service.open(self._run, self._cursor.run_id)
+        if opened.last_step is not None and opened.last_step < self._cursor.after:
+            confirmed_step = None if opened.last_step == NOTHING else opened.last_step
+            self._use(replace(self._cursor, confirmed_step=confirmed_step))
+        self._update(run_id=opened.run_id, address=opened.address, digest=self._run.digest, destination=destination)
         return opened.address
 
     def send(self, limit: int | None) -> None:
@@ -305,12 +302,10 @@ class Sender:
             batch = rows[first : first + BATCH_ROWS]
             last = batch[-1].step
             self._claim.require()
-            self._cursor.handed_over_step = last
-            self._cursor.complete = False
-            self._write()
+            self._update(handed_over_step=last, complete=False)
             self._service.send(batch, in_doubt=batch[0].step <= self._doubtful_step)
             self._handed_over = last
-            self._rows.taken(batch)
+            self._rows.mark_sent(batch)
             self.num_sent += len(batch)
             if not self._service.confirms_at_close:
                 self._confirm(last)
@@ -321,22 +316,19 @@ class Sender:
         reported = describe_state(self._directory, state)
         self._service.close(reported)
         self._rows.read()
-        self._cursor.state = state
-        self._cursor.problem = ""
-        self._cursor.complete = reported.final and self.next_step is None
-        self._confirm(self._handed_over)
+        is_complete = reported.final and self.next_step is None
+        self._confirm(self._handed_over, state=state, problem="", complete=is_complete)
 
     @contextlib.contextmanager
     def leaving_on_error(self) -> Iterator[None]:
-        """Inside the context, an error makes the sender leave the service without waiting, and record why."""
+        """Context manager: an error makes the sender leave the service without waiting, and record why."""
         try:
             yield
         except BaseException as error:
             with contextlib.suppress(OSError):
                 self._service.abandon()
                 if not isinstance(error, BusyError):  # another process owns the cursor
-                    self._cursor.problem = problem_text(error)
-                    self._write()
+                    self._update(problem=problem_text(error))
             raise
 
     @property
@@ -356,12 +348,11 @@ class Sender:
         self._rows.continue_after(cursor.after)
         self._handed_over = cursor.after
 
-    def _confirm(self, step: int) -> None:
-        if step != NOTHING:
-            self._cursor.confirmed_step = step
-        self._cursor.handed_over_step = None
-        self._write()
+    def _confirm(self, step: int, **changes: Any) -> None:
+        confirmed_step = self._cursor.confirmed_step if step == NOTHING else step
+        self._update(confirmed_step=confirmed_step, handed_over_step=None, **changes)
 
-    def _write(self) -> None:
-        self._cursor.time = time.time()
+    def _update(self, **changes: Any) -> None:
+        """Replace fields of the cursor, and write it."""
+        self._cursor = replace(self._cursor, time=time.time(), **changes)
         self._cursor.write(self._directory, self._name)

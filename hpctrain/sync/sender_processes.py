@@ -1,4 +1,8 @@
-"""The processes that rank zero starts to send its run to services, and the pipe by which they watch it."""
+"""The processes that rank zero starts to send its run to services, and the pipe by which they watch it.
+
+The services' clients run in processes of their own: their threads, signal handlers and exit hooks are made for one
+process that trains once, and a service that hangs must not hold the ranks.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +57,7 @@ class SenderProcesses:
         if group.is_offline:
             command.append("--offline")
         if group.server is not None:
-            # the one with which the attempt began, whoever changes config.yaml meanwhile
+            # the one with which the attempt began: config.yaml may be changed meanwhile
             command += ["--server", group.server]
         environment = {key: value for key, value in scrubbed(os.environ).items() if not key.startswith(PREFIX)}
         self.directory.sync.mkdir(exist_ok=True)
@@ -99,7 +103,7 @@ class SenderProcesses:
             with contextlib.suppress(OSError):
                 assert process.stdin is not None
                 process.stdin.close()
-            # a process that nobody waits for stays as a zombie
+            # without a wait for it, the process would stay as a zombie
             threading.Thread(target=process.wait, name="sender", daemon=True).start()
         self.processes.clear()
 

@@ -89,7 +89,7 @@ class ReportedState:
 
     @property
     def final(self) -> bool:
-        """Whether the run is over, unless someone resumes it."""
+        """Whether the run is over, unless a user resumes it."""
         return self.state in ("completed", "failed", "cancelled")
 
 
@@ -152,12 +152,12 @@ def describe_state(directory: RunDirectory, state: str) -> ReportedState:
     summary["hpctrain/state"] = state
     if attempts and attempts[-1].reason is not None and attempts[-1].detail:
         summary["hpctrain/detail"] = attempts[-1].detail
-    kept = {name: value for name, value in summary.items() if not isinstance(value, float) or math.isfinite(value)}
-    return ReportedState(state=state, summary=kept)
+    finite = {name: value for name, value in summary.items() if not isinstance(value, float) or math.isfinite(value)}
+    return ReportedState(state=state, summary=finite)
 
 
 def _stays_here(key: str) -> bool:
-    return any(key == kept or key.startswith(f"{kept}.") for kept in NOT_SENT)
+    return any(key == prefix or key.startswith(f"{prefix}.") for prefix in NOT_SENT)
 
 
 def _sent_command(command: str) -> str:
@@ -176,8 +176,8 @@ def _blanked(word: str) -> str:
     if key and _stays_here(key[1]):
         return f"{key[0]}***"
     # a whole group, or a program's text
-    inside = any(kept in word for kept in NOT_SENT)
-    group = any(word.lstrip("+").startswith(f"{kept.partition('.')[0]}={{") for kept in NOT_SENT)
+    inside = any(prefix in word for prefix in NOT_SENT)
+    group = any(word.lstrip("+").startswith(f"{prefix.partition('.')[0]}={{") for prefix in NOT_SENT)
     return "***" if inside or group else word
 
 
@@ -185,7 +185,8 @@ def identify(directory: RunDirectory) -> str:
     """Return the run's digest, in hexadecimal, and record it in ``sync/identity.json``.
 
     When a run is first sent, its digest is made from the manifest and the folder's name. A run directory is a copy if
-    its record names another directory, and that one still holds a run with the same digest.
+    its record names another directory, and that one still holds a run with the same digest. So a copy whose original
+    can't be seen counts as a moved run; and a copy that keeps the folder's name as the original, if neither was sent.
 
     Raises:
         OSError: the file system's error.
@@ -243,7 +244,7 @@ class SentMedium:
 
     @contextmanager
     def copied(self) -> Iterator[Path]:
-        """Inside the context, there is a copy of the file in a folder of this process.
+        """Context manager that copies the file into a folder of this process, and yields the copy's path.
 
         A service's client opens a file by its path, where another user could put a link to a file of this user.
 
@@ -307,20 +308,20 @@ class Rows:
 
     def _records_in(self, file: GrowingFile) -> list[dict[str, Any]] | None:
         """The complete records since the last call; None if the file was replaced or removed."""
-        found: list[dict[str, Any]] = []
+        new_records: list[dict[str, Any]] = []
         while (appended := file.read_lines()) != NOTHING:
             if appended.anew:
                 return None
             # without those that were sent: all of a long run may not fit into memory
             records = (record for record in json_lines(appended.lines) if COUNT.accepts(record.get("step")))
-            found += [record for record in records if record["step"] > self._after]
-        return found
+            new_records += [record for record in records if record["step"] > self._after]
+        return new_records
 
     def before(self, step: int | None) -> list[Row]:
         """Return the rows before a step, or all of them, in the order of their steps."""
         return [self._rows[number] for number in sorted(self._rows) if step is None or number < step]
 
-    def taken(self, rows: Sequence[Row]) -> None:
+    def mark_sent(self, rows: Sequence[Row]) -> None:
         """Forget the first rows that `before` returned: they were sent."""
         for row in rows:
             del self._rows[row.step]
@@ -344,7 +345,7 @@ class Rows:
         step, name, kind, file = (record.get(key) for key in ("step", "name", "kind", "file"))
         if not COUNT.accepts(step) or not all(isinstance(text, str) for text in (name, kind, file)):
             return
-        # someone may have edited the record: nothing but the run's own media leaves the machine
+        # a user may have edited the record: nothing but the run's own media leaves the machine
         if not str(file).startswith(f"{self._directory.media.name}/"):
             return
         if step is not None and step > self._after:

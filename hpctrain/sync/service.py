@@ -1,4 +1,4 @@
-"""What a sender needs of a service; `hpctrain.config.logger` has the services that there are."""
+"""The interface of a service to which a sender sends; `hpctrain.config.logger` lists the services."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def make_service(name: str, directory: RunDirectory, *, offline: bool = False, s
 
 @contextlib.contextmanager
 def client_errors() -> Iterator[None]:
-    """Inside the context, whatever a client raises is a ServiceError: they don't document their many classes."""
+    """Turn whatever a client raises in the context into a ServiceError: clients don't document their many classes."""
     try:
         yield
     except ServiceSetupError:

@@ -1,4 +1,4 @@
-"""What `sync` does for one run and one service: send once, follow the run, or send during its training."""
+"""The transfer of one run to one service: send once, follow the run, or send during its training."""
 
 from __future__ import annotations
 
@@ -18,14 +18,7 @@ from hpctrain.status.state import RunState
 from hpctrain.sync.sender import BusyError, Sender, SenderClaim
 from hpctrain.sync.sender_processes import Parent
 from hpctrain.sync.sent_run import Rows, describe
-from hpctrain.sync.service import (
-    NOTHING,
-    Service,
-    ServiceError,
-    ServiceSetupError,
-    make_service,
-    problem_text,
-)
+from hpctrain.sync.service import NOTHING, Service, ServiceError, ServiceSetupError, make_service, problem_text
 
 LOOK_EVERY_S = 5.0
 """Seconds between two looks for a new checkpoint."""
@@ -79,7 +72,7 @@ class Transfer:
 
     @contextlib.contextmanager
     def sender(self, rows: Rows | None = None) -> Iterator[Sender]:
-        """Inside the context, this process has the claim of the run.
+        """Claim the run for this process, and yield its sender; the claim ends with the context.
 
         Args:
             rows: those that an earlier sender left, so that this one doesn't read everything again.
@@ -119,21 +112,23 @@ def send_once(transfer: Transfer, *, quiet: bool = False, rows: Rows | None = No
     (status,) = read_statuses([transfer.directory])
     if transfer.everything and status.state.may_change:
         raise RunDirectoryError(f"{transfer.directory.path} is {status.state}: --all is for runs that have stopped")
+    # no resume repeats what lies before the newest checkpoint, unless that is damaged: what was sent then stays as sent
     limit = None if transfer.everything or status.state is RunState.COMPLETED else saved_step(transfer.directory)
     with transfer.sender(rows) as sender:
         if sender.is_up_to_date(limit, status.state.value):
             if not quiet:
-                print(f"{transfer.shown}: nothing to send{_upto(sender)}; the run is {status.state}")
+                print(f"{transfer.shown}: nothing to send{_last_step_text(sender)}; the run is {status.state}")
             return ExitCode.FINISHED
         with sender.leaving_on_error():
             address = sender.open()
             sender.send(limit)
             sender.close(status.state.value)
-    shown = f"{transfer.shown}: {_described(sender)}; the run is {status.state}{f'; {address}' if address else ''}"
-    print(shown, flush=True)
+    where = f"; {address}" if address else ""
+    print(f"{transfer.shown}: {_summary(sender)}; the run is {status.state}{where}", flush=True)
+
     if (step := sender.next_step) is not None and not quiet:
-        rest = "--all sends it" if not status.state.may_change else "it follows once a checkpoint is saved"
-        print(f"{transfer.shown}: what was logged from step {step} on lies after the newest checkpoint; {rest}")
+        hint = "--all sends it" if not status.state.may_change else "it follows once a checkpoint is saved"
+        print(f"{transfer.shown}: what was logged from step {step} on lies after the newest checkpoint; {hint}")
     return ExitCode.FINISHED
 
 
@@ -221,7 +216,7 @@ def _send_until_end(transfer: Transfer, parent: Parent, sender: Sender) -> None:
             break
         parent.wait(LOOK_EVERY_S)
     sender.close("completed" if end == Parent.COMPLETED else "interrupted")
-    print(f"{transfer.title}: {_described(sender)}", flush=True)
+    print(f"{transfer.title}: {_summary(sender)}", flush=True)
 
 
 def _pauses() -> Iterator[float]:
@@ -232,9 +227,9 @@ def _pauses() -> Iterator[float]:
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
-def _described(sender: Sender) -> str:
-    return f"{counted(sender.num_sent, 'step')} sent{_upto(sender)}"
+def _summary(sender: Sender) -> str:
+    return f"{counted(sender.num_sent, 'step')} sent{_last_step_text(sender)}"
 
 
-def _upto(sender: Sender) -> str:
+def _last_step_text(sender: Sender) -> str:
     return "" if sender.sent_step is None else f", up to step {sender.sent_step}"

@@ -119,7 +119,10 @@ class _WandbRun:
 
 
 class WandbOnline(_WandbRun):
-    """A run at W&B. The run's steps are W&B's own, by which it reports how much it has."""
+    """A run at W&B. The run's steps are W&B's own, by which it reports how much it has.
+
+    If the steps were a metric, and W&B's own counted calls, W&B couldn't tell which rows it has.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -197,10 +200,10 @@ class WandbOffline(_WandbRun):
     def close(self, reported: ReportedState) -> None:
         """Complete the folder, and put it in the place of the earlier one; see `Service`."""
         super().close(reported)
-        (made,) = (self._folder / "wandb").glob("offline-run-*")
-        before = [path for path in self._home.glob("offline-run-*") if path.name != made.name]
-        shutil.rmtree(self._home / made.name, ignore_errors=True)  # made in the same second
-        made.replace(self._home / made.name)
+        (new_folder,) = (self._folder / "wandb").glob("offline-run-*")
+        before = [path for path in self._home.glob("offline-run-*") if path.name != new_folder.name]
+        shutil.rmtree(self._home / new_folder.name, ignore_errors=True)  # made in the same second
+        new_folder.replace(self._home / new_folder.name)
         fsync_directory(self._home)
         for path in before:
             shutil.rmtree(path, ignore_errors=True)

@@ -22,7 +22,7 @@ from hpctrain.launch.cancellation import cancel
 from hpctrain.run.directory import RunDirectory
 from hpctrain.status.state import RunState
 from hpctrain.terminal import visible
-from hpctrain.top.messages import Question, Text
+from hpctrain.top.messages import QuestionScreen, TextScreen
 from hpctrain.top.run_screen import OpenRun, RunScreen
 from hpctrain.top.runs_screen import RunsScreen
 from hpctrain.top.watch import Watch, WatchedRun
@@ -57,7 +57,7 @@ _CSS = """
 #below { height: 1fr; margin-top: 1; }
 #log { width: 1fr; border-top: solid $primary; scrollbar-size-vertical: 1; }
 #attempts { width: 1fr; border-top: solid $primary; scrollbar-size-vertical: 1; }
-Question, Text { align: center middle; }
+QuestionScreen, TextScreen { align: center middle; }
 .box {
     width: 95%; max-width: 84; height: auto; max-height: 96%;
     padding: 0 1; border: round $primary; background: $surface;
@@ -115,9 +115,9 @@ class TopApp(App[None]):
     def _look_on(self) -> None:
         while not self._ended.is_set():
             began = time.thread_time()
-            self._watch.look()
+            self._watch.update()
             if (opened := self._opened) is not None:
-                opened.look()
+                opened.update()
             self.post_message(self.Looked())
             self._look_now.wait(max(LOOK_EVERY_S, LEAST_REST * (time.thread_time() - began)))
             self._look_now.clear()
@@ -150,7 +150,7 @@ class TopApp(App[None]):
 
     def action_help(self) -> None:
         """Show the keys."""
-        self.push_screen(Text("hpctrain top: keys", _HELP))
+        self.push_screen(TextScreen("hpctrain top: keys", _HELP))
 
     def action_cancel_run(self) -> None:
         """Cancel the chosen run, after a question."""
@@ -162,7 +162,7 @@ class TopApp(App[None]):
             text = f"Cancel {run.name}, which is {run.status.state}?\n\nIt saves if the time allows, and r resumes it."
             self._ask_and(text, run.directory, title, cancel_run)
         else:
-            self.push_screen(Text(title, f"nothing to cancel: the run is {run.status.described}"))
+            self.push_screen(TextScreen(title, f"nothing to cancel: the run is {run.status.described}"))
 
     def action_resume_run(self) -> None:
         """Resume the chosen run, after a question."""
@@ -173,7 +173,7 @@ class TopApp(App[None]):
         command = f"python -m hpctrain resume {run.directory.as_typed}"
         if read_plain_values(run.directory.config, ["cluster.kind"]).get("cluster.kind") != "slurm":
             text = f"It would train in this terminal. In another one, type:\n\n  {command}"
-            self.push_screen(Text(title, text))
+            self.push_screen(TextScreen(title, text))
             return
         text = f"Resume {run.name}, which is {run.status.state}?\n\n  {command}"
         self._ask_and(text, run.directory, title, resume_run)
@@ -192,9 +192,9 @@ class TopApp(App[None]):
             self._watch.find_soon()
             self._look_now.set()
             with contextlib.suppress(RuntimeError):  # the user has quit meanwhile
-                self.call_from_thread(self.push_screen, Text(title, result))
+                self.call_from_thread(self.push_screen, TextScreen(title, result))
 
-        self.push_screen(Question(text), begin)
+        self.push_screen(QuestionScreen(text), begin)
 
 
 def cancel_run(directory: RunDirectory) -> str:

@@ -23,16 +23,20 @@ _PARTS = " ▏▎▍▌▋▊▉█"
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """How the table shows runs at one moment.
+class TableView:
+    """A view of the table of runs.
 
     Attributes:
         metric: the name of the metric that is shown.
         now: epoch seconds.
+        by: the column by which the runs are sorted; None for the order in which they were found.
+        descending: whether the largest values of that column come first.
     """
 
     metric: str
     now: float
+    by: Column | None = None
+    descending: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +53,8 @@ class Column:
     """
 
     title: str
-    text: Callable[[WatchedRun, Shown], str]
-    key: Callable[[WatchedRun, Shown], float | str | None]
+    text: Callable[[WatchedRun, TableView], str]
+    key: Callable[[WatchedRun, TableView], float | str | None]
     width: int
     rank: int
     right: bool = False
@@ -62,17 +66,19 @@ def progress(run: WatchedRun) -> float | None:
     return min(1.0, status.step / status.total_steps) if status.total_steps and status.knows_step else None
 
 
-def metric_value(run: WatchedRun, shown: Shown) -> float | None:
+def metric_value(run: WatchedRun, view: TableView) -> float | None:
     """The last value of the metric that is shown; None without one."""
-    return run.status.metrics.get(shown.metric)
+    return run.status.metrics.get(view.metric)
 
 
-def sort_by(column: Column, runs: Sequence[WatchedRun], shown: Shown, *, descending: bool) -> list[WatchedRun]:
-    """Sort runs by a column, those without a value last; equal ones stay in their order."""
-    keyed = [(column.key(run, shown), run) for run in runs]
-    known = [(key, run) for key, run in keyed if key is not None and key == key]  # noqa: PLR0124 - NaN isn't equal to itself
-    known.sort(key=lambda pair: pair[0], reverse=descending)
-    return [run for _, run in known] + [run for key, run in keyed if key is None or key != key]  # noqa: PLR0124
+def in_order(runs: Sequence[WatchedRun], view: TableView) -> list[WatchedRun]:
+    """Sort runs as the view has it, those without a value last; equal ones stay in their order."""
+    if view.by is None:
+        return list(runs)
+    keyed = [(view.by.key(run, view), run) for run in runs]
+    sortable = [(key, run) for key, run in keyed if key is not None and key == key]  # noqa: PLR0124 - NaN isn't equal to itself
+    sortable.sort(key=lambda pair: pair[0], reverse=view.descending)
+    return [run for _, run in sortable] + [run for key, run in keyed if key is None or key != key]  # noqa: PLR0124
 
 
 def matches(run: WatchedRun, words: Sequence[str]) -> bool:
@@ -95,14 +101,14 @@ def _bar(run: WatchedRun) -> str:
     if share is None:
         return f"step {run.status.step}" if run.status.knows_step and run.status.attempts else NOTHING
     eighths = int(share * BAR * 8)
-    full, rest = divmod(eighths, 8)
-    bar = ("█" * full + (_PARTS[rest] if rest else "")).ljust(BAR, "·")
+    full, remainder = divmod(eighths, 8)
+    bar = ("█" * full + (_PARTS[remainder] if remainder else "")).ljust(BAR, "·")
     return f"{bar} {math.floor(100 * share):3d}%"
 
 
-def _left(run: WatchedRun) -> str:
-    left = run.status.left_s
-    return NOTHING if left is None else duration(left)
+def _time_left(run: WatchedRun) -> str:
+    seconds = run.status.left_s
+    return NOTHING if seconds is None else duration(seconds)
 
 
 def number_text(value: float | None) -> str:
@@ -110,8 +116,8 @@ def number_text(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.4g}"
 
 
-def _trend(run: WatchedRun, shown: Shown) -> str:
-    curve = run.curves.by_name.get(shown.metric)
+def _trend(run: WatchedRun, view: TableView) -> str:
+    curve = run.curves.by_name.get(view.metric)
     return "" if curve is None else sparkline([value for _, value in curve.points()], TREND)
 
 
@@ -130,9 +136,9 @@ def _nodes(run: WatchedRun) -> str:
     return listed(attempts[-1].nodes, shown=2, separator=",") if attempts and attempts[-1].nodes else NOTHING
 
 
-def _last(run: WatchedRun, shown: Shown) -> str:
+def _last(run: WatchedRun, view: TableView) -> str:
     last = run.status.last_sign
-    return NOTHING if last is None else f"{duration(shown.now - last)} ago"
+    return NOTHING if last is None else f"{duration(view.now - last)} ago"
 
 
 RUN = Column("RUN", lambda run, _: run.name, lambda run, _: _natural(run.name), 0, 0)
@@ -156,8 +162,8 @@ VARIED = Column(
 )
 STATE = Column("STATE", lambda run, _: str(run.status.state), lambda run, _: str(run.status.state), 11, 1)
 PROGRESS = Column("PROGRESS", lambda run, _: _bar(run), lambda run, _: progress(run), BAR + 5, 3)
-LEFT = Column("LEFT", lambda run, _: _left(run), lambda run, _: run.status.left_s, 6, 5, right=True)
-METRIC = Column("METRIC", lambda run, shown: number_text(metric_value(run, shown)), metric_value, 10, 2, right=True)
+LEFT = Column("LEFT", lambda run, _: _time_left(run), lambda run, _: run.status.left_s, 6, 5, right=True)
+METRIC = Column("METRIC", lambda run, view: number_text(metric_value(run, view)), metric_value, 10, 2, right=True)
 TREND_COLUMN = Column("TREND", _trend, metric_value, TREND, 6)
 BEST = Column(
     "BEST",
@@ -171,7 +177,7 @@ NODE = Column("NODE", lambda run, _: _nodes(run), lambda run, _: _nodes(run), 14
 LAST = Column(
     "LAST",
     _last,
-    lambda run, shown: None if run.status.last_sign is None else shown.now - run.status.last_sign,
+    lambda run, view: None if run.status.last_sign is None else view.now - run.status.last_sign,
     11,
     10,
     right=True,
@@ -206,16 +212,16 @@ def widths(total: int, needed: Mapping[str, int]) -> dict[str, int]:
     chosen = [column for column in COLUMNS if column.width or needed.get(column.title, 0)]
     while len(chosen) > 1 and sum(_smallest(column, needed) + gap(total) for column in chosen) - gap(total) > total:
         chosen.remove(max(chosen, key=lambda column: column.rank))
-    found = {column.title: _smallest(column, needed) for column in chosen}
-    left = total - sum(found.values()) - gap(total) * (len(chosen) - 1)
+    cells = {column.title: _smallest(column, needed) for column in chosen}
+    spare = total - sum(cells.values()) - gap(total) * (len(chosen) - 1)
     for column in chosen:
-        if column.width or left <= 0:
+        if column.width or spare <= 0:
             continue
-        most = min(needed[column.title], _MOST.get(column, total))
-        more = min(left, max(0, most - found[column.title]))
-        found[column.title] += more
-        left -= more
-    return found
+        largest = min(needed[column.title], _MOST.get(column, total))
+        extra = min(spare, max(0, largest - cells[column.title]))
+        cells[column.title] += extra
+        spare -= extra
+    return cells
 
 
 def _smallest(column: Column, needed: Mapping[str, int]) -> int:

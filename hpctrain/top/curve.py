@@ -86,10 +86,10 @@ def sparkline(values: Sequence[float], width: int) -> str:
         values: oldest first.
         width: characters.
     """
-    shown = _thinned(values, width)
-    finite = [value for value in shown if math.isfinite(value)]
+    points = _thinned(values, width)
+    finite = [value for value in points if math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
-    return "".join(_block(value, low, high) for value in shown)
+    return "".join(_block(value, low, high) for value in points)
 
 
 def _thinned(values: Sequence[float], width: int) -> list[float]:

@@ -47,7 +47,7 @@ def fitted(text: str, cells: int, *, right: bool = False, keep_end: bool = False
     return set_cell_size("…" + text, cells)
 
 
-class Question(ModalScreen[bool]):
+class QuestionScreen(ModalScreen[bool]):
     """A question that is answered with y or n.
 
     Args:
@@ -74,7 +74,7 @@ class Question(ModalScreen[bool]):
         self.dismiss(answer)
 
 
-class Text(ModalScreen[None]):
+class TextScreen(ModalScreen[None]):
     """A text that any of the usual keys closes.
 
     Args:

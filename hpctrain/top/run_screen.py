@@ -23,7 +23,7 @@ from hpctrain.run.manifest import varied_text
 from hpctrain.status.follow import log_to_show
 from hpctrain.status.run_details import attempts_table, progress_text
 from hpctrain.terminal import visible
-from hpctrain.top.columns import PROGRESS, Shown, best_text, number_text
+from hpctrain.top.columns import PROGRESS, TableView, best_text, number_text
 from hpctrain.top.curve import LiveCurve, MetricCurves, plot
 from hpctrain.top.messages import fitted, plain
 from hpctrain.top.watch import WatchedRun
@@ -35,7 +35,7 @@ LOG_LINES = 500
 LONGEST_LINE_BYTES = 2**16
 """Bytes of the end of a longer line that are shown: a file of zeros is one line."""
 CHUNKS = 64
-"""Reads of a log in one look."""
+"""Reads of a log in one update."""
 _COLOURS = re.compile(r"\x1b\[[0-9;:?]*[A-Za-z]")
 WIDE = 140
 """Columns from which the log and the attempts are shown next to each other."""
@@ -65,7 +65,7 @@ class OpenRun:
         self._log_file: GrowingFile | None = None
         self._torn = b""
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Read what is new."""
         status = self.run.status
         step = None if status.state.may_change else status.best_step
@@ -90,7 +90,7 @@ class OpenRun:
             self.log_version += 1
             self._torn = b""
             self._log_file = GrowingFile(path, start_of_last_lines(path, LOG_LINES))
-        # a log that grows faster than it is read is read on at the next look
+        # a log that grows faster than it is read is read on at the next update
         for appended in itertools.islice(iter(self._log_file.read, NOTHING), CHUNKS):
             *lines, torn = (self._torn + appended.data).split(b"\n")
             self._torn = torn[-LONGEST_LINE_BYTES:]
@@ -152,7 +152,7 @@ class RunScreen(Screen[None]):
         self.query_one("#attempts").display = wide or self._shows_attempts
 
     def show_run(self) -> None:
-        """Show the run as it was at the last look."""
+        """Show the run as it was at the last update."""
         status = self.opened.run.status
         self.query_one("#about", Static).update(plain("\n".join(self._about())))
         head, *attempts = attempts_table(status, time.time())
@@ -170,7 +170,7 @@ class RunScreen(Screen[None]):
         best += " (its checkpoint isn't on disk)" if self.opened.lacks_best else ""
         nodes = status.attempts[-1].nodes if status.attempts else ()
         jobs = f"   job {listed(status.job_ids)}" if status.job_ids else ""
-        bar = PROGRESS.text(run, Shown("", time.time())) if status.total_steps else ""
+        bar = PROGRESS.text(run, TableView("", time.time())) if status.total_steps else ""
         return [
             f"{run.directory.path}{varied}",
             status.described,
@@ -189,11 +189,11 @@ class RunScreen(Screen[None]):
         if self._metric not in names:
             self._metric = names[0]
         value = number_text(self.opened.run.status.metrics.get(self._metric))
-        rest = f" {value}   ({names.index(self._metric) + 1} of {len(names)}: m)"
+        suffix = f" {value}   ({names.index(self._metric) + 1} of {len(names)}: m)"
         width = max(20, widget.size.width)
-        title = fitted(self._metric, max(1, width - len(rest)), keep_end=True).rstrip()
+        title = fitted(self._metric, max(1, width - len(suffix)), keep_end=True).rstrip()
         lines = plot(self._curves()[self._metric].points(), width, max(4, widget.size.height - 1))
-        widget.update(plain("\n".join([title + rest, *lines])))
+        widget.update(plain("\n".join([title + suffix, *lines])))
 
     def _show_log(self) -> None:
         if self.opened.log_version == self._log_version:

@@ -29,11 +29,10 @@ from hpctrain.top.columns import (
     RUN,
     STATE,
     TREND_COLUMN,
-    Column,
-    Shown,
+    TableView,
     gap,
+    in_order,
     matches,
-    sort_by,
     widths,
 )
 from hpctrain.top.messages import fitted, plain
@@ -50,7 +49,7 @@ _COLOURS = {
     RunState.HELD: Style(color="yellow"),
     RunState.QUEUED: Style(color="blue"),
 }
-"""Colours repeat what the words say."""
+"""Colours of states, which the words name as well."""
 _BY_TITLE = {column.title: column for column in COLUMNS}
 FIRST_METRIC = "train/loss"
 """The metric that is shown at first, if a run has it."""
@@ -75,9 +74,7 @@ class RunTable(Widget, can_focus=True):
     def __init__(self) -> None:
         super().__init__(id="runs")
         self.rows: Sequence[WatchedRun] = ()
-        self._shown = Shown(metric="", now=0.0)
-        self._sorted: Column | None = None
-        self._descending = False
+        self._view = TableView(metric="", now=0.0)
         self._chosen: Path | None = None
         self._cursor = 0
         self._top = 0
@@ -88,14 +85,12 @@ class RunTable(Widget, can_focus=True):
         """The chosen run; None without rows."""
         return self.rows[self._cursor] if self.rows else None
 
-    def show(self, rows: Sequence[WatchedRun], shown: Shown, by: Column | None, *, descending: bool) -> None:
-        """Show these rows; the run that was chosen stays so."""
-        self.rows = rows
-        self._shown = shown
-        self._sorted = by
-        self._descending = descending
-        places = (place for place, run in enumerate(rows) if run.directory.path == self._chosen)
-        self._cursor = next(places, min(self._cursor, max(0, len(rows) - 1)))
+    def show(self, runs: Sequence[WatchedRun], view: TableView) -> None:
+        """Show these runs, sorted; the run that was chosen stays so."""
+        self.rows = in_order(runs, view)
+        self._view = view
+        places = (place for place, run in enumerate(self.rows) if run.directory.path == self._chosen)
+        self._cursor = next(places, min(self._cursor, max(0, len(self.rows) - 1)))
         self._fit()
         self._keep_in_sight()
 
@@ -108,8 +103,7 @@ class RunTable(Widget, can_focus=True):
         # the widths depend on all rows, so that columns don't jump while the user scrolls
         elastic = [column for column in COLUMNS if not column.width]
         needed = {
-            column.title: max((len(column.text(run, self._shown)) for run in self.rows), default=0)
-            for column in elastic
+            column.title: max((len(column.text(run, self._view)) for run in self.rows), default=0) for column in elastic
         }
         if not any(run.status.varied for run in self.rows):
             needed["VARIED"] = 0
@@ -146,7 +140,7 @@ class RunTable(Widget, can_focus=True):
             column = _BY_TITLE[title]
             coloured = column in (STATE, TREND_COLUMN) and place != self._cursor
             style = _COLOURS.get(run.status.state, Style()) if coloured else Style()
-            text = fitted(column.text(run, self._shown), cells, right=column.right, keep_end=column is RUN)
+            text = fitted(column.text(run, self._view), cells, right=column.right, keep_end=column is RUN)
             segments += [Segment(text, style + chosen), Segment(" " * gap(width), chosen)]
         return Strip(segments).adjust_cell_length(width, chosen).apply_style(self.rich_style)
 
@@ -154,8 +148,8 @@ class RunTable(Widget, can_focus=True):
         titles = []
         for title, cells in self._widths.items():
             column = _BY_TITLE[title]
-            name = (self._shown.metric or title) if column is METRIC else title
-            mark = "" if column is not self._sorted else "▼" if self._descending else "▲"
+            name = (self._view.metric or title) if column is METRIC else title
+            mark = "" if column is not self._view.by else "▼" if self._view.descending else "▲"
             text = fitted(name, cells - len(mark), right=column.right, keep_end=True)
             titles.append(fitted(text.rstrip() + mark, cells) if mark and not column.right else text + mark)
         return (" " * gap(self.size.width)).join(titles)
@@ -206,23 +200,20 @@ class RunsScreen(Screen[None]):
         return self.query_one(RunTable).chosen
 
     def show_runs(self) -> None:
-        """Show the runs as they were at the last look."""
+        """Show the runs as they were at the last update."""
         runs = self._watch.runs
         if not self._metric:
-            known = self._metrics()
-            self._metric = FIRST_METRIC if FIRST_METRIC in known else next(iter(known), "")
-        shown = Shown(metric=self._metric, now=time.time())
-        rows = [run for run in runs if matches(run, self._words)] if self._words else list(runs)
-        by = _SORTED_BY[self._place]
-        if by is not None:
-            rows = sort_by(by, rows, shown, descending=self._descending)
-        self.query_one(RunTable).show(rows, shown, by, descending=self._descending)
+            names = self._metrics()
+            self._metric = FIRST_METRIC if FIRST_METRIC in names else next(iter(names), "")
+        rows = [run for run in runs if not self._words or matches(run, self._words)]
+        view = TableView(self._metric, time.time(), _SORTED_BY[self._place], self._descending)
+        self.query_one(RunTable).show(rows, view)
         self._summarise(len(rows))
 
     def _metrics(self) -> list[str]:
         return sorted({name for run in self._watch.runs for name in run.status.metrics})
 
-    def _summarise(self, shown: int) -> None:
+    def _summarise(self, num_shown: int) -> None:
         runs = self._watch.runs
         problem = f"the folder can't be read: {self._watch.problem}" if self._watch.problem else ""
         root = str(self._watch.root)
@@ -236,7 +227,7 @@ class RunsScreen(Screen[None]):
         parts = [f"{root}: {counted(len(runs), 'run')}", *filter(None, [problem])]
         parts.append(", ".join(f"{count} {state}" for state, count in states.most_common()))
         if self._words:
-            parts.append(f"{shown} match {' '.join(self._words)!r} (Esc shows all)")
+            parts.append(f"{num_shown} match {' '.join(self._words)!r} (Esc shows all)")
         by = _SORTED_BY[self._place]
         if by is not None:
             parts.append(f"by {by.title}")

@@ -42,7 +42,7 @@ class WatchedRun:
         clock: monotonic seconds.
 
     Attributes:
-        status: at the last look; without the details that `read_status` can leave out.
+        status: at the last update; without the details that `read_status` can leave out.
         curves: of its metrics.
         gone: whether the run directory has vanished.
     """
@@ -62,14 +62,14 @@ class WatchedRun:
         self._records: dict[str, SlurmJob | None] | None = {}
         self._read_at = float("-inf")
 
-    def look(self, jobs: Jobs | None) -> None:
+    def update(self, jobs: Jobs | None) -> None:
         """Read what is new.
 
         Args:
             jobs: SLURM's records of the jobs that it was asked about.
         """
         try:
-            self._look(jobs)
+            self._update(jobs)
         except FileNotFoundError:
             self.gone = True
         except OSError as error:
@@ -80,11 +80,11 @@ class WatchedRun:
     @property
     def settled(self) -> bool:
         """Whether SLURM need not be asked about its jobs again."""
-        known = self._records or {}
-        over = all(record is None or record.state.is_finished for record in known.values())
-        return over and known.keys() >= set(self.status.job_ids) and not self.status.state.may_change
+        records = self._records or {}
+        over = all(record is None or record.state.is_finished for record in records.values())
+        return over and records.keys() >= set(self.status.job_ids) and not self.status.state.may_change
 
-    def _look(self, jobs: Jobs | None) -> None:
+    def _update(self, jobs: Jobs | None) -> None:
         config = _stamp(self._config)
         if config is None:
             raise FileNotFoundError
@@ -121,22 +121,22 @@ class WatchedRun:
 
 
 def _stamp(path: str) -> _Stamp:
-    """What changes with a file; None if it doesn't exist.
+    """Return the inode, size and time of a file, which show a change; None if it doesn't exist.
 
     Raises:
         OSError: it can't be looked at.
     """
     try:
-        found = os.stat(path)  # noqa: PTH116 - a third of the time of Path.stat
+        status = os.stat(path)  # noqa: PTH116 - a third of the time of Path.stat
     except FileNotFoundError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 class Watch:
     """The runs at and under a folder, in which runs may appear and vanish.
 
-    One thread calls `look`, and another one `ask`, which may wait for SLURM; both may read the attributes.
+    One thread calls `update`, and another one `ask`, which may wait for SLURM; both may read the attributes.
 
     Args:
         root: the folder; it need not exist.
@@ -148,15 +148,10 @@ class Watch:
         runs: newest first.
         query: SLURM's answers.
         has_looked: whether all runs have been read once.
-        problem: why runs couldn't be searched for at the last look; empty without a problem.
+        problem: why runs couldn't be searched for at the last update; empty without a problem.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        clock: Callable[[], float] = time.monotonic,
-        ask: Ask = query_jobs,
-    ) -> None:
+    def __init__(self, root: Path, clock: Callable[[], float] = time.monotonic, ask: Ask = query_jobs) -> None:
         self.root = root
         self.runs: tuple[WatchedRun, ...] = ()
         self.query = JobQuery(clock, ask)
@@ -165,7 +160,7 @@ class Watch:
         self.problem = ""
         self._found_at = float("-inf")
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Read what is new of all runs."""
         if self._clock() - self._found_at >= FIND_EVERY_S:
             try:
@@ -176,13 +171,13 @@ class Watch:
             self._found_at = self._clock()
         answers = self.query.answers
         for run in self.runs:
-            run.look(answers)
+            run.update(answers)
         self.has_looked = True
         if any(run.gone for run in self.runs):
             self.runs = tuple(run for run in self.runs if not run.gone)
 
     def find_soon(self) -> None:
-        """Search for runs at the next look."""
+        """Search for runs at the next update."""
         self._found_at = float("-inf")
 
     def ask(self, warn: Printer) -> bool:
@@ -193,14 +188,14 @@ class Watch:
         """
         if not (self.has_looked and self.query.is_due):
             return False
-        wanted = [job_id for run in self.runs if not run.settled for job_id in run.status.job_ids]
-        self.query.ask(wanted, warn)
-        return bool(wanted)
+        job_ids = [job_id for run in self.runs if not run.settled for job_id in run.status.job_ids]
+        self.query.ask(job_ids, warn)
+        return bool(job_ids)
 
     def _find(self) -> None:
-        known = {run.directory.path: run for run in self.runs}
-        found = find_runs(self.root)
-        self.runs = tuple(known.get(run.path) or WatchedRun(run, self._name(run), self._clock) for run in found)
+        watched = {run.directory.path: run for run in self.runs}
+        directories = find_runs(self.root)
+        self.runs = tuple(watched.get(run.path) or WatchedRun(run, self._name(run), self._clock) for run in directories)
 
     def _name(self, run: RunDirectory) -> str:
         name = os.path.relpath(run.path, self.root)

@@ -96,7 +96,7 @@ def run_attempt(rank: Rank, run_directory: Callable[[], RunDirectory]) -> Reason
     if terminal is not None:
         # no handler of logging: what this process prints arrives there already
         rank.log_stream = open_log(directory.rank_log(0))
-    elif not rank.handover.logged:
+    elif not rank.launcher.logged:
         rank.log_stream = _log_to_file(directory, environment.rank)
     set_determinism(config.trainer.deterministic, cudnn_benchmark=config.trainer.cudnn_benchmark)
     world = rank.world = _join(rank, store)
@@ -140,8 +140,8 @@ def _meet(rank: Rank) -> Store | None:
     if environment.world_size == 1:
         return None
     timeout_s, init_method = config.health.meeting_timeout_s, config.parallel.init_method
-    if rank.handover.store and init_method == "env://":
-        return open_private_store(Path(rank.handover.store), environment.world_size, timeout_s)
+    if rank.launcher.store and init_method == "env://":
+        return open_private_store(Path(rank.launcher.store), environment.world_size, timeout_s)
     # ranks that were started by hand have no claim yet
     member = rank.member
     secret = user_secret(os.environ) if member is None else read_secret(member.claim_folder)
@@ -188,7 +188,7 @@ def _record_start(rank: Rank, attempt: AttemptContext, running: Loop) -> None:
         total_steps=training.total_steps,
         keep_best=training.checkpoint_policy.keep_best or 0,
         launched=rank.times.launched,
-        code=rank.handover.code or None,
+        code=rank.launcher.code or None,
         torch=installed,
         resumed_world_size=None if resumed == environment.world_size else resumed,
         gpu=torch.cuda.get_device_name(device) if device.type == "cuda" else None,
@@ -252,7 +252,7 @@ def _claim_by_hand(rank: Rank, directory: RunDirectory) -> Claim:
 
 def _terminal(rank: Rank) -> TextIO | None:
     """The terminal of the launcher, if this rank may draw a bar there."""
-    descriptor = rank.handover.terminal
+    descriptor = rank.launcher.terminal
     if descriptor is None or not rank.is_rank_zero or rank.config.trainer.progress == "lines":
         return None
     # a process that a task starts has the variable, but not the descriptor
@@ -310,7 +310,7 @@ def train(
         with attempt.sharing_terminal():
             return _run(loop, loader, attempt)
     finally:
-        attempt.times.record(loop.step, due=True)
+        attempt.times.record(loop.step, force=True)
 
 
 def _resume(training: Training, attempt: AttemptContext, flops_per_sample: float | None) -> tuple[Loop, TrainLoader]:

@@ -41,7 +41,7 @@ from hpctrain.config.stored import load
 from hpctrain.errors import ExitCode, HpctrainError
 from hpctrain.metrics.memory import Memory
 from hpctrain.parallel.local_part import local_part
-from hpctrain.parallel.mesh import TrainingWorld, world_without_others
+from hpctrain.parallel.mesh import TrainingWorld, fake_world
 from hpctrain.rank.compiler import spare_compiler
 from hpctrain.rank.determinism import set_determinism
 from hpctrain.rank.devices import choose_devices
@@ -122,7 +122,7 @@ def _world(config: Config, devices: tuple[torch.device, ...]) -> TrainingWorld:
     ]
     if parallel.kind != "mesh" or len(degrees) < 3:
         return TrainingWorld(rank=0, size=1, local_rank=0, devices=devices)
-    return world_without_others(MeshShape(*degrees), devices)
+    return fake_world(MeshShape(*degrees), devices)
 
 
 def is_out_of_memory(error: RuntimeError | MemoryError) -> bool:

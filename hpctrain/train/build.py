@@ -247,7 +247,7 @@ def _build_shared(config: Config, task: Task, world: TrainingWorld, mesh: Mesh, 
         model,
         mesh,
         config.parallel,
-        blocks=task.blocks,
+        block_names=task.blocks,
         ignored=() if stages is None else stages.absent_parameters(),
         compute_dtype=dtype_of(formats.autocast),
         # sums of half-precision gradients over many ranks would lose digits
@@ -261,7 +261,7 @@ def _build_shared(config: Config, task: Task, world: TrainingWorld, mesh: Mesh, 
     if not resumes and config.init_from is not None:
         # each rank reads its own shards
         warm_start(model, Path(config.init_from), match=config.init_match, strict=config.init_strict)
-    root.settle()
+    root.fix_sharding()
     replica = FsdpReplica(root, world, config.parallel)
     if stages is not None:
         from hpctrain.parallel.pipeline.replica import join_pipeline

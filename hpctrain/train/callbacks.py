@@ -16,7 +16,7 @@ from hpctrain.attempt.lost_gpu import closing_unless_lost
 from hpctrain.callbacks.callback import Callback
 from hpctrain.callbacks.early_stopping import EarlyStopping
 from hpctrain.callbacks.training import Training as WatchedTraining
-from hpctrain.checkpoint.best import judged_by
+from hpctrain.checkpoint.best import judging_metric
 from hpctrain.checkpoint.host_memory import require_storable
 from hpctrain.checkpoint.state import PlainNames, Stateful
 from hpctrain.checkpoint.stored_tensor import whole_tensors
@@ -89,7 +89,7 @@ class RunningTraining(WatchedTraining):
         self.world_size = training.world.size
         self.device = training.world.device
         self.run_dir = Path(directory.path)
-        self.metric, self.metric_mode = judged_by(
+        self.metric, self.metric_mode = judging_metric(
             training.config.checkpoint, training.task.metric, training.task.metric_mode
         )
         self._training = training

@@ -14,7 +14,7 @@ from torch import nn
 
 from hpctrain.checkpoint.best import Best
 from hpctrain.checkpoint.read import LoadedCheckpoint, load_newest
-from hpctrain.checkpoint.retention import set_aside
+from hpctrain.checkpoint.retention import quarantine
 from hpctrain.checkpoint.saver import CheckpointSaver, auto_interval_s
 from hpctrain.checkpoint.state import Head, LiveState, states_of
 from hpctrain.config.root import config_digest
@@ -125,7 +125,7 @@ class Checkpointing:
         self._training.callbacks.check()
         if checkpoint is not None:
             if self._world.is_rank_zero:
-                set_aside(checkpoint.passed_over, self._claim)
+                quarantine(checkpoint.passed_over, self._claim)
                 if checkpoint.step < recorded_step(self._directory):
                     folder = copy_records_aside(self._directory, self._claim.attempt)
                     log.warning("the metrics after step %d are dropped; %s has a copy", checkpoint.step, folder)
@@ -168,6 +168,8 @@ class Checkpointing:
         if self._world.is_rank_zero:
             self._write_evaluation(step, means)
         if self._keeps_best and self._world.broadcast(among_the_best):
+            # saved at once: with saves by time, no checkpoint would have these weights. Not every evaluation is saved,
+            # since most aren't among the best.
             self.best_step = step
 
     def _write_evaluation(self, step: int, means: Mapping[str, float]) -> None:
@@ -267,12 +269,12 @@ class Checkpointing:
         if not self.saver.stall_s:
             return FIRST_AUTO_SAVE_S
         attempts = Ledger(self._directory).attempts()
-        return auto_interval_s(self.saver.stall_s, self.saver.takes_s, attempts, time.time())
+        return auto_interval_s(self.saver.stall_s, self.saver.estimated_save_s, attempts, time.time())
 
     @property
     def save_takes_s(self) -> float:
         """Estimate the seconds of a save, from the copy to the disk, by the longest so far; for rank zero only."""
-        return self.saver.takes_s
+        return self.saver.estimated_save_s
 
     def _live_state(
         self, step: int, *, model: nn.Module, optimizers: Any, scaler: Any, rng: Sequence[object] = (), **extra: Any

@@ -1,4 +1,9 @@
-"""The initial values of a model that the ranks of a mesh share: rank zero computes and sends them."""
+"""The initial values of a model that the ranks of a mesh share: rank zero computes and sends them.
+
+So one path serves shards, replicas, tensor parallelism and pipelines, with the values of a single device; but rank
+zero's host memory bounds the model. An earlier version recorded an ordinary build in dispatch modes and repeated it for
+each tensor: no rank held the whole model, but 1,100 lines depended on torch's internals.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +103,8 @@ def send_values(values: InitialValues, model: nn.Module, world: World, *, withou
         if world.is_rank_zero:
             whole.copy_(value)
         if whole.numel():
-            # as bytes: gloo doesn't send all types
+            # Whole tensors: each layout of a mesh would need a scatter of its own, and they are sent once in a run. As
+            # bytes: gloo doesn't send all types.
             dist.broadcast(whole.flatten().view(torch.uint8), 0)
         for shard in shards.values():
             copy_saved(shard.detach(), whole)

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TextIO
 
-from hpctrain.attempt.outcome import train_on_command
+from hpctrain.attempt.outcome import train_further_command
 from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.metrics.progress import Bar
 from hpctrain.rank.agreement import Decision, StopWhileLoading
@@ -236,7 +236,7 @@ class Loop:
         if finished:
             self.training.data.loss_weights.check_end(self.step)
         if self.why_ended:
-            log.info("to train further: %s", train_on_command(self._attempt.directory, self.why_ended))
+            log.info("to train further: %s", train_further_command(self._attempt.directory, self.why_ended))
         self._profiler.finish(self.step)
         if finished:
             self.log.complete()
@@ -337,7 +337,7 @@ class Loop:
             stop = self.checkpointing.save(self.step, evaluation_due=self._evaluation_due, wait=wait)
             if self.checkpointing.copied_step == self.step:
                 self._callbacks.run_between_steps("after_save")
-        self._times.record(self.step, due=True)
+        self._times.record(self.step, force=True)
         return stop
 
     def _evaluate(self) -> Stop | None:

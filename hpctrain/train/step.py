@@ -457,7 +457,7 @@ class TrainStep:
         for turn in turns:
             turn.gradients.restart()
             with turn.module.gradients_required():
-                turn.module.replica.settle(turn.module.loss_module, partial(self._throwaway_pass, turn))
+                turn.module.replica.fix_layout(turn.module.loss_module, partial(self._throwaway_pass, turn))
 
     def _throwaway_pass(self, turn: Turn) -> None:
         with self._first_micro_batch() as micro_batch:

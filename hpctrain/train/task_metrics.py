@@ -16,7 +16,7 @@ from hpctrain.errors import TaskError
 from hpctrain.parallel.local_part import local_part
 from hpctrain.parallel.mesh import TrainingWorld
 from hpctrain.phrases import counted
-from hpctrain.rank.message import packed, unpacked
+from hpctrain.rank.message import pack, unpack
 from hpctrain.tasks.contract import checked_computed, checked_metrics
 from hpctrain.tasks.metric import Metric
 from hpctrain.tasks.task import Task
@@ -310,8 +310,8 @@ class TaskMetrics:
         values = [state.value if getattr(state.owner, "_update_count", 1) else None for state in states]
         # copies, since a file of tensors would contain all of what a view is a part of
         own = copied(values, lambda tensor: tensor.detach().to("cpu", copy=True))
-        sent = self._world.gather_bytes(packed({"values": own}))
-        return None if sent is None else [unpacked(data)["values"] for data in sent]
+        sent = self._world.gather_bytes(pack({"values": own}))
+        return None if sent is None else [unpack(data)["values"] for data in sent]
 
     def _merge(self, states: Sequence[State], found: list[Any]) -> None:
         for index, state in enumerate(states):

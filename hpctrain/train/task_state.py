@@ -17,7 +17,7 @@ from hpctrain.checkpoint.state import Stateful
 from hpctrain.data.micro_batch import iterate_tensors, map_tensors
 from hpctrain.errors import CheckpointError, TaskError
 from hpctrain.parallel.mesh import TrainingWorld
-from hpctrain.rank.message import packed, unpacked
+from hpctrain.rank.message import pack, unpack
 from hpctrain.tasks.log import TaskLog
 from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
@@ -99,9 +99,9 @@ class TaskState(Stateful):
             return {"task": None}
         if self._world.size == 1:
             return {"task": [self._copy()]}
-        sent = self._world.gather_bytes(packed(self._copy()))
+        sent = self._world.gather_bytes(pack(self._copy()))
         # ranks that compute layers together have the same state
-        return {"task": None if sent is None else [unpacked(data) for data in sent[:: self._world.share.num_together]]}
+        return {"task": None if sent is None else [unpack(data) for data in sent[:: self._world.share.num_together]]}
 
     def load_state(self, saved: Mapping[str, Any]) -> None:
         """Give the task its state from a checkpoint; not collective.

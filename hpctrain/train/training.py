@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 from torch.utils.data import Dataset
 
-from hpctrain.checkpoint.best import judged_by, resolved_policy
+from hpctrain.checkpoint.best import judging_metric, resolve_keep_best
 from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.config.root import Config
 from hpctrain.data.loader import EvalLoader
@@ -184,7 +184,7 @@ class Training:
     def checkpoint_policy(self) -> Checkpoint:
         """conf/checkpoint, with `keep_best=null` replaced by the number for this run."""
         metric, mode = self.task.metric, self.task.metric_mode
-        return resolved_policy(self.config.checkpoint, metric, mode, evaluates=self.eval_data is not None)
+        return resolve_keep_best(self.config.checkpoint, metric, mode, evaluates=self.eval_data is not None)
 
     def model_memory(self) -> ModelMemory:
         """Return the bytes that weights, gradients and optimizer states take on this rank."""
@@ -206,7 +206,7 @@ def _prepared_task(config: Config, world: TrainingWorld) -> Task:
 def _span(data: TrainingData) -> Span:
     task = data.task
     steps_per_epoch = None if data.num_samples is None else data.plan.steps_per_epoch
-    metric, mode = judged_by(data.config.checkpoint, task.metric, task.metric_mode)
+    metric, mode = judging_metric(data.config.checkpoint, task.metric, task.metric_mode)
     return Span(data.total_steps, steps_per_epoch, metric, mode)
 
 

@@ -31,7 +31,7 @@ from hpctrain.errors import CheckpointError, TaskError
 from hpctrain.parallel.mesh import TrainingWorld
 from hpctrain.phrases import counted, listed
 from hpctrain.rank.determinism import random_states_restored
-from hpctrain.rank.message import packed, unpacked
+from hpctrain.rank.message import pack, unpack
 from hpctrain.rank.stop_request import StopRequest
 from hpctrain.rank.world import World
 from hpctrain.tasks.task import Task
@@ -260,7 +260,7 @@ def _batch_plan(config: Config, dataset: Dataset[Any], num_samples: int | None, 
             trainer.global_batch_size,
             num_samples,
         )
-    if remark := share.remark_on(trainer.global_batch_size // share.count // micro_batch_size, micro_batch_size):
+    if remark := share.idle_warning(trainer.global_batch_size // share.count // micro_batch_size, micro_batch_size):
         log.warning(remark)
     return BatchPlan(
         num_samples=num_samples,
@@ -303,10 +303,10 @@ class StreamState(Stateful):
             return {"streams": None}
         bookmarks = _plain(self.bookmarks)
         if self._world.size > 1:
-            sent = self._world.gather_bytes(packed({"bookmarks": bookmarks}))
+            sent = self._world.gather_bytes(pack({"bookmarks": bookmarks}))
             if sent is None:
                 return {"streams": None}
-            entries = (entry for data in sent for entry in unpacked(data)["bookmarks"])
+            entries = (entry for data in sent for entry in unpack(data)["bookmarks"])
             bookmarks = _plain(Bookmarks(Bookmark(**entry) for entry in entries))
         return {"streams": {"num_streams": self._num_streams, "bookmarks": bookmarks}}
 

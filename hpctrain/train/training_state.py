@@ -10,7 +10,7 @@ import torch
 
 from hpctrain.checkpoint.best import Best
 from hpctrain.checkpoint.restore import restore_weights
-from hpctrain.checkpoint.rng import RandomStreams
+from hpctrain.checkpoint.rng import GlobalGenerators
 from hpctrain.checkpoint.state import CHANGED_BUFFERS, Stateful, buffer_kinds, changed_buffers
 from hpctrain.config.optimizer import SHARED_KEYS
 from hpctrain.config.root import config_digest
@@ -55,7 +55,7 @@ def training_state(training: Training, best: Best | None, weights: Weights) -> t
         training.data.stream_state,
         training.data.loss_weights,
         # last: whatever restores its state before may draw random numbers
-        RandomStreams(world, training.config.seed),
+        GlobalGenerators(world, training.config.seed),
     )
 
 

@@ -26,7 +26,7 @@ from hpctrain.rank.watchdog import Watchdog
 from hpctrain.run.code import current_code
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.import_path import search_path
-from hpctrain.run.launcher import Handover
+from hpctrain.run.launcher import LauncherFacts
 from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.run.process import handlers_restored, open_files_raised, process_age_s
 from hpctrain.run.reason import Reason
@@ -62,7 +62,7 @@ class TrainingWorkload:
     @classmethod
     def launched(cls, directory: RunDirectory) -> TrainingWorkload:
         """The training of a run whose launcher started this process; imports come from the run's copy of the code."""
-        digest = Handover.read(os.environ).code
+        digest = LauncherFacts.read(os.environ).code
         if digest and (code := current_code(directory, digest)) is not None:
             sys.path[:] = search_path(code, sys.path, os.environ)
         return cls(load(directory.config), directory)
@@ -84,22 +84,22 @@ class TrainingWorkload:
                     faulthandler.disable()
                 close_log_files()
 
-    def run(self, environment: ClusterEnvironment, handover: Handover) -> int:
+    def run(self, environment: ClusterEnvironment, launcher: LauncherFacts) -> int:
         """Train one attempt as the rank of this place, and write its exit record.
 
         Returns:
             An `ExitCode`.
         """
-        log_to_console(environment.rank, stamped=handover.logged)
+        log_to_console(environment.rank, stamped=launcher.logged)
         if environment.rank == 0 and environment.ignored_message:
             log.warning("%s", environment.ignored_message)
         program = self._program
         # with torch imported already, this process did something else before: its age isn't the start-up time
         times = Times(0.0 if "torch" in sys.modules or program is not None else process_age_s())
         member = None
-        if self.directory is not None and handover.attempt is not None:
-            member = Member(environment=environment, claim=Claim(Ledger(self.directory), handover.attempt))
-        rank = Rank(self.config, environment, handover, self._stop, times, member, program)
+        if self.directory is not None and launcher.attempt is not None:
+            member = Member(environment=environment, claim=Claim(Ledger(self.directory), launcher.attempt))
+        rank = Rank(self.config, environment, launcher, self._stop, times, member, program)
         try:
             try:
                 with Watchdog(self.config.health, rank):
@@ -129,7 +129,7 @@ def _exit_code(rank: Rank, code: ExitCode) -> ExitCode:
     """The exit code after a clean stop; 0 if a launcher reads the exit records, which say what happened."""
     # At another code srun has slurmctld kill the step. SLURM 22.05 may send that message again a minute later, when the
     # job has been requeued, and its step of the same number belongs to the next attempt.
-    return code if rank.handover.attempt is None else ExitCode.FINISHED
+    return code if rank.launcher.attempt is None else ExitCode.FINISHED
 
 
 @contextmanager

@@ -49,7 +49,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.run.directory import RunDirectory
-from hpctrain.search.journal import Event, read_journal
+from hpctrain.search.journal import JournalEvent, read_journal
 
 SPACE = (
     "optimizer.lr=tag(log,interval(1e-5,1e-1))",
@@ -173,7 +173,7 @@ def search(kind: str, seed: int, folder: Path, options: argparse.Namespace) -> O
 
 
 def trained_in(home: Path, curves: dict[int, Curve]) -> list[Trained]:
-    ends = [one for one in read_journal(RunDirectory.at(home)) if one.event is Event.END]
+    ends = [one for one in read_journal(RunDirectory.at(home)) if one.event is JournalEvent.END]
     if not ends:  # without a journal, the runs were trained one after another
         return [Trained(run, 0, max(curve)) for run, curve in curves.items()]
     at: dict[int, int] = {}

@@ -140,7 +140,7 @@ class Saves:
     @property
     def live(self) -> LiveShards:
         head = Head(step=1, samples_seen=1, world_size=self.world.size, config_digest="c")
-        return LiveShards(self.model, self.optimizer, head=head, rng=[], world=self.world, known=self.known)
+        return LiveShards(self.model, self.optimizer, head=head, rng=[], world=self.world, part_cache=self.known)
 
     def copy(self) -> None:
         for kept, tensor in zip(self.kept, self.shards, strict=True):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "how_to" / "by_hand.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "environment.md").read_text()
 SCRIPTS = {name: (ROOT / "slurm" / name).read_text() for name in ("train.sbatch", "program.sbatch", "torchrun.sbatch")}
 
 
@@ -29,7 +29,7 @@ def test_every_line_that_a_script_of_ones_own_needs_is_in_the_shipped_ones(scrip
 
 
 def test_what_srun_and_torchrun_need_is_on_the_page():
-    bare = PAGE.partition("## Ranks without a supervisor")[2]
+    bare = PAGE.partition("## Start ranks by hand")[2]
     for needed in (
         "--kill-on-bad-exit=1",
         "--export=ALL",

@@ -40,7 +40,7 @@ def test_the_page_lists_them_with_their_numbers_of_lines():
 
 
 def test_programs_have_at_most_60_lines_and_are_on_their_page():
-    page = (EXAMPLES.parent / "how_to" / "adapters.md").read_text()
+    page = (EXAMPLES.parent / "how_to" / "programs.md").read_text()
     programs = sorted((EXAMPLES / "programs").glob("*.py"))
     assert programs
     for path in programs:

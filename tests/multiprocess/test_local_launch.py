@@ -382,7 +382,7 @@ def test_a_launching_process_that_died_is_not_running_and_the_same_command_conti
     gone = f"process {done.pid} on {socket.gethostname()} is gone and recorded no end"
     assert (status.state, status.note) == ("interrupted", f"{gone}: it was killed, or it crashed")
     assert cancel(run) == "nothing to cancel: the run is interrupted"
-    assert [one.state for one in OtherRuns.look([str(run.path)]).stopped] == ["interrupted"]
+    assert [one.state for one in OtherRuns.read([str(run.path)]).stopped] == ["interrupted"]
     assert "interrupted" in run_page(run)
     (done,) = fork_server.wait(fork_server.start("command:run", *words))
     assert done.code == 0, done.output

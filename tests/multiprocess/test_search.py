@@ -19,7 +19,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.search.algorithm import promotable
-from hpctrain.search.journal import Event, read_journal
+from hpctrain.search.journal import JournalEvent, read_journal
 from tests.support.searching import asha, prepared, train
 
 PROCESSES = 16
@@ -73,8 +73,8 @@ def test_no_run_is_lost_and_none_is_trained_twice(tmp_path: Path, num_runs: int,
 
     decisions = read_journal(home)
     assert len(decisions) == len(list((home.path / "search").glob("[0-9]*.json")))
-    begun = Counter((one.run, one.rung) for one in decisions if one.event is Event.BEGIN)
-    ended = Counter((one.run, one.rung) for one in decisions if one.event is Event.END)
+    begun = Counter((one.run, one.rung) for one in decisions if one.event is JournalEvent.BEGIN)
+    ended = Counter((one.run, one.rung) for one in decisions if one.event is JournalEvent.END)
     assert begun == ended
     assert set(begun.values()) == {1}
     assert {run for run, _ in begun} == set(range(num_runs))
@@ -84,7 +84,7 @@ def test_no_run_is_lost_and_none_is_trained_twice(tmp_path: Path, num_runs: int,
         paused = [attempt.end_step for attempt in attempts if attempt.reason in (Reason.PAUSED, Reason.COMPLETED)]
         assert paused == [10 * 3**rung for rung in range(sum(one == run for one, _ in ended))]
     # whoever belongs to the best third of a rung in the end has passed the next one, too
-    assert promotable([one for one in decisions if one.event is Event.END], begun, reduction_factor=3) == []
+    assert promotable([one for one in decisions if one.event is JournalEvent.END], begun, reduction_factor=3) == []
 
 
 def test_a_search_on_this_machine_ends_and_is_extended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
@@ -117,7 +117,9 @@ def test_a_search_on_this_machine_ends_and_is_extended(tmp_path: Path, monkeypat
     runs = {Path(run["path"]).name: run for run in json.loads(capfd.readouterr().out)}
     # the second command finds a third run, and one in three continues, unless it has completed already
     assert {run["state"] for run in runs.values()} == {"completed", "paused"}
-    ends = [(one.run, one.rung) for one in read_journal(RunDirectory.at(tmp_path / "S")) if one.event is Event.END]
+    ends = [
+        (one.run, one.rung) for one in read_journal(RunDirectory.at(tmp_path / "S")) if one.event is JournalEvent.END
+    ]
     assert len(ends) == len(set(ends))
     assert {run for run, _ in ends} == {0, 1, 2}
 
@@ -130,5 +132,5 @@ def test_a_sweep_that_optuna_chooses(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert hpctrain(["-m", *words, *search, "optimizer=adamw,sgd", "run_dir=S"]) == 0
     assert hpctrain(["resume", "S", "sweep.num_runs=6"]) == 0
     decisions = read_journal(RunDirectory.at(tmp_path / "S"))
-    assert [one.run for one in decisions if one.event is Event.END] == list(range(6))
-    assert {one.reason for one in decisions if one.event is Event.END} == {"completed"}
+    assert [one.run for one in decisions if one.event is JournalEvent.END] == list(range(6))
+    assert {one.reason for one in decisions if one.event is JournalEvent.END} == {"completed"}

@@ -27,7 +27,7 @@ from hpctrain.errors import ExitCode
 from hpctrain.launch.local import free_port, rank_variables
 from hpctrain.launch.prepare import prepare
 from hpctrain.run.checkpoints import list_checkpoints
-from hpctrain.run.launcher import Handover
+from hpctrain.run.launcher import LauncherFacts
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.slurm import Slurm
@@ -166,7 +166,7 @@ class InterruptedRun:
             numbers = [self.fork_server.start("signalled:run", plan, "resume", path, folder=self.folder, **common)]
         else:
             claimed = self.claim() if attempt.launched else None
-            common |= Handover(attempt=claimed).variables()
+            common |= LauncherFacts(attempt=claimed).variables()
             port = free_port()
             places = [rank_variables(rank, self.world_size, port) for rank in range(self.world_size)]
             numbers = [self.fork_server.start("signalled:rank", plan, path, **place, **common) for place in places]

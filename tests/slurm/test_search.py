@@ -23,7 +23,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.search.algorithm import promotable
-from hpctrain.search.journal import Decision, Event, read_journal
+from hpctrain.search.journal import JournalEvent, SearchDecision, read_journal
 
 if TYPE_CHECKING:
     from tests.slurm.conftest import SlurmSandbox
@@ -68,13 +68,13 @@ def until_no_task(sandbox: SlurmSandbox, strike: Callable[[], None] = lambda: No
         time.sleep(0.5)
 
 
-def ends(home: Path) -> dict[tuple[int, int], Decision]:
+def ends(home: Path) -> dict[tuple[int, int], SearchDecision]:
     """By run and rung; each was passed once, and what was begun has ended."""
     journal = read_journal(RunDirectory.at(home))
-    ended = Counter((one.run, one.rung) for one in journal if one.event is Event.END)
+    ended = Counter((one.run, one.rung) for one in journal if one.event is JournalEvent.END)
     assert set(ended.values()) == {1}
-    assert {(one.run, one.rung) for one in journal if one.event is Event.BEGIN} == set(ended)
-    return {(one.run, one.rung): one for one in journal if one.event is Event.END}
+    assert {(one.run, one.rung) for one in journal if one.event is JournalEvent.BEGIN} == set(ended)
+    return {(one.run, one.rung): one for one in journal if one.event is JournalEvent.END}
 
 
 def require_accounted(home: Path, num_runs: int, *, max_steps: int, rungs: list[int]) -> None:
@@ -123,18 +123,20 @@ def test_a_cancelled_search_begins_nothing_more_and_resumes(
     words = ["sweep=asha", "sweep.min_steps=5", "sweep.num_runs=8", "trainer.max_steps=20"]
     hpctrain("-m", *QUICK, *words, SPACE, "run_dir=S", "cluster.max_parallel_runs=2")
     deadline = time.monotonic() + 120
-    while not any(one.event is Event.BEGIN for one in read_journal(RunDirectory.at(tmp_path / "S"))):
+    while not any(one.event is JournalEvent.BEGIN for one in read_journal(RunDirectory.at(tmp_path / "S"))):
         assert time.monotonic() < deadline
         time.sleep(0.2)
     printed = hpctrain("cancel", "S").stdout
     assert "tasks that had not begun" in printed, printed
     until_no_task(sandbox, timeout=120)
-    begun = {one.run for one in read_journal(RunDirectory.at(tmp_path / "S")) if one.event is Event.BEGIN}
+    begun = {one.run for one in read_journal(RunDirectory.at(tmp_path / "S")) if one.event is JournalEvent.BEGIN}
     assert len(begun) <= 3
     hpctrain("resume", "S")
     until_no_task(sandbox)
     found = read_journal(RunDirectory.at(tmp_path / "S"))
-    passed = {(one.run, one.rung) for one in found if one.event is Event.END and one.reason in ("paused", "completed")}
+    passed = {
+        (one.run, one.rung) for one in found if one.event is JournalEvent.END and one.reason in ("paused", "completed")
+    }
     assert {run for run, _ in passed} == set(range(8))
 
 
@@ -146,7 +148,7 @@ def test_optuna_draws_as_its_runs_end(sandbox: SlurmSandbox, hpctrain: Hpctrain,
     found = ends(tmp_path / "S")
     assert {run for run, _ in found} == set(range(6))
     assert {end.reason for end in found.values()} == {"completed"}
-    begins = {one.run: one for one in read_journal(RunDirectory.at(tmp_path / "S")) if one.event is Event.BEGIN}
+    begins = {one.run: one for one in read_journal(RunDirectory.at(tmp_path / "S")) if one.event is JournalEvent.BEGIN}
     for run, begin in begins.items():
         config = yaml.safe_load((tmp_path / "S" / str(run) / "config.yaml").read_text())
         assert config["optimizer"]["lr"] == begin.drawn["params"]["optimizer.lr"]
@@ -173,7 +175,9 @@ def test_forty_runs_that_are_preempted_and_killed(sandbox: SlurmSandbox, hpctrai
     else:
         pytest.fail(printed)
     found = read_journal(RunDirectory.at(tmp_path / "S"))
-    passed = [(one.run, one.rung) for one in found if one.event is Event.END and one.reason in ("paused", "completed")]
+    passed = [
+        (one.run, one.rung) for one in found if one.event is JournalEvent.END and one.reason in ("paused", "completed")
+    ]
     assert len(passed) == len(set(passed)), "no rung is passed twice"
     assert {run for run, _ in passed} == set(range(40))
     assert not orphans(tmp_path / "S")
@@ -242,7 +246,7 @@ def test_runs_of_two_nodes_in_one_job_after_another(sandbox: SlurmSandbox, hpctr
     until_no_task(sandbox, strikes.strike, timeout=600)
     print(strikes)
     assert "the search is complete" in hpctrain("resume", "struck").stdout
-    begins = [one for one in read_journal(RunDirectory.at(tmp_path / "struck")) if one.event is Event.BEGIN]
+    begins = [one for one in read_journal(RunDirectory.at(tmp_path / "struck")) if one.event is JournalEvent.BEGIN]
     assert max(Counter(one.task for one in begins).values()) > 1, "a job that trains several runs"
     attempts = [Ledger(RunDirectory.at(tmp_path / "struck" / str(run))).attempts() for run in range(4)]
     assert {one.world_size for each in attempts for one in each} == {2}

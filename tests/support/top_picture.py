@@ -1,4 +1,4 @@
-"""Make the picture of docs/how_to/top.md: `top` over runs that this program trains, one of which still runs.
+"""Make the picture of docs/how_to/watch_and_compare.md: `top` over runs that this program trains, one of which runs.
 
 python tests/support/top_picture.py docs/how_to/top.svg [--size 110x22]
 """

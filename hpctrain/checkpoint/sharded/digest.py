@@ -1,10 +1,11 @@
 """The digest of a model's weights that doesn't depend on how ranks share them.
 
+A SHA-256 needs all elements in order, and so in one process. A sum can be divided.
 Each rank adds up its own elements, each times a number that depends on its place in the whole tensor; the sums of all
 ranks are added, modulo 2^64. Any division of a tensor into boxes gives the same sums. The keys of places are those of
 splitmix64 (Steele, Lea and Flood, OOPSLA 2014), made odd, one for each index of each dimension; that of an element is
 their product. Two such sums make 128 bits. They find accidental differences, such as a flipped bit, exchanged rows or a
-wrong update; they don't protect against somebody who looks for weights with the same sums.
+wrong update; they don't protect against an attacker who searches for weights with the same sums.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from hpctrain.checkpoint.host_memory import element_bytes
 from hpctrain.checkpoint.sharded.chunk_file import Chunk
 
 PREFIX = "sum128:"
-"""Begins such a digest, so that nobody takes it for the SHA-256 of a whole checkpoint's weights."""
+"""Begins such a digest, to distinguish it from the SHA-256 of a whole checkpoint's weights."""
 LANES = 2
 MODULUS = 1 << 64
 _BLOCK_ELEMENTS = 1 << 17
@@ -51,7 +52,7 @@ def partial_sums(chunk: Chunk) -> tuple[int, int]:
     return first, second
 
 
-def combined(tensors: Mapping[str, tuple[tuple[int, ...], str, tuple[int, ...]]]) -> str:
+def combine_sums(tensors: Mapping[str, tuple[tuple[int, ...], str, tuple[int, ...]]]) -> str:
     """Return the digest of a model.
 
     It is the SHA-256, in hexadecimal, of a line for each tensor in sorted order: name, dtype, sizes joined by commas,
@@ -62,8 +63,8 @@ def combined(tensors: Mapping[str, tuple[tuple[int, ...], str, tuple[int, ...]]]
     """
     digest = hashlib.sha256()
     for name, (shape, dtype, sums) in sorted(tensors.items()):
-        fields = name, dtype, ",".join(map(str, shape)), *(str(each % MODULUS) for each in sums)
-        digest.update(("\0".join(fields) + "\n").encode())
+        line = name, dtype, ",".join(map(str, shape)), *(str(lane_sum % MODULUS) for lane_sum in sums)
+        digest.update(("\0".join(line) + "\n").encode())
     return PREFIX + digest.hexdigest()
 
 
@@ -94,13 +95,13 @@ def _sums(words: Any, offsets: tuple[int, ...], axis: int, keys: Keys) -> list[i
     for begin in range(0, len(words), step):
         block, offset = words[begin : begin + step], offsets[0] + begin
         if row > _BLOCK_ELEMENTS:
-            own = keys(axis, offset, 1)[:, 0].tolist()
+            row_keys = keys(axis, offset, 1)[:, 0].tolist()
             inner = _sums(block[0], offsets[1:], axis + 1, keys)
-            found = [key * each for key, each in zip(own, inner, strict=True)]
+            sums = [key * lane_sum for key, lane_sum in zip(row_keys, inner, strict=True)]
         else:
             boxes = zip((offset, *offsets[1:]), block.shape, strict=True)
-            found = _block_sums(block, [keys(axis + number, *box) for number, box in enumerate(boxes)])
-        totals = [(total + each) % MODULUS for total, each in zip(totals, found, strict=True)]
+            sums = _block_sums(block, [keys(axis + number, *box) for number, box in enumerate(boxes)])
+        totals = [(total + lane_sum) % MODULUS for total, lane_sum in zip(totals, sums, strict=True)]
     return totals
 
 
@@ -111,11 +112,11 @@ def _block_sums(words: Any, keys: list[Array]) -> list[int]:
     wide = words.astype(np.uint64)
     totals = []
     for lane in range(LANES):
-        left = wide
-        for own in reversed(keys):
+        products = wide
+        for axis_keys in reversed(keys):
             # unlike a product and its sum, einsum keeps nothing between the two
-            left = np.einsum("ij,j->i", left.reshape(-1, own.shape[1]), own[lane])
-        totals.append(int(left[0]))
+            products = np.einsum("ij,j->i", products.reshape(-1, axis_keys.shape[1]), axis_keys[lane])
+        totals.append(int(products[0]))
     return totals
 
 
@@ -130,5 +131,5 @@ def _keys(axis: int, offset: int, size: int) -> Array:
     state *= np.uint64(0x94D049BB133111EB)
     state ^= state >> np.uint64(31)
     state |= np.uint64(1)
-    found: Array = state
-    return found
+    keys: Array = state
+    return keys

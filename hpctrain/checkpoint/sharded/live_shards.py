@@ -18,6 +18,7 @@ from hpctrain.checkpoint.state import (
     LiveState,
     PlainNames,
     Snapshot,
+    by_name,
     parameter_names,
     placed_tensors,
     tensors_in,
@@ -34,7 +35,7 @@ Path = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WrittenPart:
     """A part of a tensor that this rank writes.
 
     Attributes:
@@ -60,13 +61,13 @@ class Part:
         return f"{self.name}#{self.number}" if self.number else self.name
 
 
-KnownParts: TypeAlias = dict[tuple[Path, tuple[int, ...], Hashable], tuple[tuple[Part, Region], ...]]
+PartCache: TypeAlias = dict[tuple[Path, tuple[int, ...], Hashable], tuple[tuple[WrittenPart, Region], ...]]
 """For a tensor with this path, shape and layout: the parts that this rank writes, and their places in its shard."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedSnapshot(Snapshot):
-    """What one rank writes of a checkpoint, in host memory.
+    """One rank's part of a checkpoint, in host memory.
 
     Attributes:
         model: of each part that this rank writes, by its key, its elements; also of optimizer states and averages.
@@ -78,7 +79,7 @@ class ShardedSnapshot(Snapshot):
         extra_state: on rank zero, entries of the model that aren't tensors, by plain name.
     """
 
-    parts: Mapping[str, Part]
+    parts: Mapping[str, WrittenPart]
     ties: Mapping[Path, Path] = field(default_factory=dict)
     extra_state: Mapping[str, Any] = field(default_factory=dict)
 
@@ -103,24 +104,24 @@ class LiveShards(LiveState):
     Attributes:
         world: the ranks.
         copies: names of parameters of this rank that ranks at another position of its pipeline write.
-        known: parts that earlier saves have computed; each save adds to it. All saves of a training share one dict.
+        part_cache: parts computed by earlier saves; each save adds to it. All saves of a training share one dict.
     """
 
     _: KW_ONLY
     world: TrainingWorld
     copies: frozenset[str] = frozenset()
-    known: KnownParts = field(default_factory=dict, repr=False, compare=False)
+    part_cache: PartCache = field(default_factory=dict, repr=False, compare=False)
 
-    def _snapshot(self, copy: HostCopy, kept: Snapshot) -> ShardedSnapshot:
+    def _snapshot(self, copy: HostCopy, buffers: Snapshot) -> ShardedSnapshot:
         parts, tensors = {}, {}
         for part, tensor in self._parts():
             key = part.key
-            parts[key], tensors[key] = part, copy.of(tensor, kept.model.get(key), key)
+            parts[key], tensors[key] = part, copy.of(tensor, buffers.model.get(key), key)
         optimizer, state, extra_state = self._trees()
         return ShardedSnapshot(
             model=tensors,
-            optimizer=copy.of(optimizer, kept.optimizer, "optimizer"),
-            state=copy.of(state, kept.state, "state"),
+            optimizer=copy.of(optimizer, buffers.optimizer, "optimizer"),
+            state=copy.of(state, buffers.state, "state"),
             parts=parts,
             ties=self._ties,
             extra_state=copy.of(extra_state, None, "model"),
@@ -130,20 +131,20 @@ class LiveShards(LiveState):
         yield from (tensor for _, tensor in self._parts())
         yield from tensors_in(self._trees())
 
-    def _parts(self) -> Iterator[tuple[Part, Tensor]]:
+    def _parts(self) -> Iterator[tuple[WrittenPart, Tensor]]:
         """The parts that this rank writes, and their elements, on the device."""
         for name, value in self._weights.items():
             path: Path = ("model", self._plain(name))
             if isinstance(value, Tensor) and path not in self._ties and name not in self.copies:
-                yield from self._own(path, value)
+                yield from self._written_parts(path, value)
         copies = {self._plain(name) for name in self.copies}
         for path, state in self._states:
             if path[-1] not in copies:
                 for where, value in _sharded_in(state):
-                    yield from self._own((*path, *where), value)
+                    yield from self._written_parts((*path, *where), value)
         for where, value in _sharded_in(self.extra):
             if not self.copies.intersection(where):
-                yield from self._own(where, value)
+                yield from self._written_parts(where, value)
 
     # training waits while these are looked up, so once for each save
 
@@ -153,8 +154,8 @@ class LiveShards(LiveState):
 
     @cached_property
     def _weights(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.model.state_dict()
-        return found
+        weights: Mapping[str, Any] = self.model.state_dict()
+        return weights
 
     @cached_property
     def _ties(self) -> dict[Path, Path]:
@@ -168,33 +169,35 @@ class LiveShards(LiveState):
                 ties[path] = shared
         return ties
 
-    def _own(self, path: Path, tensor: Tensor) -> Iterator[tuple[Part, Tensor]]:
+    def _written_parts(self, path: Path, tensor: Tensor) -> Iterator[tuple[WrittenPart, Tensor]]:
         """Yield the parts of a tensor that this rank writes, with their elements; none if another rank does."""
         if tensor.is_meta:
             # in a pipeline: only other ranks have this parameter
             return
-        own, parts = local_part(tensor), self._parts_of(path, tensor)
+        shard, parts = local_part(tensor), self._parts_of(path, tensor)
         if len(parts) == 1:
             # slicing would return the same elements, and takes longer than the rest
-            yield parts[0][0], own
+            yield parts[0][0], shard
             return
         for part, place in parts:
-            yield part, own[place.slices()]
+            yield part, shard[place.slices()]
 
-    def _parts_of(self, path: Path, tensor: Tensor) -> tuple[tuple[Part, Region], ...]:
+    def _parts_of(self, path: Path, tensor: Tensor) -> tuple[tuple[WrittenPart, Region], ...]:
         """Return the parts that this rank writes, with their places in its shard; computed once per training."""
         shape = tuple(tensor.shape)
         key = path, shape, layout(tensor)
-        if (known := self.known.get(key)) is None:
+        if (parts := self.part_cache.get(key)) is None:
             try:
                 pieces = local_pieces(tensor)
             except ValueError as error:
                 raise CheckpointError(f"{'.'.join(path)}: {error}") from error
             if self._writer_of(path, tensor) != self.world.rank:
                 pieces = ()
-            known = tuple((Part(path, shape, piece.region, number), piece.place) for number, piece in enumerate(pieces))
-            self.known[key] = known
-        return known
+            parts = tuple(
+                (WrittenPart(path, shape, piece.region, number), piece.place) for number, piece in enumerate(pieces)
+            )
+            self.part_cache[key] = parts
+        return parts
 
     def _writer_of(self, path: Path, tensor: Tensor) -> int:
         """Return the rank that writes a part of this tensor, one of those that hold the same one."""
@@ -202,14 +205,14 @@ class LiveShards(LiveState):
             # buffers: what the ranks have differs, and that of the first one counts
             return self._stage_group * self._group_size
         assert self.world.mesh is not None
-        every = replicas(tensor, self.world.size, self.world.mesh.device_mesh)
-        same = [rank for rank in every if rank // self._group_size == self._stage_group]
+        holders = replicas(tensor, self.world.size, self.world.mesh.device_mesh)
+        writers = [rank for rank in holders if rank // self._group_size == self._stage_group]
         # spread over the replicas, so that each of them writes about as much
-        return same[zlib.crc32(".".join(path).encode()) % len(same)]
+        return writers[zlib.crc32(".".join(path).encode()) % len(writers)]
 
     @property
     def _stage_group(self) -> int:
-        """Which of the groups of ranks with the same stages this rank belongs to."""
+        """Number of this rank's group among the groups of ranks with the same stages."""
         return self.world.rank // self._group_size
 
     @property
@@ -220,25 +223,23 @@ class LiveShards(LiveState):
     @cached_property
     def _states(self) -> list[tuple[Path, Mapping[str, Any]]]:
         """The state of each parameter in each optimizer, and its path."""
-        found: list[tuple[Path, Mapping[str, Any]]] = []
-        several = isinstance(self.optimizer, Mapping)
-        optimizers = self.optimizer if isinstance(self.optimizer, Mapping) else {"": self.optimizer}
-        for name, optimizer in optimizers.items():
-            names = [each for group in parameter_names(self._names, optimizer) for each in group]
+        states: list[tuple[Path, Mapping[str, Any]]] = []
+        for name, optimizer in by_name(self.optimizer).items():
+            names = list(chain.from_iterable(parameter_names(self._names, optimizer)))
             for index, state in optimizer.state_dict()["state"].items():
-                own = names[index] if isinstance(index, int) and index < len(names) else ""
-                found.append((("optimizer", *((name,) if several else ()), "state", own or str(index)), state))
-        return found
+                parameter = names[index] if isinstance(index, int) and index < len(names) else ""
+                states.append((("optimizer", *([name] if name else []), "state", parameter or str(index)), state))
+        return states
 
     def _trees(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        """What rank zero writes into `state.pt`: optimizer, state, and what of the model isn't a tensor.
+        """Return rank zero's part of `state.pt`: optimizer, state, and entries of the model that aren't tensors.
 
-        The first rank of each further position in a pipeline tells rank zero the states of its parameters.
+        The first rank of each further position in a pipeline sends rank zero the states of its parameters.
         """
         if not self.world.is_rank_zero:
             return self._marked_optimizers() if self.world.share.leads else {}, asdict(self.head), {}
-        others = {self._plain(name): value for name, value in self._weights.items() if not isinstance(value, Tensor)}
-        return self._marked_optimizers(), _marked(self._other_state(), (), leave_out=("extra",)), others
+        extras = {self._plain(name): value for name, value in self._weights.items() if not isinstance(value, Tensor)}
+        return self._marked_optimizers(), _marked(self._other_state(), (), leave_out=("extra",)), extras
 
     def _marked_optimizers(self) -> dict[str, Any]:
         by_index = iter([path for path, _ in self._states])
@@ -249,7 +250,7 @@ class LiveShards(LiveState):
 
         saved = self._optimizer_state()
         if isinstance(self.optimizer, Mapping):
-            return {NAMED: {name: marked(one) for name, one in saved[NAMED].items()}}
+            return {NAMED: {name: marked(state_dict) for name, state_dict in saved[NAMED].items()}}
         return marked(saved)
 
 

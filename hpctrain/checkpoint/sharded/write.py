@@ -11,15 +11,15 @@ from typing import Any
 
 from hpctrain.checkpoint.saver import CheckpointSaver
 from hpctrain.checkpoint.sharded.chunk_file import WrittenFile, encode_metadata, write_chunks
-from hpctrain.checkpoint.sharded.digest import MODULUS, combined, partial_sums
-from hpctrain.checkpoint.sharded.live_shards import KnownParts, LiveShards, ShardedSnapshot
+from hpctrain.checkpoint.sharded.digest import MODULUS, combine_sums, partial_sums
+from hpctrain.checkpoint.sharded.live_shards import LiveShards, PartCache, ShardedSnapshot
 from hpctrain.checkpoint.state import NAMED
 from hpctrain.checkpoint.stored_tensor import MODEL_PREFIX
 from hpctrain.checkpoint.write import publish, unpublished, without_crc32, write_bytes, write_manifest, write_part
 from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.errors import CheckpointError
 from hpctrain.parallel.mesh import TrainingWorld
-from hpctrain.rank.message import packed, unpacked
+from hpctrain.rank.message import pack, unpack
 from hpctrain.rank.stop_request import StopRequest
 from hpctrain.run.checkpoint_manifest import (
     INDEX,
@@ -40,7 +40,8 @@ class ShardedWriter:
     """Writes the snapshots of all ranks into one directory; each call is collective over the ranks' writing threads.
 
     Rank zero makes the directory, collects what the others wrote, and publishes it. Nothing is published unless all
-    ranks have written their parts.
+    ranks have written their parts. No model is gathered on rank zero: memory and time would grow with it. DCP's own
+    writer has no checksums, unpickles what other ranks send, and doesn't publish a save in one rename.
 
     Args:
         directory: of the run.
@@ -75,15 +76,28 @@ class ShardedWriter:
         if not self._world.is_rank_zero:
             self._write_part_of(snapshot)
             return None
-        failed: Exception | None = None
+        is_announced, problem = False, ""
         try:
-            return self._publish(snapshot)
+            if isinstance(snapshot, Exception):
+                raise snapshot
+            with unpublished(self._directory, self._claim, snapshot.step) as temporary:
+                self._world.broadcast(str(temporary))
+                is_announced = True
+                gathered = self._world.gather(self._try_to_write(snapshot, temporary))
+                assert gathered is not None
+                problems = [f"rank {rank}: {part}" for rank, part in enumerate(gathered) if isinstance(part, str)]
+                if problems:
+                    raise CheckpointError("; ".join(problems))
+                self._finish(snapshot, temporary, gathered)
+                return publish(temporary, self._directory.checkpoint(snapshot.step), self._claim)
         except Exception as error:
-            failed = error
+            problem = str(error) or type(error).__name__
             raise
         finally:
+            if not is_announced:
+                self._world.broadcast(None)
             # the other ranks wait for it: their buffers belong to this save until it is over
-            self._world.broadcast("" if failed is None else str(failed) or type(failed).__name__)
+            self._world.broadcast(problem)
 
     def size_of(self, snapshot: ShardedSnapshot | Exception) -> int:
         """Return about how many bytes the checkpoint takes, as if each rank wrote as much as this one."""
@@ -92,32 +106,13 @@ class ShardedWriter:
         return self._world.size * sum(chunk.tensor.nbytes for chunk in snapshot.chunks)
 
     def _write_part_of(self, snapshot: ShardedSnapshot | Exception) -> None:
-        """Write this rank's part where rank zero says, and wait for the end of the save."""
+        """Write this rank's part into rank zero's directory, and wait for the end of the save."""
         if (path := self._world.broadcast(None)) is not None:
-            self._world.gather(self._written(snapshot, Path(path)))
+            self._world.gather(self._try_to_write(snapshot, Path(path)))
         if problem := self._world.broadcast(None):
             raise CheckpointError(problem, elsewhere=True)
 
-    def _publish(self, snapshot: ShardedSnapshot | Exception) -> Path:
-        told = False
-        try:
-            if isinstance(snapshot, Exception):
-                raise snapshot
-            with unpublished(self._directory, self._claim, snapshot.step) as temporary:
-                self._world.broadcast(str(temporary))
-                told = True
-                gathered = self._world.gather(self._written(snapshot, temporary))
-                assert gathered is not None
-                problems = [f"rank {rank}: {found}" for rank, found in enumerate(gathered) if isinstance(found, str)]
-                if problems:
-                    raise CheckpointError("; ".join(problems))
-                self._finish(snapshot, temporary, gathered)
-                return publish(temporary, self._directory.checkpoint(snapshot.step), self._claim)
-        finally:
-            if not told:
-                self._world.broadcast(None)
-
-    def _written(self, snapshot: ShardedSnapshot | Exception, path: Path) -> dict[str, Any] | str:
+    def _try_to_write(self, snapshot: ShardedSnapshot | Exception, path: Path) -> dict[str, Any] | str:
         """Write the files of this rank; return their description for rank zero, or what went wrong."""
         try:
             if isinstance(snapshot, Exception):
@@ -133,46 +128,46 @@ class ShardedWriter:
         weights = [chunk for chunk in chunks if chunk.name.startswith(MODEL_PREFIX)]
         # side by side: checksums, sums and writes all release the GIL
         with ThreadPoolExecutor(self._num_files + 1) as threads:
-            sums = threads.submit(lambda: _added_up({chunk.name: partial_sums(chunk)} for chunk in weights))
+            sums = threads.submit(lambda: _add_up({chunk.name: partial_sums(chunk)} for chunk in weights))
             files = [
-                threads.submit(write_chunks, path / f"__{self._world.rank}_{number}.distcp", own)
+                threads.submit(write_chunks, path / f"__{self._world.rank}_{number}.distcp", share)
                 for number in range(self._num_files)
-                if (own := chunks[number :: self._num_files])
+                if (share := chunks[number :: self._num_files])
             ]
             return {
-                "files": [each.result() for each in files],
+                "files": [future.result() for future in files],
                 "shapes": {
                     chunk.name: [list(chunk.shape), str(chunk.tensor.dtype).removeprefix("torch.")] for chunk in chunks
                 },
                 "sums": {name: [str(lane) for lane in lanes] for name, lanes in sums.result().items()},
                 "paths": {name: list(place) for name, place in snapshot.paths.items()},
                 # rank zero has its own
-                "states": packed(_states_in(snapshot.optimizer)) if snapshot.optimizer and self._world.rank else None,
+                "states": pack(_states_in(snapshot.optimizer)) if snapshot.optimizer and self._world.rank else None,
             }
 
     def _finish(self, snapshot: ShardedSnapshot, path: Path, gathered: list[Any]) -> None:
         """Write on rank zero what describes the parts of all ranks."""
-        written = [WrittenFile(*each) for own in gathered for each in own["files"]]
-        shapes = {name: found for own in gathered for name, found in own["shapes"].items()}
-        tensors = _index(shapes, written)
-        paths = {name: tuple(place) for own in gathered for name, place in own["paths"].items()}
-        lanes = _added_up(own["sums"] for own in gathered)
+        data_files = [WrittenFile(*file) for part in gathered for file in part["files"]]
+        shapes = {name: shape for part in gathered for name, shape in part["shapes"].items()}
+        tensors = _index(shapes, data_files)
+        paths = {name: tuple(place) for part in gathered for name, place in part["paths"].items()}
+        lanes = _add_up(part["sums"] for part in gathered)
         for further, first in snapshot.ties.items():
             # written once, and found under both names
             name, written_as = ".".join(further), ".".join(first)
             if written_as in tensors:
                 tensors[name], paths[name], lanes[name] = tensors[written_as], further, lanes[written_as]
         optimizer = snapshot.optimizer
-        for own in gathered:
-            if own["states"] is not None:
-                optimizer = _with_states(optimizer, unpacked(own["states"]))
-        files = {each.name: {"bytes": each.bytes, "checksum": each.checksum} for each in written}
+        for part in gathered:
+            if part["states"] is not None:
+                optimizer = _add_states(optimizer, unpack(part["states"]))
+        files = {file.name: {"bytes": file.bytes, "checksum": file.checksum} for file in data_files}
         with without_crc32():
             content = {"optimizer": optimizer, "state": snapshot.state, "model": dict(snapshot.extra_state)}
             files[STATE] = write_part(path / STATE, content)
         files[INDEX] = write_bytes(path / INDEX, encode_index(tensors))
         files[METADATA] = write_bytes(path / METADATA, encode_metadata(tensors, paths))
-        digest = combined(
+        digest = combine_sums(
             {
                 name.removeprefix(MODEL_PREFIX): (tensor.shape, tensor.dtype, lanes.get(name, (0, 0)))
                 for name, tensor in tensors.items()
@@ -184,40 +179,40 @@ class ShardedWriter:
         )
 
 
-def _index(shapes: Mapping[str, Any], written: Sequence[WrittenFile]) -> dict[str, IndexedTensor]:
+def _index(shapes: Mapping[str, Any], files: Sequence[WrittenFile]) -> dict[str, IndexedTensor]:
     """Return where all parts are; a tensor without elements has none."""
     places: dict[str, list[ChunkPlace]] = {name: [] for name in sorted(shapes)}
-    for each in written:
-        for name, place in each.places:
+    for file in files:
+        for name, place in file.places:
             places[name].append(ChunkPlace.from_list(place))
     return {
         name: IndexedTensor(
-            tuple(shapes[name][0]), shapes[name][1], tuple(sorted(found, key=lambda place: place.region.offsets))
+            tuple(shapes[name][0]), shapes[name][1], tuple(sorted(chunks, key=lambda place: place.region.offsets))
         )
-        for name, found in places.items()
+        for name, chunks in places.items()
     }
 
 
 def _states_in(optimizer: Mapping[str, Any]) -> dict[str, Any]:
     """Return the states of parameters in a state dict, by the name of the optimizer."""
-    return {name: own["state"] for name, own in optimizer.get(NAMED, {"": optimizer}).items()}
+    return {name: state["state"] for name, state in optimizer.get(NAMED, {"": optimizer}).items()}
 
 
-def _with_states(optimizer: Mapping[str, Any], states: Mapping[str, Any]) -> dict[str, Any]:
+def _add_states(optimizer: Mapping[str, Any], states: Mapping[str, Any]) -> dict[str, Any]:
     """Add the states of parameters that other ranks have; the states that are there stay."""
-    own = optimizer.get(NAMED, {"": optimizer})
-    found = {name: {**each, "state": {**states[name], **each["state"]}} for name, each in own.items()}
-    return {NAMED: found} if NAMED in optimizer else found[""]
+    by_name = optimizer.get(NAMED, {"": optimizer})
+    merged = {name: {**state, "state": {**states[name], **state["state"]}} for name, state in by_name.items()}
+    return {NAMED: merged} if NAMED in optimizer else merged[""]
 
 
-def _added_up(sums: Iterable[Mapping[str, Sequence[int | str]]]) -> dict[str, tuple[int, ...]]:
+def _add_up(sums: Iterable[Mapping[str, Sequence[int | str]]]) -> dict[str, tuple[int, ...]]:
     """Add up the sums of chunks or ranks, by the tensor's name."""
-    found: dict[str, tuple[int, ...]] = {}
-    for own in sums:
-        for name, lanes in own.items():
-            before = found.get(name, (0,) * len(lanes))
-            found[name] = tuple((old + int(new)) % MODULUS for old, new in zip(before, lanes, strict=True))
-    return found
+    totals: dict[str, tuple[int, ...]] = {}
+    for summand in sums:
+        for name, lanes in summand.items():
+            before = totals.get(name, (0,) * len(lanes))
+            totals[name] = tuple((old + int(new)) % MODULUS for old, new in zip(before, lanes, strict=True))
+    return totals
 
 
 class ShardedSaver(CheckpointSaver):
@@ -249,13 +244,14 @@ class ShardedSaver(CheckpointSaver):
     ) -> None:
         super().__init__(directory, claim, policy, stop, leads=world.is_rank_zero, **options)
         self._writer = ShardedWriter(directory, claim, world, num_files=policy.writers)
+        self._takes_part = True
         self._world = world
         self._copies = copies
-        self._known_parts: KnownParts = {}
+        self._part_cache: PartCache = {}
 
     def live_state(self, **fields: Any) -> LiveShards:
         """See `CheckpointSaver`."""
-        return LiveShards(**fields, world=self._world, copies=self._copies, known=self._known_parts)
+        return LiveShards(**fields, world=self._world, copies=self._copies, part_cache=self._part_cache)
 
     def begin(self) -> tuple[bool, Exception | None]:
         """See `CheckpointSaver`: all ranks save, unless rank zero has an error of the save before."""
@@ -266,10 +262,6 @@ class ShardedSaver(CheckpointSaver):
             except Exception as error:
                 failure = error
         return bool(self._world.broadcast(failure is None)), failure
-
-    @property
-    def _takes_part(self) -> bool:
-        return True
 
     def _snapshot(self, state: Any) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""Which modules of a model each stage of a pipeline has."""
+"""Division of a model's modules into the stages of a pipeline."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def stages_of(model: nn.Module, plan: Plan, num_stages: int, begins: Sequence[st
     if len(entries) < num_stages:
         problem = f"needs {num_stages} stages, and the plan of {type(model).__name__} has {len(entries)} entries"
         raise ConfigError(KEY, num_stages, problem, f"use at most {len(entries)} stages, or a model with more layers")
-    starts = _given(entries, begins) if begins else _balanced(_costs(model, entries), num_stages)
+    starts = _starts_of(entries, begins) if begins else _balanced(_costs(model, entries), num_stages)
     return [
         list(dict.fromkeys(name for entry in entries[begin:end] for name in entry))
         for begin, end in pairwise([*starts, len(entries)])
@@ -88,45 +88,45 @@ def _is_entry(entry: object) -> bool:
 def _expanded(model: nn.Module, plan: Plan) -> list[Entry]:
     """Return the entries with names in the place of patterns; a pattern is an entry for each name, if it is alone."""
     names = [name for name, _ in model.named_modules() if name]
-    names += [name for name, _ in _held(model)]
+    names += [name for name, _ in _named_tensors(model)]
     entries: list[Entry] = []
     for entry in plan:
         patterns = [entry] if isinstance(entry, str) else entry
-        found = [_matching(names, pattern) for pattern in patterns]
+        matches = [_matching(names, pattern) for pattern in patterns]
         if isinstance(entry, str):
-            entries += [(name,) for name in found[0]]
+            entries += [(name,) for name in matches[0]]
         else:
-            entries.append(tuple(name for each in found for name in each))
+            entries.append(tuple(name for matching_names in matches for name in matching_names))
     return entries
 
 
 def _matching(names: Sequence[str], pattern: str) -> list[str]:
-    found = [name for name in names if matches_name(name, pattern)]
-    if not found:
+    matches = [name for name in names if matches_name(name, pattern)]
+    if not matches:
         raise TaskError(f"{METHOD} names {pattern}, which matches nothing in the model; it has {listed(names)}")
-    return found
+    return matches
 
 
-def _held(model: nn.Module) -> list[tuple[str, Tensor]]:
+def _named_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
     """Return all parameters and buffers of a model by name."""
     return [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
 
 
 def _require_all(model: nn.Module, entries: Iterable[Entry]) -> None:
-    named = {name for entry in entries for name in entry}
+    plan_names = {name for entry in entries for name in entry}
     # what belongs to no module is in all stages
-    held = [name for name, _ in _held(model) if "." in name]
-    if left := [name for name in held if not any(is_inside(name, one) for one in named)]:
-        raise TaskError(f"{METHOD} leaves out {listed(left)}: name the modules in which they are")
+    tensor_names = [name for name, _ in _named_tensors(model) if "." in name]
+    if missing := [name for name in tensor_names if not any(is_inside(name, outer) for outer in plan_names)]:
+        raise TaskError(f"{METHOD} leaves out {listed(missing)}: name the modules in which they are")
     # without a stage of its own, a module such as an activation function would be called in each of them
     members = nn.ModuleList | nn.ModuleDict | nn.Sequential | nn.Identity
-    called = [
+    leaves = [
         name
         for name, module in model.named_modules()
         if name and not isinstance(module, members) and next(module.children(), None) is None
     ]
-    if left := [name for name in called if not any(is_inside(name, one) for one in named)]:
-        raise TaskError(f"{METHOD} leaves out {listed(left)}: name all modules that a forward pass calls")
+    if missing := [name for name in leaves if not any(is_inside(name, outer) for outer in plan_names)]:
+        raise TaskError(f"{METHOD} leaves out {listed(missing)}: name all modules that a forward pass calls")
 
 
 def is_inside(name: str, outer: str) -> bool:
@@ -144,7 +144,7 @@ def _costs(model: nn.Module, entries: Sequence[Entry]) -> list[int]:
     for entry in entries:
         cost = 0
         for name, parameter in model.named_parameters(remove_duplicate=False):
-            if any(is_inside(name, one) for one in entry):
+            if any(is_inside(name, outer) for outer in entry):
                 cost += 0 if name in looked_up else parameter.numel()
                 looked_up.discard(name)
         costs.append(cost)
@@ -177,14 +177,14 @@ def _balanced(costs: Sequence[int], num_stages: int) -> list[int]:
             for end in range(len(sums))
         ]
         begins.append([-begin for _, _, begin in best])
-    found, end = [], len(costs)
-    for own in reversed(begins):
-        end = own[end]
-        found.append(end)
-    return found[::-1]
+    starts, end = [], len(costs)
+    for stage_begins in reversed(begins):
+        end = stage_begins[end]
+        starts.append(end)
+    return starts[::-1]
 
 
-def _given(entries: Sequence[Entry], begins: Sequence[str]) -> list[int]:
+def _starts_of(entries: Sequence[Entry], begins: Sequence[str]) -> list[int]:
     starts = [0]
     for name in begins:
         following = [index for index, entry in enumerate(entries) if index > starts[-1] and entry[0] == name]

@@ -34,7 +34,7 @@ class RandomStreams:
 
     @contextmanager
     def of_task(self, number: int) -> Iterator[None]:
-        """Inside the context, draw the task's numbers; after it, the layers' stream continues.
+        """Context manager that draws from the task's stream; after it, the layers' stream continues.
 
         Args:
             number: of the micro-batch, in the whole run.
@@ -48,7 +48,7 @@ class RandomStreams:
 
     @contextmanager
     def of_layers(self) -> Iterator[None]:
-        """Inside the context, which is inside of `of_task`, draw the numbers of this rank's layers."""
+        """Context manager, inside of `of_task`, that draws from the stream of this rank's layers."""
         of_task = random_states(self._gpus)
         set_random_states(self._of_layers, self._gpus)
         try:

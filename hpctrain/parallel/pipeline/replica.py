@@ -50,12 +50,12 @@ class _OpenPass:
     """A forward pass whose backward pass is still to come.
 
     Attributes:
-        given: activations of the stage before, with room for gradients.
+        inputs: activations of the stage before, with room for gradients.
         output: what was computed: activations, or the loss.
     """
 
     def __init__(self) -> None:
-        self.given: Sequence[Tensor] = ()
+        self.inputs: Sequence[Tensor] = ()
         self.output: Any = None
 
     @property
@@ -117,7 +117,6 @@ class PipelineReplica(FsdpReplica):
         timer: PartTimer | None,
     ) -> float:
         """See `Replica`."""
-        del accumulating
         first = step * MOST_MICRO_BATCHES
         # what loading draws in this process has to be the same on all ranks of the pipeline, too
         with self._streams.of_task(first + MOST_MICRO_BATCHES - 1):
@@ -139,22 +138,22 @@ class PipelineReplica(FsdpReplica):
         neighbours = self._neighbours
         self._root.send_buffers()
         kinds = [("step", key) for key in keys]
-        passes = passes_of(neighbours.position, neighbours.degree, len(self._stages.own), len(keys))
-        for each, following in zip_longest(passes, passes[1:]):
+        passes = passes_of(neighbours.position, neighbours.degree, len(self._stages.local), len(keys))
+        for current, following in zip_longest(passes, passes[1:]):
             # receives match sends in order, so that the next pass can't begin to receive before this one
-            if self._begin_receiving(each, kinds) and following is not None:
+            if self._begin_receiving(current, kinds) and following is not None:
                 self._begin_receiving(following, kinds)
-            place = each.local_stage, each.micro_batch
-            if each.is_forward:
-                self._open[place] = self._forward(each, work, kinds, first_number + each.micro_batch)
+            place = current.local_stage, current.micro_batch
+            if current.is_forward:
+                self._open[place] = self._forward(current, work, kinds, first_number + current.micro_batch)
             else:
-                self._backward(each, work, self._open.pop(place))
+                self._backward(current, work, self._open.pop(place))
         neighbours.finish()
         self._add_up_shared()
 
     def _total_norm(self, gradients: Mapping[Tensor, Tensor]) -> Tensor | None:
-        counted = [gradient for each, gradient in gradients.items() if id(each) not in self._counted_elsewhere]
-        norm = total_norm(counted) if counted else torch.zeros((), device=self._device)
+        terms = [gradient for weight, gradient in gradients.items() if id(weight) not in self._counted_elsewhere]
+        norm = total_norm(terms) if terms else torch.zeros((), device=self._device)
         # offloaded gradients are in host memory, and a rank without any must send from the same device as the others
         square = norm.double().square().to(self._device)
         dist.all_reduce(square, group=self._group)
@@ -169,7 +168,7 @@ class PipelineReplica(FsdpReplica):
             compute = prepare()
 
             def evaluate_stage(local_stage: int, receive: Callable[[], Activations]) -> Any:
-                with counts_once(self._stages.own[local_stage].is_last, local_stage + 1 < len(self._stages.own)):
+                with counts_once(self._stages.local[local_stage].is_last, local_stage + 1 < len(self._stages.local)):
                     return self._in_stage(local_stage, receive, compute)
 
             return self._through_stages(("evaluation", self._shapes_of(batch)), evaluate_stage)
@@ -195,75 +194,75 @@ class PipelineReplica(FsdpReplica):
 
     def _through_stages(self, kind: Hashable, compute: Callable[[int, Callable[[], Activations]], Any]) -> Any:
         """Compute all stages of this rank, without gradients; return what the last stage returns, None elsewhere."""
-        for local_stage, stage in enumerate(self._stages.own):
+        for local_stage, stage in enumerate(self._stages.local):
             output = compute(local_stage, partial(self._receive, _OpenPass(), Pass(True, local_stage, 0), kind))
             if stage.is_last:
                 return output
             self._pass_on(stage, kind, output)
         return None
 
-    def _share_output(self, found: Any) -> Tensor:
+    def _share_output(self, output: Any) -> Tensor:
         """Send the last stage's output to all ranks of the pipeline, and return it."""
         head = torch.zeros(2 + MOST_DIMENSIONS, dtype=torch.int64, device=self._device)
         if self._stages.is_last:
-            if not isinstance(found, Tensor) or found.dim() > MOST_DIMENSIONS or found.dtype not in DTYPES:
-                kind = f"a tensor of {found.dtype}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+            if not isinstance(output, Tensor) or output.dim() > MOST_DIMENSIONS or output.dtype not in DTYPES:
+                kind = f"a tensor of {output.dtype}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
                 raise TaskError(
                     f"in a pipeline, callbacks can call a model that returns a tensor of a usual type, and not {kind}"
                 )
-            head[: 2 + found.dim()] = torch.tensor([DTYPES.index(found.dtype), found.dim(), *found.shape])
+            head[: 2 + output.dim()] = torch.tensor([DTYPES.index(output.dtype), output.dim(), *output.shape])
         # the last position has the lowest rank
         dist.broadcast(head, group=self._group, group_src=0)
         dtype, dim, *sizes = head.tolist()
         if not self._stages.is_last:
-            found = torch.empty(sizes[:dim], dtype=DTYPES[dtype], device=self._device)
-        found = found.contiguous()
-        dist.broadcast(found, group=self._group, group_src=0)
-        output: Tensor = found
-        return output
+            output = torch.empty(sizes[:dim], dtype=DTYPES[dtype], device=self._device)
+        shared: Tensor = output.contiguous()
+        dist.broadcast(shared, group=self._group, group_src=0)
+        return shared
 
     def _forward(self, current: Pass, work: PartPasses, kinds: Sequence[Hashable], number: int) -> _OpenPass:
-        stage, kind = self._stages.own[current.local_stage], kinds[current.micro_batch]
-        each, has_loss = _OpenPass(), stage.is_last
-        call = partial(self._in_stage, current.local_stage, partial(self._receive, each, current, kind))
-        is_repeated = stage is not self._stages.own[-1]
+        stage, kind = self._stages.local[current.local_stage], kinds[current.micro_batch]
+        open_pass, has_loss = _OpenPass(), stage.is_last
+        call = partial(self._in_stage, current.local_stage, partial(self._receive, open_pass, current, kind))
+        is_repeated = stage is not self._stages.local[-1]
         with self._streams.of_task(number):
-            each.output = work.forward(call, current.micro_batch, has_loss=has_loss, is_repeated=is_repeated)
+            open_pass.output = work.forward(call, current.micro_batch, has_loss=has_loss, is_repeated=is_repeated)
         if not has_loss:
-            self._pass_on(stage, kind, each.output)
-        return each
+            self._pass_on(stage, kind, open_pass.output)
+        return open_pass
 
-    def _backward(self, current: Pass, work: PartPasses, each: _OpenPass) -> None:
-        if self._stages.own[current.local_stage].is_last:
-            work.backward(each.output, None, current.micro_batch)
+    def _backward(self, current: Pass, work: PartPasses, open_pass: _OpenPass) -> None:
+        if self._stages.local[current.local_stage].is_last:
+            work.backward(open_pass.output, None, current.micro_batch)
         else:
             gradients = self._arrivals.pop(current).wait()
-            if awaited := each.awaited:
+            if awaited := open_pass.awaited:
                 work.backward(awaited, gradients, current.micro_batch)
-        wanted = [tensor for tensor in each.given if tensor.requires_grad]
-        gradients = [torch.zeros_like(tensor) if tensor.grad is None else tensor.grad for tensor in wanted]
+        inputs = [tensor for tensor in open_pass.inputs if tensor.requires_grad]
+        gradients = [torch.zeros_like(tensor) if tensor.grad is None else tensor.grad for tensor in inputs]
         self._neighbours.to_before.send(gradients)
 
-    def _begin_receiving(self, each: Pass, kinds: Sequence[Hashable]) -> bool:
+    def _begin_receiving(self, current: Pass, kinds: Sequence[Hashable]) -> bool:
         """Begin to receive what a pass needs, so that it comes while the pass before computes.
 
         Returns:
             Whether there is nothing left to receive for this pass.
         """
-        stage = self._stages.own[each.local_stage]
-        if each in self._arrivals or (stage.is_first if each.is_forward else stage.is_last):
+        stage = self._stages.local[current.local_stage]
+        if current in self._arrivals or (stage.is_first if current.is_forward else stage.is_last):
             return True
-        if each.is_forward:
-            kind = stage.index, kinds[each.micro_batch]
+        if current.is_forward:
+            kind = stage.index, kinds[current.micro_batch]
             wire = self._neighbours.from_before
             if not wire.knows(kind):
                 return False
-            self._arrivals[each] = wire.expect(wire.forms(kind))
+            self._arrivals[current] = wire.expect(wire.forms(kind))
         else:
-            opened = self._open.get((each.local_stage, each.micro_batch))
-            if opened is None:
+            open_pass = self._open.get((current.local_stage, current.micro_batch))
+            if open_pass is None:
                 return False
-            self._arrivals[each] = self._neighbours.from_next.expect([Form.of(tensor) for tensor in opened.awaited])
+            forms = [Form.of(tensor) for tensor in open_pass.awaited]
+            self._arrivals[current] = self._neighbours.from_next.expect(forms)
         return True
 
     def _in_stage(
@@ -272,15 +271,15 @@ class PipelineReplica(FsdpReplica):
         stages, streams = self._stages, self._streams
         return self._root(lambda model: stages.compute(local_stage, compute, receive, streams, model))
 
-    def _receive(self, each: _OpenPass, current: Pass, kind: Hashable) -> Activations:
+    def _receive(self, open_pass: _OpenPass, current: Pass, kind: Hashable) -> Activations:
         """Wait for the activations of the stage before."""
         wire = self._neighbours.from_before
-        forms = wire.forms((self._stages.own[current.local_stage].index, kind))
+        forms = wire.forms((self._stages.local[current.local_stage].index, kind))
         arrival = self._arrivals.pop(current, None) or wire.expect(forms)
-        each.given = arrival.wait()
-        for tensor, form in zip(each.given, forms, strict=True):
+        open_pass.inputs = arrival.wait()
+        for tensor, form in zip(open_pass.inputs, forms, strict=True):
             tensor.requires_grad_(form.requires_grad)
-        return tuple(each.given) if len(each.given) > 1 else each.given[0]
+        return tuple(open_pass.inputs) if len(open_pass.inputs) > 1 else open_pass.inputs[0]
 
     def _pass_on(self, stage: Stage, kind: Hashable, output: Activations) -> None:
         self._neighbours.to_next.send_described((stage.index + 1, kind), _as_tuple(output))
@@ -314,8 +313,8 @@ def cut_into_stages(
     num_stages = neighbours.degree * parallel.stages_per_rank
     names = stages_of(model, find_plan(model, task, neighbours.degree), num_stages, parallel.stages)
     if is_logged:
-        for number, own in enumerate(names):
-            log.info("stage %d of the pipeline: %s", number, listed(own, shown=SHOWN))
+        for number, modules in enumerate(names):
+            log.info("stage %d of the pipeline: %s", number, listed(modules, shown=SHOWN))
     return Stages(model, names, neighbours.position, neighbours.degree)
 
 
@@ -338,7 +337,7 @@ def join_pipeline(
     assert world.mesh is not None
     shape = world.mesh.shape
     root.sends_buffers = False
-    if len(stages.own) > 1 and not keeps_gradients_whole(config.parallel, shape):
+    if len(stages.local) > 1 and not keeps_gradients_whole(config.parallel, shape):
         # FSDP2 keeps the gradients that wait for the other replicas in one piece for each group of parameters, in which
         # those of different stages would be mixed
         root.accumulating = None

@@ -24,7 +24,8 @@ def passes_of(position: int, degree: int, stages_per_rank: int, num_micro_batche
 
     After some forward passes, each further one is followed by a backward pass, so that a rank keeps the activations of
     a few micro-batches only. The orders are those of `Schedule1F1B` and `ScheduleInterleaved1F1B` of
-    torch.distributed.pipelining (Narayanan et al. 2021), but for any number of micro-batches.
+    torch.distributed.pipelining (Narayanan et al. 2021), but for any number of micro-batches. Zero-bubble schedules
+    divide the backward pass by private functions of torch, and aren't used.
 
     Args:
         position: of the rank in the pipeline, from 0 for the model's first layers.
@@ -44,13 +45,13 @@ def passes_of(position: int, degree: int, stages_per_rank: int, num_micro_batche
         for stage, micro_batch in _places(stages_per_rank, num_micro_batches, at_once)
     ]
     pairs = zip(forward[ahead:], backward, strict=False)
-    return [*forward[:ahead], *(each for pair in pairs for each in pair), *backward[total - ahead :]]
+    return [*forward[:ahead], *(step_pass for pair in pairs for step_pass in pair), *backward[total - ahead :]]
 
 
 def _rounds(degree: int, num_micro_batches: int) -> int:
     """The number of equal groups of micro-batches that pass through one stage of each rank before the next stage."""
-    most = max(1, num_micro_batches // degree)
-    return next(rounds for rounds in range(most, 0, -1) if num_micro_batches % rounds == 0)
+    max_rounds = max(1, num_micro_batches // degree)
+    return next(rounds for rounds in range(max_rounds, 0, -1) if num_micro_batches % rounds == 0)
 
 
 def _places(stages_per_rank: int, num_micro_batches: int, at_once: int) -> list[tuple[int, int]]:

@@ -47,15 +47,17 @@ class Stage:
         self.is_first = index == 0
         self.is_last = index == len(names) - 1
         self._placeholders = _placeholders(model, names, self)
-        self._given: Any = None
+        self._inputs: Any = None
         self._leaves: Any = _NOTHING
 
-    def call(self, forward: Callable[..., Any], given: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    def call(
+        self, forward: Callable[..., Any], inputs: Any, arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> Any:
         """Call the model's forward in this stage.
 
         Args:
             forward: of the whole model.
-            given: the activations of the stage before; None in the first one.
+            inputs: the activations of the stage before; None in the first one.
             arguments: of the call.
             options: of the call, by name.
 
@@ -63,7 +65,7 @@ class Stage:
             TaskError: a stage before the last one returns something else than tensors, or what the model returns has
                 changed after its last module.
         """
-        self._given = given
+        self._inputs = inputs
         self._leaves = _NOTHING
         with self._without_others():
             output = forward(*arguments, **options)
@@ -72,7 +74,7 @@ class Stage:
         activations = _checked(output)
         if self._leaves is not _NOTHING and output is not self._leaves:
             raise self._broken("", "what this stage has computed")
-        self._given = None
+        self._inputs = None
         self._leaves = _NOTHING
         return activations
 
@@ -89,7 +91,7 @@ class Stage:
                 has computed.
         """
         if is_earlier:
-            if value is not self._given:
+            if value is not self._inputs:
                 raise self._broken(name, "what the stage before returned")
         elif self._leaves is _NOTHING:
             self._leaves = value
@@ -171,7 +173,8 @@ class _StageDone(BaseException):
 class Stages:
     """The stages of this rank.
 
-    The model keeps all of its modules, so that names, parameter groups and checkpoints are those of the whole model.
+    The model keeps all of its modules, so that names, parameter groups and checkpoints are those of the whole model:
+    any mesh can resume from them.
     Parameters and buffers that only other ranks have stay on the `meta` device, without memory. During the pass of a
     stage, placeholders take the places of the modules that this stage doesn't have.
 
@@ -183,7 +186,7 @@ class Stages:
 
     Attributes:
         model: as given.
-        own: the stages of this rank, in their order.
+        local: the stages of this rank, in their order.
         is_last: whether this rank has the last stage, which computes the loss.
         shared: positions that have a parameter together, by the first one of its names.
         copies: names of parameters that this rank has, but for whose contents in checkpoints another position counts.
@@ -191,7 +194,7 @@ class Stages:
 
     def __init__(self, model: nn.Module, names: Sequence[Sequence[str]], position: int, degree: int) -> None:
         self.model = model
-        self.own = [Stage(model, names, index) for index in range(position, len(names), degree)]
+        self.local = [Stage(model, names, index) for index in range(position, len(names), degree)]
         self._names = list(dict.fromkeys(name for stage in names for name in stage))
         self.is_last = position == degree - 1
         parameters = inspect.signature(model.forward).parameters
@@ -205,25 +208,25 @@ class Stages:
 
     def absent_parameters(self) -> set[nn.Parameter]:
         """Return the parameters that only other ranks have."""
-        named = self.model.named_parameters(remove_duplicate=False)
-        return {parameter for name, parameter in named if name in self._absent}
+        parameters = self.model.named_parameters(remove_duplicate=False)
+        return {parameter for name, parameter in parameters if name in self._absent}
 
     @contextmanager
     def absent_set_aside(self) -> Iterator[None]:
-        """Inside the context, the model lacks the parameters and buffers that only other ranks have."""
+        """Context manager that takes out of the model the parameters and buffers that only other ranks have."""
         aside = []
         for path, module in self.model.named_modules(remove_duplicate=False):
             prefix = f"{path}." if path else ""
-            for held in (module._parameters, module._buffers):
-                for name, tensor in held.items():
+            for tensors in (module._parameters, module._buffers):
+                for name, tensor in tensors.items():
                     if tensor is not None and f"{prefix}{name}" in self._absent:
-                        aside.append((held, name, tensor))
-                        held[name] = None
+                        aside.append((tensors, name, tensor))
+                        tensors[name] = None
         try:
             yield
         finally:
-            for held, name, tensor in aside:
-                held[name] = tensor
+            for tensors, name, tensor in aside:
+                tensors[name] = tensor
 
     def require_whole(self, names: Iterable[str]) -> None:
         """Refuse modules that the pipeline cuts, where they have to be whole.
@@ -235,7 +238,7 @@ class Stages:
             ConfigError: a module contains others that stages have.
         """
         for name in names:
-            inside = [one for one in self._names if one.startswith(f"{name}.")]
+            inside = [inner for inner in self._names if inner.startswith(f"{name}.")]
             if inside:
                 problem = f"is cut by the pipeline, between {listed(inside, shown=4)}"
                 raise ConfigError("trainer.activation_checkpointing", name, problem, f"write {name}.*")
@@ -276,14 +279,14 @@ class Stages:
                 )
             calls.append(None)
             with streams.of_layers():
-                output = self.forward(local_stage, forward, receive, arguments, options)
-            if self.own[local_stage].is_last:
-                return output
-            raise _StageDone(output)
+                activations = self.forward(local_stage, forward, receive, arguments, options)
+            if self.local[local_stage].is_last:
+                return activations
+            raise _StageDone(activations)
 
         with forward_replaced(model, forward_of_stage):
             try:
-                found = compute(model)
+                output = compute(model)
             except _StageDone as done:
                 return done.output
             except RuntimeError as error:
@@ -293,7 +296,7 @@ class Stages:
                 raise TaskError(f"{NOT_CALLED}: {error}") from error
         if not calls:
             raise TaskError(NOT_CALLED)
-        return found
+        return output
 
     def forward(
         self,
@@ -315,19 +318,19 @@ class Stages:
         Raises:
             TaskError: a stage before the last one returns something else than tensors.
         """
-        stage, given = self.own[local_stage], None
+        stage, activations = self.local[local_stage], None
         if not stage.is_first:
-            given = receive()
+            activations = receive()
             if arguments:
-                arguments = (given, *arguments[1:])
+                arguments = (activations, *arguments[1:])
             else:
-                options = {**options, self._first_argument: given}
-        return stage.call(forward, given, arguments, options)
+                options = {**options, self._first_argument: activations}
+        return stage.call(forward, activations, arguments, options)
 
 
 @contextmanager
 def forward_replaced(model: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Inside the context, calls of a module call another function in the place of its forward."""
+    """Context manager that replaces a module's forward by another function."""
     override = vars(model).get("forward")
     model.forward = forward
     try:
@@ -343,17 +346,16 @@ def _placeholders(
     model: nn.Module, names: Sequence[Sequence[str]], stage: Stage
 ) -> list[tuple[nn.Module, str, Placeholder]]:
     """Return placeholders for the modules that a stage doesn't have, and where they are: in which module, as what."""
-    own = names[stage.index]
     modules = dict(model.named_modules(remove_duplicate=False))
-    others = {name for each in names for name in each if name in modules}.difference(own)
-    found = []
-    for name in sorted(others):
-        if any(is_inside(each, name) or is_inside(name, each) for each in own):
+    absent = {name for entries in names for name in entries if name in modules}.difference(names[stage.index])
+    placeholders = []
+    for name in sorted(absent):
+        if any(is_inside(entry, name) or is_inside(name, entry) for entry in names[stage.index]):
             continue
         path, _, attribute = name.rpartition(".")
-        is_earlier = min(number for number, each in enumerate(names) if name in each) < stage.index
-        found.append((modules[path], attribute, Placeholder(name, stage, is_earlier=is_earlier)))
-    return found
+        is_earlier = min(number for number, entries in enumerate(names) if name in entries) < stage.index
+        placeholders.append((modules[path], attribute, Placeholder(name, stage, is_earlier=is_earlier)))
+    return placeholders
 
 
 def _holders(model: nn.Module, names: Sequence[Sequence[str]], degree: int) -> dict[str, tuple[int, ...]]:
@@ -362,24 +364,24 @@ def _holders(model: nn.Module, names: Sequence[Sequence[str]], degree: int) -> d
     What no stage names belongs to the model itself, and is at all positions.
     """
     positions: dict[int, set[int]] = {}
-    found: dict[str, int] = {}
+    ids: dict[str, int] = {}
     tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     for name, tensor in tensors:
-        found[name] = id(tensor)
-        own = positions.setdefault(id(tensor), set())
-        named = [index for index, stage in enumerate(names) if any(is_inside(name, one) for one in stage)]
-        own.update(index % degree for index in named or (() if "." in name else range(degree)))
-    return {name: tuple(sorted(positions[key])) for name, key in found.items()}
+        ids[name] = id(tensor)
+        holders = positions.setdefault(id(tensor), set())
+        stages = [index for index, entries in enumerate(names) if any(is_inside(name, entry) for entry in entries)]
+        holders.update(index % degree for index in stages or (() if "." in name else range(degree)))
+    return {name: tuple(sorted(positions[key])) for name, key in ids.items()}
 
 
 def _checked(output: Any) -> Activations:
     tensors = output if isinstance(output, tuple) else (output,)
-    if not all(isinstance(each, Tensor) and not is_dtensor(each) for each in tensors):
-        kinds = ", ".join(type(each).__name__ for each in tensors)
+    if not all(isinstance(tensor, Tensor) and not is_dtensor(tensor) for tensor in tensors):
+        kinds = ", ".join(type(tensor).__name__ for tensor in tensors)
         raise TaskError(
             f"a stage of the pipeline returned {kinds}: the model must return a tensor or a tuple of tensors to the "
             "next stage, and only in its last stage what the task expects"
         )
     # of a view, FSDP2 warns that changes in place would harm it
-    kept = tuple(each.clone() if each._is_view() else each for each in tensors)
-    return kept if len(kept) > 1 else kept[0]
+    activations = tuple(tensor.clone() if tensor._is_view() else tensor for tensor in tensors)
+    return activations if len(activations) > 1 else activations[0]

@@ -79,7 +79,7 @@ def trained(world, parallel, *, steps=2, seed=0):
     torch.manual_seed(seed)
     model = Tied()
     root = shard_model(model, world.mesh, parallel)
-    root.settle()
+    root.fix_sharding()
     optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=0.01)
     for _ in range(steps):
         root(lambda called: called(torch.arange(10)).pow(2).mean()).backward()
@@ -91,7 +91,7 @@ def trained(world, parallel, *, steps=2, seed=0):
 def live(model, optimizer, world, step, known=None, **extra):
     head = Head(step=step, samples_seen=step, world_size=world.size, config_digest="digest")
     known = {} if known is None else known
-    return LiveShards(model, optimizer, head=head, rng=["rng"] * world.size, extra=extra, world=world, known=known)
+    return LiveShards(model, optimizer, head=head, rng=["rng"] * world.size, extra=extra, world=world, part_cache=known)
 
 
 def contents(model, optimizer):

@@ -22,7 +22,7 @@ PHASES = {
         ("hpctrain.rank.entry:run_rank", 1),
         ("hpctrain.rank.stop_request:StopRequest.install", 1),
     ],
-    "import": [("hpctrain.run.launcher:Handover.read", 1), ("hpctrain.rank.watchdog:Watchdog.__enter__", 1)],
+    "import": [("hpctrain.run.launcher:LauncherFacts.read", 1), ("hpctrain.rank.watchdog:Watchdog.__enter__", 1)],
     "rendezvous": [
         ("hpctrain.train.attempt:run_attempt", 1),
         ("hpctrain.train.attempt:_meet", 1),

@@ -22,6 +22,7 @@ from hpctrain.config.stored import load_run, to_yaml
 from hpctrain.launch.prepare import RunPlan
 from hpctrain.run.config_change import change_config
 from hpctrain.run.directory import RunDirectory
+from hpctrain.run.ledger import Ledger
 from hpctrain.supervise.__main__ import log_to_stdout
 from hpctrain.supervise.job_supervisor import JobSupervisor
 
@@ -39,13 +40,15 @@ def main(ends: Path, words: list[str]) -> int:
         directory = RunDirectory.existing(path)
         config = load_run(directory.config, [f"trainer.pause_at_step={step or 'null'}"])
         change_config(directory, to_yaml(config))
-        end = supervisor.run(RunPlan(config, directory, resources_of(config)))
-        code = end.exit_code
-        continues = end.job_ends and (end.reason is None or end.reason.meaning.requeued)
+        ledger = Ledger(directory)
+        earlier = ledger.last_claim()
+        code, job_ends = supervisor.run(RunPlan(config, directory, resources_of(config)))
+        reason = ledger.attempt(ledger.last_claim()).reason if ledger.last_claim() > earlier else None
+        continues = job_ends and (reason is None or reason.meaning.requeued)
         if not continues:
             with ends.open("a") as file:
-                file.write(f"{word} {end.reason} {int(end.exit_code)}\n")
-        if end.job_ends:
+                file.write(f"{word} {reason} {int(code)}\n")
+        if job_ends:
             break
     return code
 

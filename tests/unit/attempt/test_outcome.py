@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from hpctrain.attempt.outcome import Outcome, record_end, train_on_command
+from hpctrain.attempt.outcome import Outcome, record_end, train_further_command
 from hpctrain.errors import ExitCode
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import ExitRecord
@@ -34,8 +34,8 @@ def test_a_run_that_ended_early_says_why(run):
     outcome = Outcome.from_records(ended, 2, 0)
     assert (outcome.reason, outcome.headline) == (Reason.COMPLETED, "early_stopping: no gain")
     command = f"python -m hpctrain resume {run.as_typed}"
-    assert train_on_command(run, outcome.headline) == f"{command} '~callbacks.early_stopping'"
-    assert train_on_command(run, "trainer.max_time_min=5: over") == f"{command} trainer.max_time_min=MINUTES"
+    assert train_further_command(run, outcome.headline) == f"{command} '~callbacks.early_stopping'"
+    assert train_further_command(run, "trainer.max_time_min=5: over") == f"{command} trainer.max_time_min=MINUTES"
 
 
 def test_the_rank_that_failed_is_named_and_not_those_that_lost_it():

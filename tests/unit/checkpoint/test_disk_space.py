@@ -10,11 +10,11 @@ import pytest
 from hpctrain.checkpoint.retention import (
     KEEP_FEWER,
     Removable,
-    after_full,
     describe_disk_space,
+    describe_shortage,
+    explain_full,
     is_full,
-    removable,
-    shortage,
+    removable_folders,
 )
 from hpctrain.config.checkpoint import Checkpoint
 from hpctrain.errors import CheckpointError
@@ -38,15 +38,15 @@ def save(directory, step, size=1000):
 
 
 def paths(directory):
-    return [one.path for one in removable(directory)]
+    return [one.path for one in removable_folders(directory)]
 
 
 def test_where_there_is_room_nothing_is_said(directory):
-    assert shortage(directory, 10, 1000, Checkpoint()) == ""
+    assert describe_shortage(directory, 10, 1000, Checkpoint()) == ""
 
 
 def test_how_much_is_needed_and_free(directory):
-    found = shortage(directory, 10, TOO_MUCH, Checkpoint(keep=3, keep_best=1))
+    found = describe_shortage(directory, 10, TOO_MUCH, Checkpoint(keep=3, keep_best=1))
     assert found.startswith(f"{directory.checkpoints}: ")
     why = "(checkpoint.keep=3, checkpoint.keep_best=1 and one while it is written)"
     assert f"B are free, but 50 PB are needed: 5 more checkpoints of 5 files and 10 PB {why}; " in found
@@ -75,18 +75,18 @@ def test_what_a_run_and_its_sweep_take_is_described(tmp_path):
 def test_checkpoints_that_exist_are_not_needed_twice(directory):
     for step in (1, 2):
         save(directory, step)
-    assert "are needed: a checkpoint of 3 files and 10 PB (" in shortage(directory, 10, TOO_MUCH, Checkpoint())
+    assert "are needed: a checkpoint of 3 files and 10 PB (" in describe_shortage(directory, 10, TOO_MUCH, Checkpoint())
 
 
 def test_one_that_fits_is_known_from_one_that_doesn_t(directory):
     system = os.statvfs(directory.path)
     free = system.f_bavail * system.f_frsize
-    assert "the checkpoint of step 10 still fits" in shortage(directory, 10, free // 2, Checkpoint())
+    assert "the checkpoint of step 10 still fits" in describe_shortage(directory, 10, free // 2, Checkpoint())
 
 
 def test_a_folder_that_is_gone_is_no_error(directory):
     directory.checkpoints.rmdir()
-    assert shortage(directory, 10, TOO_MUCH, Checkpoint()) == ""
+    assert describe_shortage(directory, 10, TOO_MUCH, Checkpoint()) == ""
 
 
 def test_what_can_be_removed_of_a_run_the_largest_first(directory):
@@ -96,7 +96,7 @@ def test_what_can_be_removed_of_a_run_the_largest_first(directory):
     aside.mkdir()
     (aside / "model.pt").write_bytes(bytes(4000))
     assert paths(directory) == [directory.checkpoint(2), aside, directory.checkpoint(3), directory.checkpoint(1)]
-    assert removable(directory)[1] == Removable(aside, 4000)
+    assert removable_folders(directory)[1] == Removable(aside, 4000)
 
 
 def test_the_newest_two_that_are_intact_stay(directory):
@@ -139,14 +139,14 @@ def test_errors_of_a_full_disk(error, full):
 def test_after_a_full_disk(directory):
     for step in (1, 2, 3):
         save(directory, step)
-    found = after_full(directory, FULL_DISK)
+    found = explain_full(directory, FULL_DISK)
     assert "B are free; older checkpoints, the largest first, of which you may remove what you don't need: " in found
     assert f"{directory.checkpoint(1)} (1." in found
     assert "your quota" not in found
 
 
 def test_a_quota_has_a_command(directory):
-    found = after_full(directory, OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)))
+    found = explain_full(directory, OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)))
     assert found.startswith("your quota of bytes or of files on ")
     assert "` shows both; without the new checkpoint, " in found
     assert "no older checkpoint of the run can be removed: remove other files" in found
@@ -154,11 +154,11 @@ def test_a_quota_has_a_command(directory):
 
 def test_files_may_be_what_is_missing(directory):
     with small_disk(directory.checkpoints, "size=8m,nr_inodes=8"):
-        found = shortage(directory, 10, 1000, Checkpoint())
+        found = describe_shortage(directory, 10, 1000, Checkpoint())
         assert "MB are free, but only 7 more files (inodes) can be created; 15 files are needed: 3 more " in found
         assert "checkpoints of 5 files and 1 kB (" in found
         assert "the checkpoint of step 10 still fits" in found
         save(directory, 1)
-        assert "4 more files (inodes) can be created; 6 files are needed: " in shortage(
+        assert "4 more files (inodes) can be created; 6 files are needed: " in describe_shortage(
             directory, 10, 1000, Checkpoint()
         )

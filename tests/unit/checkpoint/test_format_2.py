@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hpctrain.checkpoint.sharded.chunk_file import Chunk, encode_metadata, write_chunks
-from hpctrain.checkpoint.sharded.digest import MODULUS, combined, partial_sums
+from hpctrain.checkpoint.sharded.digest import MODULUS, combine_sums, partial_sums
 from hpctrain.checkpoint.write import write_manifest
 from hpctrain.run.checkpoint_manifest import (
     INDEX,
@@ -75,7 +75,9 @@ def saved(tensors, tmp_path_factory):
     for chunk in (chunk for own in parts for chunk in own):
         first, second = ((old + new) % MODULUS for old, new in zip(sums[chunk.name], partial_sums(chunk), strict=True))
         sums[chunk.name] = first, second
-    digest = combined({name.removeprefix("model."): (one.shape, one.dtype, sums[name]) for name, one in index.items()})
+    digest = combine_sums(
+        {name.removeprefix("model."): (one.shape, one.dtype, sums[name]) for name, one in index.items()}
+    )
     files = {each.name: {"bytes": each.bytes, "checksum": each.checksum} for each in written}
     write_manifest(path, HEAD, files, version=SHARDED_VERSION, weights_digest=digest, mesh={"replicate": 1, "shard": 2})
     return path

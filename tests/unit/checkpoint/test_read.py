@@ -11,7 +11,7 @@ from torch import nn
 
 from hpctrain.checkpoint.read import choose_newest, load, load_newest, prepare_resume
 from hpctrain.checkpoint.restore import restore_weights
-from hpctrain.checkpoint.retention import move_aside
+from hpctrain.checkpoint.retention import move_replaced
 from hpctrain.checkpoint.rng import restore_rng, rng_state
 from hpctrain.checkpoint.state import Head, LiveState, weights_digest
 from hpctrain.checkpoint.warm_start import read_weights
@@ -97,7 +97,7 @@ def test_a_run_without_checkpoints_starts_from_nothing(directory):
 def test_one_that_made_way_for_a_new_one_that_was_never_published_is_resumed_from(
     directory, claim, writer, snapshot, from_scratch
 ):
-    move_aside(writer.write(snapshot(1)))
+    move_replaced(writer.write(snapshot(1)))
     if from_scratch:
         allow_start_over(directory, claim.attempt)
     assert prepare_resume(directory, claim, ALONE)

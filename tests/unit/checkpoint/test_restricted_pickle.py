@@ -19,7 +19,7 @@ import torch.distributed.checkpoint as dcp
 from torch import _utils as rebuild
 
 from hpctrain.checkpoint.compare_saves import compare_saves
-from hpctrain.checkpoint.restricted_pickle import Placeholder
+from hpctrain.checkpoint.restricted_pickle import UnknownObject
 from hpctrain.checkpoint.saved_tensors import parts_of, read_part
 
 CODE = 123
@@ -123,7 +123,7 @@ def test_a_persistent_id_leads_to_no_other_file(tmp_path, key):
         assert attempt_to_read(tmp_path / name) is None
 
 
-@pytest.mark.parametrize("kind", [OrderedDict, Placeholder, torch.nn.Module])
+@pytest.mark.parametrize("kind", [OrderedDict, UnknownObject, torch.nn.Module])
 def test_an_old_reference_to_source_code_writes_no_patch(tmp_path, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)
     # torch compares the source, and would write the difference into the working directory

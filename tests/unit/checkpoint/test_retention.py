@@ -13,11 +13,11 @@ from hpctrain.checkpoint.read import load_newest
 from hpctrain.checkpoint.retention import (
     Retention,
     discard_replaced,
-    move_aside,
-    only_ours,
+    holds_only_our_files,
+    move_replaced,
+    quarantine,
     remove_checkpoint,
     remove_leftovers,
-    set_aside,
     steps_to_remove,
 )
 from hpctrain.config.checkpoint import Checkpoint
@@ -148,7 +148,7 @@ def test_a_link_and_a_foreign_directory_aren_t_ours(directory, writer, snapshot,
 def test_what_a_network_file_system_left_in_it_doesn_t_keep_it(writer, snapshot):
     path = writer.write(snapshot(1))
     (path / ".nfs0001").write_text("")
-    assert only_ours(path)
+    assert holds_only_our_files(path)
 
 
 LEFT = (
@@ -183,7 +183,7 @@ def test_nothing_to_clean_before_the_first_checkpoint(directory):
 
 def test_one_that_made_way_for_nothing_is_put_back(directory, writer, snapshot):
     path = writer.write(snapshot(1))
-    aside = move_aside(path)
+    aside = move_replaced(path)
     assert not path.exists()
     assert remove_leftovers(directory) == [aside.name]
     assert find_damage(path) == ""
@@ -191,7 +191,7 @@ def test_one_that_made_way_for_nothing_is_put_back(directory, writer, snapshot):
 
 
 def test_one_that_was_replaced_is_removed(directory, writer, snapshot):
-    move_aside(writer.write(snapshot(1)))
+    move_replaced(writer.write(snapshot(1)))
     path = writer.write(snapshot(1))
     remove_leftovers(directory)
     assert names(directory) == ["step_00000001"]
@@ -202,7 +202,7 @@ def test_one_that_was_replaced_is_removed(directory, writer, snapshot):
 def test_what_was_in_the_way_and_isn_t_ours_is_kept_by_another_name(directory, writer, snapshot, spoil, caplog):
     path = writer.write(snapshot(1))
     spoil(path)
-    discard_replaced(move_aside(path))
+    discard_replaced(move_replaced(path))
     (kept,) = directory.checkpoints.iterdir()
     assert kept.name.startswith("replaced-step_00000001-")
     assert (kept / "model.pt").exists()
@@ -298,7 +298,7 @@ def test_a_damaged_one_that_a_resume_passes_over_is_set_aside_and_no_longer_coun
     writer.write(snapshot(200))
     damage(writer.write(snapshot(240)), how)
     found = load_newest(directory, ALONE)
-    set_aside(found.passed_over, claim)
+    quarantine(found.passed_over, claim)
     assert (found.step, saved_step(directory), directory.checkpoint_steps()) == (200, 200, [200])
     (aside,) = directory.set_aside()
     assert (aside / "state.pt").exists()
@@ -313,7 +313,7 @@ def test_one_that_could_not_be_read_stays_where_it_is(directory, writer, snapsho
     for why in ("unreadable", "other_version"):
         path = writer.write(snapshot(1))
         info = CheckpointInfo(step=1, path=path, intact=False, problem=why, **{why: True})
-        set_aside([info], claim)
+        quarantine([info], claim)
         assert directory.set_aside() == []
 
 
@@ -323,7 +323,7 @@ def test_a_superseded_attempt_sets_nothing_aside(directory, writer, snapshot, cl
     found = load_newest(directory, ALONE)
     claim.ledger.claim()
     with pytest.raises(SupersededError):
-        set_aside(found.passed_over, claim)
+        quarantine(found.passed_over, claim)
     assert directory.checkpoint_steps() == [1, 2]
 
 
@@ -333,7 +333,7 @@ def test_the_newest_two_that_were_set_aside_are_kept_and_what_a_user_put_there(
     save(1)
     for step in (5, 2, 4, 3, 6):
         damage(writer.write(snapshot(step)), "manifest" if step == 4 else "flip")
-        set_aside(load_newest(directory, ALONE).passed_over, claim)
+        quarantine(load_newest(directory, ALONE).passed_over, claim)
     (directory.set_aside()[1] / "notes.txt").write_text("mine")
     save(7)
     assert [path.name[:21] for path in directory.set_aside()] == [f"damaged-step_{step:08d}" for step in (3, 5, 6)]

@@ -202,20 +202,20 @@ def test_a_save_takes_as_long_as_its_write_and_not_as_its_copy(make, training):
     _, snapshot = training
     disk = Disk()
     saver = make(disk.own, clock=disk)
-    assert saver.takes_s == 0
+    assert saver.estimated_save_s == 0
     saver.save(snapshot(1), wait=False)
     disk.now += 2
-    assert saver.takes_s == 2  # none has ended yet: no less than this one so far
+    assert saver.estimated_save_s == 2  # none has ended yet: no less than this one so far
     disk.may_write.set()
     saver.finish()
-    assert (saver.stall_s, saver.takes_s) == (0, 12)
+    assert (saver.stall_s, saver.estimated_save_s) == (0, 12)
     disk.may_write.clear()
     saver.save(snapshot(2), wait=False)
     disk.now += 2
-    assert saver.takes_s == 10 + 12  # the rest of the one in flight goes first
+    assert saver.estimated_save_s == 10 + 12  # the rest of the one in flight goes first
     disk.may_write.set()
     saver.finish()
-    assert saver.takes_s == 12
+    assert saver.estimated_save_s == 12
 
 
 def test_reading_back_finds_what_the_disk_did(run, make, training):
@@ -331,7 +331,7 @@ def test_a_save_that_waits_for_the_locking_does_not_count_it(make, untrained, dr
     assert disk.now == 1000 * len(driver.sizes) > 0
     disk.may_write.set()
     saver.finish()
-    assert (saver.takes_s, saver.stall_s) == (10, 0)
+    assert (saver.estimated_save_s, saver.stall_s) == (10, 0)
 
 
 def test_a_save_before_which_nothing_was_locked_does_not_count_the_locking(make, training, driver, slow_locking):
@@ -344,7 +344,7 @@ def test_a_save_before_which_nothing_was_locked_does_not_count_the_locking(make,
     assert disk.now == 1000
     disk.may_write.set()
     saver.finish()
-    assert (saver.takes_s, saver.stall_s) == (10, 0)
+    assert (saver.estimated_save_s, saver.stall_s) == (10, 0)
 
 
 def test_the_save_at_the_end_of_an_attempt_takes_what_is_locked_and_locks_no_more(

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from hpctrain.checkpoint.saved_tensors import DistributedFolder
 from hpctrain.checkpoint.sharded.chunk_file import Chunk, WrittenFile, encode_metadata, write_chunks
-from hpctrain.checkpoint.sharded.digest import MODULUS, combined, partial_sums
+from hpctrain.checkpoint.sharded.digest import MODULUS, combine_sums, partial_sums
 from hpctrain.checkpoint.stored_tensor import StoredTensor, open_index
 from hpctrain.errors import CheckpointDamagedError, CheckpointError
 from hpctrain.rank.message import decode, encode
@@ -203,7 +203,7 @@ def test_a_change_of_any_kind_changes_the_digest():
 
     def digest(tensor, name="w"):
         lanes = sums(cut(name, tensor, *([] for _ in tensor.shape)))
-        return combined({name: (tuple(tensor.shape), str(tensor.dtype), lanes)})
+        return combine_sums({name: (tuple(tensor.shape), str(tensor.dtype), lanes)})
 
     found = [digest(tensor), digest(tensor, "v"), *map(digest, changed)]
     assert len(set(found)) == len(found)

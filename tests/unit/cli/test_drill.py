@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hpctrain.cli.drill import as_json, closing, conclusion, main, table
-from hpctrain.drill.comparison import Row
+from hpctrain.drill.comparison import ComparisonRow
 from hpctrain.drill.drill import Interruption, Report, unproven
 from hpctrain.errors import ConfigError, RunDirectoryError
 from hpctrain.run.directory import RunDirectory
@@ -16,8 +16,8 @@ STOPS = (
     Interruption(how="SIGINT", step=40, running_s=2.0, reason=Reason.INTERRUPTED),
 )
 TIMED = Interruption(how="SIGINT", step=None, running_s=2.04, reason=Reason.INTERRUPTED)
-EQUAL = Row("weights digest", "0123456789abcdef" * 4, "0123456789abcdef" * 4, equal=True)
-UNEQUAL = Row(
+EQUAL = ComparisonRow("weights digest", "0123456789abcdef" * 4, "0123456789abcdef" * 4, equal=True)
+UNEQUAL = ComparisonRow(
     "train/loss", "0.5, 60 values", "0.6, 60 values", equal=False, difference="first after step 14: 1.0 and 2.0"
 )
 
@@ -51,7 +51,9 @@ def test_what_differs_is_named(report):
     assert conclusion(made).startswith("not exact: interrupted after steps 13, 40, and these differ: train/loss. ")
 
 
-CLOSE = Row("tensors", "12", "12", equal=False, difference="1 of them, most of all w by 2e-06", relative=3.1e-7)
+CLOSE = ComparisonRow(
+    "tensors", "12", "12", equal=False, difference="1 of them, most of all w by 2e-06", relative=3.1e-7
+)
 
 
 def test_a_tolerance_accepts_small_differences(report):

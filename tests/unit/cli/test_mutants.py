@@ -33,17 +33,16 @@ from hpctrain.doctor.nodes import node_findings
 from hpctrain.doctor.rank_findings import rank_findings
 from hpctrain.errors import ERROR_PREFIX, HpctrainError
 from hpctrain.launch.prepare import prepare
-from hpctrain.program.reports import Event, Progress
+from hpctrain.program.reports import ProgramEvent, ProgramProgress
 from hpctrain.run.checkpoint_manifest import MANIFEST, encode_manifest
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.sweep_record import SweepRecord
-from hpctrain.search.journal import Decision, Journal
-from hpctrain.search.journal import Event as Decided
+from hpctrain.search.journal import Journal, JournalEvent, SearchDecision
 from hpctrain.search.search import Search
 from hpctrain.status.run_details import attempts_table
 from hpctrain.sync.sent_run import Rows, describe, describe_state, identify
 from hpctrain.terminal import visible
-from hpctrain.top.columns import COLUMNS, Shown
+from hpctrain.top.columns import COLUMNS, TableView
 from hpctrain.top.run_screen import OpenRun
 from hpctrain.top.watch import WatchedRun
 from tests.unit.fakes import FakeSlurm
@@ -151,8 +150,10 @@ def written(folder: Path) -> None:
         RunDirectory.at(folder / "runs" / "grid"), 0o750
     )
     journal = Journal(home)
-    journal.publish(Decision(event=Decided.BEGIN, run=0, task="12_0", time=1.0))
-    journal.publish(Decision(event=Decided.END, run=0, step=2, value=0.5, metric="loss", mode="min", reason="paused"))
+    journal.publish(SearchDecision(event=JournalEvent.BEGIN, run=0, task="12_0", time=1.0))
+    journal.publish(
+        SearchDecision(event=JournalEvent.END, run=0, step=2, value=0.5, metric="loss", mode="min", reason="paused")
+    )
 
 
 def trained(folder: Path) -> None:
@@ -304,13 +305,13 @@ def type_in(*words: str) -> None:
 def watch(run: Path) -> None:
     """Look at a run as `top` does."""
     watched = WatchedRun(RunDirectory.at(run), run.name)
-    watched.look(None)
-    shown = Shown("train/loss", time.time())
+    watched.update(None)
+    shown = TableView("train/loss", time.time())
     for column in COLUMNS:
         column.text(watched, shown)
         column.key(watched, shown)
     opened = OpenRun(watched)
-    opened.look()
+    opened.update()
     assert all(line == visible(line) for line in opened.log)
     attempts_table(watched.status, time.time())
 
@@ -358,10 +359,10 @@ def examine(folder: Path) -> None:
 
 def report_events(path: Path) -> None:
     """Take the reports of a program into account."""
-    progress = Progress()
+    progress = ProgramProgress()
     with contextlib.suppress(OSError):
         for line in path.read_bytes().split(b"\n") if path.is_file() and path.stat().st_size < 2**20 else ():
-            if (event := Event.parse(line)) is not None:
+            if (event := ProgramEvent.parse(line)) is not None:
                 progress.add(event)
 
 

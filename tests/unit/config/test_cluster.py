@@ -6,7 +6,7 @@ from hpctrain.cluster import launchers
 from hpctrain.config.cluster import Local, Slurm
 from hpctrain.errors import ConfigError
 from hpctrain.run import secret
-from hpctrain.run.launcher import PREFIX, Handover
+from hpctrain.run.launcher import PREFIX, LauncherFacts
 
 GPUS = {
     "gres": ["gpu", "gpu:4", "gpu:a100:4", "nvme:1,gpu:2", "gpu:a100:2(S:0)", "gres/gpu:1", "gres:gpu:1"],
@@ -52,8 +52,8 @@ def test_no_variable_of_a_launcher_can_be_set_by_hand():
         "GROUP_RANK",
         "MASTER_ADDR",
     }
-    # the layer of config can't import Handover, and lists these names itself
-    names |= {PREFIX + field.name.upper() for field in dataclasses.fields(Handover)}
+    # the layer of config can't import LauncherFacts, and lists these names itself
+    names |= {PREFIX + field.name.upper() for field in dataclasses.fields(LauncherFacts)}
     for name in names:
         with pytest.raises(ConfigError, match=f"cluster.env.{name}=1: is set by hpctrain or the launcher"):
             Local(env={name: "1"})

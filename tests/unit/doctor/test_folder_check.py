@@ -11,7 +11,7 @@ import pytest
 
 from hpctrain.doctor import folder_check
 from hpctrain.doctor.finding import Severity
-from hpctrain.doctor.folder_check import Trial, check_folder, room_findings
+from hpctrain.doctor.folder_check import Trial, check_folder, disk_space_findings
 from hpctrain.run.file_system import FileSystem, nearest_existing
 
 MOUNTS = """\
@@ -48,10 +48,10 @@ def test_an_operation_that_does_not_work_is_named(tmp_path: Path, monkeypatch: p
 
 
 def test_more_room_than_there_is(tmp_path: Path) -> None:
-    (finding,) = room_findings(tmp_path, 1 << 50, "for 2 checkpoints")
+    (finding,) = disk_space_findings(tmp_path, 1 << 50, "for 2 checkpoints")
     assert finding.severity is Severity.ERROR
     assert "for 2 checkpoints" in finding.problem
-    assert list(room_findings(tmp_path, 1 << 20, "for logs")) == []
+    assert list(disk_space_findings(tmp_path, 1 << 20, "for logs")) == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -59,7 +59,7 @@ def test_hardly_any_files_that_can_be_created(tmp_path: Path, monkeypatch: pytes
     status = os.statvfs(tmp_path)
     values = {name: getattr(status, name) for name in dir(status) if name.startswith("f_")}
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(**{**values, "f_files": 100, "f_favail": 9}))
-    (finding,) = room_findings(tmp_path, 1, "for logs")
+    (finding,) = disk_space_findings(tmp_path, 1, "for logs")
     assert "only 9 more files" in finding.problem
     assert "`quota -s`" in finding.remedy
 

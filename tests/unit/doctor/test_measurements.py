@@ -16,7 +16,7 @@ from hpctrain.doctor.measurements import (
     nodes_at_fault,
     pair_rounds,
     slow_pairs,
-    suspicious,
+    suspicious_pairs,
 )
 
 FAST, SLOW = 1e9, 1e7
@@ -82,7 +82,7 @@ def test_where_all_pairs_lose_packets_every_node_is_named() -> None:
 def test_of_two_nodes_the_only_pair_is_measured_again() -> None:
     pairs = measured("ab")
     assert slow_pairs(pairs) == []
-    assert suspicious(pairs) == pairs
+    assert suspicious_pairs(pairs) == pairs
 
 
 def test_a_high_latency_alone_makes_a_pair_slow() -> None:

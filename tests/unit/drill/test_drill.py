@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.drill.drill import Console, Moment, Plan, TimePlan, enough_steps, signal_of
-from hpctrain.drill.launched_run import Progress
+from hpctrain.drill.launched_run import AttemptProgress
 
 
 @given(
@@ -94,10 +94,10 @@ def test_a_moment_is_a_step_or_a_time():
     step, seconds, saved = Moment(step=5), Moment(running_s=2.0), Moment(running_s=1.0, after_save=True)
     shown = ["after step 5", "2.0 s after its start", "1.0 s after its first save"]
     assert [str(moment) for moment in (step, seconds, saved)] == shown
-    assert [step.is_reached(Progress(done, 100.0)) for done in (None, 4, 5)] == [False, False, True]
-    assert [seconds.is_reached(Progress(9, running_s)) for running_s in (1.9, 2.0)] == [False, True]
-    assert not saved.is_reached(Progress(None, 9.0))
-    assert [saved.is_reached(Progress(None, 9.0, first)) for first in (8.5, 8.0)] == [False, True]
+    assert [step.is_reached(AttemptProgress(done, 100.0)) for done in (None, 4, 5)] == [False, False, True]
+    assert [seconds.is_reached(AttemptProgress(9, running_s)) for running_s in (1.9, 2.0)] == [False, True]
+    assert not saved.is_reached(AttemptProgress(None, 9.0))
+    assert [saved.is_reached(AttemptProgress(None, 9.0, first)) for first in (8.5, 8.0)] == [False, True]
 
 
 class Stream:

@@ -15,7 +15,7 @@ import pytest
 from hpctrain.cli import main
 from hpctrain.cluster.environment import ClusterEnvironment
 from hpctrain.config.compose import ProgramComposer
-from hpctrain.launch.launcher import begin
+from hpctrain.launch.launcher import prepare_launch
 from hpctrain.launch.prepare import prepare_as_rank
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.job_records import JobRecords
@@ -79,17 +79,17 @@ def names(path):
 
 def here(composer):
     config = composer.compose(["run_dir=R"])
-    return lambda: begin(config, COMMAND)
+    return lambda: prepare_launch(config, COMMAND)
 
 
 def on_slurm(composer):
     config = composer.compose(["run_dir=R", "cluster=slurm"])
-    return lambda: begin(config, COMMAND)
+    return lambda: prepare_launch(config, COMMAND)
 
 
 def program(composer):
     config = ProgramComposer(["python", "task.py"]).compose_run(["run_dir=R"])
-    return lambda: begin(config, COMMAND)
+    return lambda: prepare_launch(config, COMMAND)
 
 
 def by_hand(composer):

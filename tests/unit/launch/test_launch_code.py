@@ -17,7 +17,7 @@ from hpctrain.config.run import ProgramRun
 from hpctrain.errors import ConfigError, RunDirectoryError
 from hpctrain.launch.existing_run import changed_config
 from hpctrain.launch.launch_code import LaunchCode, needs_code, require_original_folder
-from hpctrain.launch.launcher import begin
+from hpctrain.launch.launcher import prepare_launch
 from hpctrain.launch.local import launch_local
 from hpctrain.launch.prepare import plan, prepare, undone_on_error
 from hpctrain.run.code import code_for_attempt, current_code
@@ -114,7 +114,7 @@ def large(project):
 def test_own_code_that_cannot_be_copied_is_refused_before_anything_is_written(large, composer):
     config = composer.compose(["run_dir=R", "code.max_mb=1", *OWN])
     with pytest.raises(ConfigError, match=r"^code\.snapshot=auto: the code in .* data\.bin alone 2 MB; leave it out"):
-        begin(config, [])
+        prepare_launch(config, [])
     assert not (large / "R").exists()
 
 

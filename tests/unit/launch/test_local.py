@@ -26,7 +26,7 @@ from hpctrain.rank.rank import Member, Rank
 from hpctrain.rank.stacks import Position
 from hpctrain.rank.stop_request import STOP_SIGNALS, StopRequest
 from hpctrain.run.exit_record import ExitRecord
-from hpctrain.run.launcher import Handover
+from hpctrain.run.launcher import LauncherFacts
 from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.run.times import Times
@@ -420,7 +420,7 @@ def test_an_error_that_all_ranks_raise_is_not_printed_again(tmp_path, monkeypatc
 def test_the_end_of_a_single_process_is_printed_once(tmp_path, monkeypatch, hangs):
     def run_rank(training):
         place = ClusterEnvironment.from_environment({})
-        rank = Rank(training.config, place, Handover(attempt=1), StopRequest(), Times(0.0))
+        rank = Rank(training.config, place, LauncherFacts(attempt=1), StopRequest(), Times(0.0))
         rank.member = Member(environment=place, claim=Claim(Ledger(training.directory), 1))
         if hangs:
             rank.record_hang("no step for 3 s", Position("wait in x.py:1", "the stack", waits=True))

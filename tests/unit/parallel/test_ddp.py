@@ -22,7 +22,7 @@ def test_alone_a_model_is_not_wrapped():
 
 def test_alone_there_is_no_throwaway_backward():
     replica = Replica(nn.Linear(2, 2))
-    replica.settle(replica.for_loss(replica.model), lambda: pytest.fail("a throwaway backward"))
+    replica.fix_layout(replica.for_loss(replica.model), lambda: pytest.fail("a throwaway backward"))
 
 
 def test_batch_norms_are_replaced_wherever_they_are():

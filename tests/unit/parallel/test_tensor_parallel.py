@@ -12,7 +12,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from hpctrain.config.mesh import MeshShape
 from hpctrain.errors import ConfigError, TaskError
-from hpctrain.parallel.fsdp import where_cut
+from hpctrain.parallel.fsdp import shard_placement_fn
 from hpctrain.parallel.mesh import Mesh
 from hpctrain.parallel.tensor_parallel import FusedColumnwise, divide, find_plan, second_dimension_is_cut
 
@@ -108,6 +108,6 @@ def test_columns_that_the_shards_can_not_divide_are_refused(mesh):
     layer = on_meta(nn.Linear(4, 12))
     divide(layer, {"0": FusedColumnwise(3, heads=2)}, mesh)
     with pytest.raises(ConfigError, match=r"parallel.shard_degree=3: doesn't divide the 4 columns of 0.weight"):
-        where_cut(layer, Mesh(MeshShape(1, 3, 2), None, None))
-    cut = where_cut(layer, Mesh(MeshShape(1, 2, 2), None, None))
+        shard_placement_fn(layer, Mesh(MeshShape(1, 3, 2), None, None))
+    cut = shard_placement_fn(layer, Mesh(MeshShape(1, 2, 2), None, None))
     assert (cut(layer[0].weight), cut(layer[0].bias)) == (Shard(1), None)

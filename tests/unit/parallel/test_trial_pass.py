@@ -6,9 +6,8 @@ import torch
 from torch import nn
 
 from hpctrain.parallel.trial_pass import (
-    _CopyOnWrite,
+    FrozenParametersRestored,
     buffers_and_rng_restored,
-    frozen_parameters_restored,
     training_pass_undone,
 )
 from hpctrain.rank.world import World
@@ -19,8 +18,10 @@ ALONE = World(rank=0, size=1, local_rank=0, devices=(torch.device("cpu"),))
 @pytest.fixture
 def copied(monkeypatch):
     """The places of the parameters that are copied, in their order."""
-    places, copy = [], _CopyOnWrite._copy
-    monkeypatch.setattr(_CopyOnWrite, "_copy", lambda mode, place: (places.append(place), copy(mode, place)))
+    places, copy = [], FrozenParametersRestored._copy
+    monkeypatch.setattr(
+        FrozenParametersRestored, "_copy", lambda mode, place: (places.append(place), copy(mode, place))
+    )
     return places
 
 
@@ -31,7 +32,7 @@ def frozen(*sizes):
 def test_parameters_that_are_only_read_are_not_copied(copied):
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 2)).requires_grad_(False)
     model[2].requires_grad_(True)
-    with frozen_parameters_restored(model, compiled=False):
+    with FrozenParametersRestored(model, compiled=False):
         model(torch.randn(4, 2)).sum().backward()
         torch.optim.SGD(model[2].parameters(), lr=0.1).step()
     assert copied == []
@@ -60,7 +61,7 @@ WRITES = {
 def test_a_parameter_is_copied_once_before_it_is_written_to(copied, write):
     model = frozen(3, 4)
     before = model[1].clone()
-    with frozen_parameters_restored(model, compiled=False), torch.no_grad():
+    with FrozenParametersRestored(model, compiled=False), torch.no_grad():
         write(model[1])
         assert not torch.equal(model[1], before)
         write(model[1])
@@ -72,7 +73,7 @@ def test_parameters_in_the_same_memory_are_restored():
     model = frozen(1, 1)
     flat = torch.arange(4.0)
     model[0].data, model[1].data = flat[:2], flat[2:]
-    with frozen_parameters_restored(model, compiled=False), torch.no_grad():
+    with FrozenParametersRestored(model, compiled=False), torch.no_grad():
         flat.zero_()
     assert flat.tolist() == [0, 1, 2, 3]
 
@@ -82,7 +83,7 @@ def test_replaced_data_are_restored_with_their_shape_and_dtype(compiled):
     model = frozen(3)
     before = model[0].clone()
     memory = model[0].data_ptr()
-    with frozen_parameters_restored(model, compiled=compiled), torch.no_grad():
+    with FrozenParametersRestored(model, compiled=compiled), torch.no_grad():
         model[0].mul_(2)
         model[0].data = torch.ones(5, dtype=torch.float16)
         model[0].add_(1)
@@ -96,7 +97,7 @@ def test_a_parameter_that_a_collective_writes_to_is_restored(tmp_path):
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         work = torch.distributed.group.WORLD
-        with frozen_parameters_restored(model, compiled=False), torch.no_grad():
+        with FrozenParametersRestored(model, compiled=False), torch.no_grad():
             torch.distributed.broadcast(model[0], src=0, group=work)
             torch.distributed.all_gather([model[0].data], torch.full((3,), 7.0))
             assert model[0].tolist() == [7.0] * 3
@@ -106,7 +107,7 @@ def test_a_parameter_that_a_collective_writes_to_is_restored(tmp_path):
 
 
 def test_all_are_copied_where_compiled_code_may_write_to_them(copied):
-    with frozen_parameters_restored(frozen(1, 2), compiled=True):
+    with FrozenParametersRestored(frozen(1, 2), compiled=True):
         assert copied == [0, 1]
 
 

@@ -23,7 +23,7 @@ from hpctrain.config.stored import to_yaml
 from hpctrain.launch.local import rank_variables
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import read_exit_records
-from hpctrain.run.launcher import Handover
+from hpctrain.run.launcher import LauncherFacts
 from hpctrain.run.ledger import Ledger
 
 
@@ -121,7 +121,7 @@ class Program:
         """The environment that a launcher gives a rank."""
         environ = {name: value for name, value in os.environ.items() if not name.startswith("HPCTRAIN_")}
         environ |= rank_variables(rank, world_size, 29_123)
-        return environ | Handover(attempt=self.attempt, logged=True, parent=parent).variables()
+        return environ | LauncherFacts(attempt=self.attempt, logged=True, parent=parent).variables()
 
     def run(self, **variables):
         """Run rank zero to its end; return the exit code and the record."""

@@ -54,7 +54,7 @@ class Rank:
 
     def record_after(self, *times):
         for now in times:
-            self.watch.look(now)
+            self.watch.check(now)
         return UnconnectedRanks.read(self.record.claim_folder)
 
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from hpctrain.program.processes import Process, listing
+from hpctrain.program.processes import Process, describe_tree
 
 THIS = Process.of(os.getpid())
 
@@ -49,7 +49,7 @@ def test_a_process_and_its_descendants(started):
     assert shell in THIS.children()
     assert shell.is_shell
     assert not below[0].is_shell or below[0].command.startswith("bash")
-    lines = listing(shell).splitlines()
+    lines = describe_tree(shell).splitlines()
     assert len(lines) == 5
     assert lines[1].split()[:2] == [str(shell.pid), "S"]
     assert lines[1].endswith("(sleep 61; true); true")

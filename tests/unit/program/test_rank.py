@@ -13,7 +13,7 @@ import time
 import pytest
 
 from hpctrain.run.code import CodeSnapshot, list_of, record_code, write_files
-from hpctrain.run.launcher import Handover
+from hpctrain.run.launcher import LauncherFacts
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.run.times import read_times
@@ -65,7 +65,7 @@ def test_what_a_program_finds(program):
         }.items()
     )
     assert (
-        not Handover(attempt=1, logged=True, store="x", parent=1, terminal=1, code="x").variables().keys()
+        not LauncherFacts(attempt=1, logged=True, store="x", parent=1, terminal=1, code="x").variables().keys()
         & environ.keys()
     )
     assert not os.path.exists(environ["HPCTRAIN_SESSION"])  # noqa: PTH110 - removed at the end

@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from hpctrain.program.reports import LONGEST_LINE_BYTES, Event, EventPipe, Progress
+from hpctrain.program.reports import LONGEST_LINE_BYTES, EventPipe, ProgramEvent, ProgramProgress
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_a_full_pipe_is_read_again_at_once(pipe, tmp_path):
 
 
 def test_progress_of_one_process():
-    progress = Progress()
+    progress = ProgramProgress()
     for fields in (
         {"event": "start", "pid": 7, "stacks": True, "total_steps": 90},
         {"event": "step", "step": 41},
@@ -119,14 +119,14 @@ def test_progress_of_one_process():
         {"event": "stopping", "cause": "SIGTERM"},
         {"event": "done"},
     ):
-        progress.add(Event.parse(json.dumps(fields).encode()))
+        progress.add(ProgramEvent.parse(json.dumps(fields).encode()))
     assert (progress.first_step, progress.step, progress.total_steps) == (41, 42, 90)
     assert (progress.changes, progress.done, progress.stopping) == (3, True, "deadline")
     assert progress.with_stacks == {7}
 
 
 def test_progress_of_several_processes_is_that_of_the_lowest_rank():
-    progress = Progress()
+    progress = ProgramProgress()
     for rank, step in ((3, 1), (2, 1), (3, 2), (3, 3)):
-        progress.add(Event("step", rank, {"step": step}))
+        progress.add(ProgramEvent("step", rank, {"step": step}))
     assert (progress.step, progress.changes) == (1, 4)

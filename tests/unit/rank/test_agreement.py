@@ -152,7 +152,7 @@ def test_a_rank_alone_stops_at_once_also_by_its_handler():
     loading.poll()
     assert loading.fetch(fetch, False) == "batch"
     assert stops(lambda: loading.fetch(fetch, True))
-    assert request.on_signal is None
+    assert request._on_signal is None
     assert stops(lambda: loading.fetch(fetch, False))
     assert stops(loading.poll)
     loading.at_boundary = False

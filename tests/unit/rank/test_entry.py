@@ -10,7 +10,7 @@ import pytest
 from hpctrain.rank.entry import record_early_end
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import read_exit_records
-from hpctrain.run.launcher import Handover
+from hpctrain.run.launcher import LauncherFacts
 from hpctrain.run.reason import Reason
 from hpctrain.startup import __version__
 
@@ -28,7 +28,7 @@ def directory(tmp_path):
 
 @pytest.mark.parametrize("module", ["hpctrain.train", "hpctrain.program"])
 def test_a_rank_with_another_version_than_its_launcher_ends_before_it_reads_the_configuration(directory, module):
-    environ = os.environ | RANK_ONE | Handover(attempt=1, logged=True, version="9.8.7").variables()
+    environ = os.environ | RANK_ONE | LauncherFacts(attempt=1, logged=True, version="9.8.7").variables()
     command = [sys.executable, "-m", module, str(directory.path)]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -58,7 +58,7 @@ def test_a_rank_that_is_refused_says_why_in_its_exit_record(directory, reason):
     if reason is Reason.INFRASTRUCTURE:
         directory.config.unlink()
         directory.config.symlink_to("/proc/self/mem")  # a read of which fails, as on a file system with errors
-    environ = os.environ | RANK_ONE | Handover(attempt=1, logged=True).variables()
+    environ = os.environ | RANK_ONE | LauncherFacts(attempt=1, logged=True).variables()
     command = [sys.executable, "-m", "hpctrain.program", str(directory.path)]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -70,7 +70,7 @@ def test_a_rank_that_is_refused_says_why_in_its_exit_record(directory, reason):
 
 @pytest.mark.parametrize("name", ["RANK", "SLURM_PROCID"])
 def test_a_rank_whose_variables_contradict_each_other_leaves_a_record(directory, name):
-    environ = {name: "1"} | Handover(attempt=1, logged=True).variables()
+    environ = {name: "1"} | LauncherFacts(attempt=1, logged=True).variables()
     record_early_end(directory, Reason.FAILED, "no", environ | {"WORLD_SIZE": "2"})
     assert read_exit_records(directory.attempt(1))[1].message == "no"
 

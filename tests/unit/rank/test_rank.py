@@ -12,12 +12,12 @@ from hpctrain.errors import TaskError
 from hpctrain.rank import rank as rank_module
 from hpctrain.rank.classification import NCCL_ERRORS
 from hpctrain.rank.rank import Member, Rank
-from hpctrain.rank.stacks import Position
+from hpctrain.rank.stacks import StackPosition
 from hpctrain.rank.stop_request import StopRequest
 from hpctrain.run.config_change import change_config, keep_config
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import Collectives, ExitRecord, read_exit_records
-from hpctrain.run.launcher import Handover, Owner
+from hpctrain.run.launcher import LauncherFacts, Owner
 from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.run.times import Times
@@ -31,7 +31,7 @@ SECOND_OF_TWO = {
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "29400",
 }
-HANG = "no step for 3 s", Position("wait in x.py:1", "the stack", waits=True)
+HANG = "no step for 3 s", StackPosition("wait in x.py:1", "the stack", waits=True)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def make(monkeypatch):
 
     def build(variables=SECOND_OF_TWO, *, attempt=1):
         environment = ClusterEnvironment.from_environment(variables)
-        return Rank(Config(), environment, Handover(attempt=attempt), StopRequest(), Times(0.0))
+        return Rank(Config(), environment, LauncherFacts(attempt=attempt), StopRequest(), Times(0.0))
 
     return build
 
@@ -133,7 +133,7 @@ def test_a_rank_whose_gpu_waits_for_nccl_waits_for_others_wherever_python_is(mak
     rank = make()
     enter(rank, directory)
     rank.world = World(Collectives({"nccl default_pg": 7}, "nccl default_pg", "all_reduce", 7))
-    rank.record_hang("no step for 3 s", Position("tolist in meter.py:1", "the stack", waits=False))
+    rank.record_hang("no step for 3 s", StackPosition("tolist in meter.py:1", "the stack", waits=False))
     record = read_exit_records(directory.attempt(1))[1]
     assert (record.blames_peer, record.collectives) == (True, rank.world.found)
 
@@ -142,7 +142,7 @@ def test_a_rank_that_stands_still_with_all_its_collectives_finished_is_the_cause
     rank = make()
     enter(rank, directory)
     rank.world = World(Collectives({"nccl default_pg": 6}))
-    rank.record_hang("no step for 3 s", Position("read in data.py:1", "the stack", waits=False))
+    rank.record_hang("no step for 3 s", StackPosition("read in data.py:1", "the stack", waits=False))
     assert not read_exit_records(directory.attempt(1))[1].blames_peer
 
 

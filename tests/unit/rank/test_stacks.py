@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from hpctrain.rank.stacks import Position
+from hpctrain.rank.stacks import StackPosition
 
 PROGRAM = """
 def {name}():
@@ -33,7 +33,7 @@ def a_thread_in(name, path):
 def position(thread, name):
     """Where the thread stands once it has come to the function."""
     for _ in range(1000):
-        found = Position.of(thread.ident)
+        found = StackPosition.of(thread.ident)
         if found.text.startswith(f"{name} ") and found.text.endswith(":3"):  # where it waits
             break
         time.sleep(0.005)
@@ -63,4 +63,4 @@ def test_a_thread_that_has_ended_has_no_position():
     thread = threading.Thread(target=int)
     thread.start()
     thread.join()
-    assert Position.of(thread.ident) == Position("a thread that has ended", "", waits=False)
+    assert StackPosition.of(thread.ident) == StackPosition("a thread that has ended", "", waits=False)

@@ -235,7 +235,7 @@ def test_the_rendezvous_times_out_before_the_watchdog_ends_the_start():
 def test_silence_adds_up_until_the_mark_changes():
     watch = HangWatch(Health(hang_timeout_s=2), now=100.0, every_s=1.0)
     looks = [(1, 101.0), (1, 102.0), (1, 103.5), (2, 104.0), (2, 105.0), (1, 106.0)]
-    silences = [(watch.look(Phase.TRAINING, mark, now), watch.silence_s) for mark, now in looks]
+    silences = [(watch.update(Phase.TRAINING, mark, now), watch.silence_s) for mark, now in looks]
     complaint = "no step for 2 s (health.hang_timeout_s)"
     assert silences == [("", 0.0), ("", 1.0), (complaint, 2.5), ("", 0.0), ("", 1.0), ("", 0.0)]
 
@@ -243,7 +243,7 @@ def test_silence_adds_up_until_the_mark_changes():
 def test_a_process_that_was_suspended_did_not_hang():
     watch = HangWatch(Health(), now=0.0, every_s=1.0)
     for now, silence_s in ((1.0, 0.0), (7200.0, 2.0), (7201.0, 3.0)):
-        assert not watch.look(Phase.TRAINING, "mark", now)
+        assert not watch.update(Phase.TRAINING, "mark", now)
         assert watch.silence_s == silence_s
 
 

@@ -12,7 +12,7 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.evaluation import EvaluationRecord, Score
 from hpctrain.run.ledger import Ledger, StartFacts
 from hpctrain.run.reason import Reason
-from hpctrain.search.journal import Decision, Event, Journal
+from hpctrain.search.journal import Journal, JournalEvent, SearchDecision
 from hpctrain.status.runs import find_runs
 
 
@@ -141,10 +141,10 @@ def test_the_budget_of_each_rung(home, read_page):
     journal = Journal(RunDirectory.at(home))
     journal.folder.mkdir()
     for run in range(4):
-        journal.publish(Decision(event=Event.BEGIN, run=run, task="1"))
-        journal.publish(Decision(event=Event.END, run=run, step=10, value=0.1 * run, reason="paused"))
-    journal.publish(Decision(event=Event.BEGIN, run=3, rung=1, task="1"))
-    journal.publish(Decision(event=Event.END, run=3, rung=1, step=30, reason="failed"))
+        journal.publish(SearchDecision(event=JournalEvent.BEGIN, run=run, task="1"))
+        journal.publish(SearchDecision(event=JournalEvent.END, run=run, step=10, value=0.1 * run, reason="paused"))
+    journal.publish(SearchDecision(event=JournalEvent.BEGIN, run=3, rung=1, task="1"))
+    journal.publish(SearchDecision(event=JournalEvent.END, run=3, rung=1, step=30, reason="failed"))
     page = read_page(sweep_page(home, find_runs(home)))
     assert "Budget by rung" in page.headings
     assert "rung 0 4 runs, 4 with a value 40 steps, 66.7%" in page.text

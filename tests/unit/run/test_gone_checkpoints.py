@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from hpctrain.attempt.outcome import Outcome, record_end
-from hpctrain.checkpoint.retention import move_aside
+from hpctrain.checkpoint.retention import move_replaced
 from hpctrain.run.checkpoints import saved_step
 from hpctrain.run.gone_checkpoints import (
     allow_start_over,
@@ -77,7 +77,7 @@ def test_what_retention_removed_and_what_was_set_aside_is_not_gone(directory):
 
 def test_one_that_made_way_for_a_new_one_that_was_never_published_is_not_gone(directory):
     attempt(directory, start=0, published=60)
-    aside = move_aside(save(directory, 60))
+    aside = move_replaced(save(directory, 60))
     assert (saved_step(directory), gone_step(directory), describe_gone(directory)) == (60, None, "")
     (aside / "manifest.json").unlink()
     assert describe_gone(directory)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hpctrain.run.job_records import JobRecords
+from hpctrain.run.job_records import JobRecords, cancelled_at
 
 
 def test_submissions_are_kept_in_order(directory):
@@ -19,5 +19,5 @@ def test_a_wait_is_neither_a_submission_nor_withdraws_a_cancellation(directory):
     records.add({"cancelled": True, "time": 2.0})
     records.wait("7")
     assert records.is_own("7")
-    assert records.cancelled_at == 2.0
+    assert cancelled_at(records.read()) == 2.0
     assert (records.waits("7"), records.waits("8")) == (2, 0)

@@ -63,12 +63,12 @@ def test_the_first_step_is_logged_and_recorded(times, clock, tmp_path, caplog):
 
 
 def test_it_is_written_now_and_then_and_when_due(times, clock, tmp_path):
-    times.record(1, due=True)
+    times.record(1, force=True)
     assert read_times(tmp_path) == {}
     times.record_in(tmp_path)
     steps = []
     for step in range(30):
-        times.record(step, due=step == 17)
+        times.record(step, force=step == 17)
         steps.append(read_times(tmp_path)["last_step"])
         clock.advance(1.0)
     assert sorted(set(steps)) == [0, 10, 17, 27]
@@ -76,7 +76,7 @@ def test_it_is_written_now_and_then_and_when_due(times, clock, tmp_path):
 
 def test_a_file_system_that_refuses_does_not_stop_the_training(times, tmp_path):
     times.record_in(tmp_path / "gone")
-    times.record(1, due=True)
+    times.record(1, force=True)
     assert read_times(tmp_path / "gone") == {}
 
 
@@ -94,7 +94,7 @@ def test_the_ledger_takes_them_over_at_the_end(times, tmp_path):
     times.record_in(claim)
     ledger.start(1, None, PhaseTimes(**times.spent()), job_id=None, nodes=[], world_size=1, step=0)
     times.enter("train_s")
-    times.record(7, due=True)
+    times.record(7, force=True)
     ledger.end(1, reason=Reason.INFRASTRUCTURE, step=0)
     (attempt,) = ledger.attempts()
     assert (attempt.import_s, attempt.last_step, attempt.end_step) == (2.0, 7, 0)

@@ -7,7 +7,7 @@ import pytest
 from hpctrain.config.compose import Composer
 from hpctrain.errors import ConfigError
 from hpctrain.search.algorithm import MAX_RUNS, expand, promotable
-from hpctrain.search.journal import Decision, Event
+from hpctrain.search.journal import JournalEvent, SearchDecision
 from hpctrain.search.runs import with_progress
 from tests.support.searching import asha, prepared
 
@@ -50,8 +50,8 @@ def test_a_slow_sweep_shows_progress_and_a_quick_one_nothing(capsys: pytest.Capt
     assert capsys.readouterr().err == ""
 
 
-def end(run: int, value: float | None, rung: int = 0, reason: str = "paused", mode: str = "max") -> Decision:
-    return Decision(event=Event.END, run=run, rung=rung, value=value, mode=mode, reason=reason)
+def end(run: int, value: float | None, rung: int = 0, reason: str = "paused", mode: str = "max") -> SearchDecision:
+    return SearchDecision(event=JournalEvent.END, run=run, rung=rung, value=value, mode=mode, reason=reason)
 
 
 def test_rungs_are_powers_of_the_reduction_factor(tmp_path: Path) -> None:

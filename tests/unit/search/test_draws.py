@@ -50,6 +50,6 @@ def test_an_unlikely_element_is_found_at_last():
 
 def test_runs_that_exist_are_not_drawn_again():
     first = draws(SMALL, 0, 5)
-    others = draws(SMALL, 0, 100, taken=first, first=5)
+    others = draws(SMALL, 0, 100, existing=first, first=5)
     assert len(others) == 7
     assert not set(first) & set(others)

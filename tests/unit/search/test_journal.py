@@ -7,13 +7,13 @@ import os
 from pathlib import Path
 
 from hpctrain.run.directory import RunDirectory
-from hpctrain.search.journal import Decision, Event, Journal, read_journal
+from hpctrain.search.journal import Journal, JournalEvent, SearchDecision, read_journal
 
-BEGIN = Decision(
-    event=Event.BEGIN, run=3, task="12_3", claims_before=0, time=5.0, drawn={"params": {"optimizer.lr": 0.1}}
+BEGIN = SearchDecision(
+    event=JournalEvent.BEGIN, run=3, task="12_3", claims_before=0, time=5.0, drawn={"params": {"optimizer.lr": 0.1}}
 )
-END = Decision(
-    event=Event.END, run=3, rung=1, step=30, value=0.0, metric="accuracy", mode="max", reason="paused", time=6.5
+END = SearchDecision(
+    event=JournalEvent.END, run=3, rung=1, step=30, value=0.0, metric="accuracy", mode="max", reason="paused", time=6.5
 )
 
 
@@ -70,7 +70,7 @@ def test_fields_that_cannot_be_make_no_decision(tmp_path: Path) -> None:
     ):
         (folder / f"{number:06d}.json").write_text(text)
     (folder / "000004.json").write_text('{"event": "end", "run": 1, "rung": 0, "time": 1, "value": NaN, "mode": "up"}')
-    assert read_journal(RunDirectory.at(tmp_path)) == [Decision(event=Event.END, run=1, time=1.0)]
+    assert read_journal(RunDirectory.at(tmp_path)) == [SearchDecision(event=JournalEvent.END, run=1, time=1.0)]
 
 
 def test_what_is_not_the_journals_neither_stops_nor_blocks_it(tmp_path: Path) -> None:

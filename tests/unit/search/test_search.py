@@ -128,7 +128,7 @@ def test_a_run_is_continued_by_another_task_once_it_is_released(tmp_path: Path) 
     search = asha(home)
     first = search.ask("7_0")
     assert search.ask("7_1") is None
-    search.release([*search.state().given.values()])
+    search.release([*search.state().active.values()])
     assert asha(home).ask("8_0") == first
 
 
@@ -136,7 +136,7 @@ def test_a_released_run_that_was_killed_comes_after_a_new_one(tmp_path: Path) ->
     search = asha(prepared(tmp_path, 2))
     killed = search.ask("here:1")
     Ledger(search.directory(0)).claim()
-    search.release([*search.state().given.values()])
+    search.release([*search.state().active.values()])
     new = search.ask("here:2", max_new_runs=None)
     assert new is not None
     assert new.run == 1
@@ -150,7 +150,7 @@ def test_a_run_is_released_only_as_long_as_nothing_else_was_decided(tmp_path: Pa
     second = mine.ask("7_1")
     assert first is not None
     assert second is not None
-    seen = [*mine.state().given.values()]
+    seen = [*mine.state().active.values()]
     # another process has released the first run, and a task has it again; the second one has ended meanwhile
     other.release([one for one in seen if one.run == 0])
     assert other.ask("8_0") == first

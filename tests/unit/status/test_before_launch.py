@@ -15,7 +15,7 @@ def job(job_id, state):
 def look(*runs, **jobs):
     """Look at runs; jobs by id and state, as j20="RUNNING"."""
     records = {name[1:]: job(name[1:], state) for name, state in jobs.items()}
-    return OtherRuns.look([str(run.path) for run in runs], lambda ids: {one: records.get(one) for one in ids})
+    return OtherRuns.read([str(run.path) for run in runs], lambda ids: {one: records.get(one) for one in ids})
 
 
 def test_completed_runs_are_left_out(tmp_path):
@@ -50,6 +50,6 @@ def test_without_slurm_s_answer_a_job_may_still_run(tmp_path):
     queued = run_before(tmp_path / "a", "preempted", job_id="20")
     failed = run_before(tmp_path / "b", job_id="30")
     end_attempt(failed, "failed", "30")
-    found = OtherRuns.look([str(queued.path), str(failed.path)], lambda _: None)
+    found = OtherRuns.read([str(queued.path), str(failed.path)], lambda _: None)
     assert [one.path for one in found.going] == [queued.path]
     assert [one.path for one in found.stopped] == [failed.path]

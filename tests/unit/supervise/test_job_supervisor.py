@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from hpctrain.run.job_records import JobRecords
+from hpctrain.run.job_records import JobRecords, cancelled_at
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.scheduler.slurm import Slurm
@@ -45,6 +45,11 @@ def two(supervisor, tmp_path):
     return [(one, one.plan) for one in found]
 
 
+def reason(one):
+    attempts = Ledger(one.directory).attempts()
+    return attempts[-1].reason if attempts else None
+
+
 def kinds(one):
     records = JobRecords(one.directory).read()
     return [next(kind for kind in ("began", "left", "cancelled") if record.get(kind)) for record in records]
@@ -54,24 +59,22 @@ def test_one_run_after_another(slurm, job, two):
     slurm.plan(PAUSES)
     (first, plan), (second, other) = two
     both = job()
-    end = both.run(plan)
-    assert (end.exit_code, end.reason, end.job_ends) == (4, Reason.PAUSED, False)
+    assert (both.run(plan), reason(first)) == ((4, False), Reason.PAUSED)
     slurm.plan(COMPLETES)
-    end = both.run(other)
-    assert (end.exit_code, end.reason, end.job_ends) == (0, Reason.COMPLETED, False)
+    assert (both.run(other), reason(second)) == ((0, False), Reason.COMPLETED)
     assert kinds(first) == kinds(second) == ["began", "left"]
     assert RunRecords.read(first.directory).present_job_ids == ()
     assert not slurm.requeued
     # a requeue that comes too late finds nothing to do
-    assert both.run(plan).reason is Reason.PAUSED
+    assert (both.run(plan), reason(first)) == ((4, False), Reason.PAUSED)
     assert len(story(first)) == 1
 
 
 def test_a_preempted_run_is_not_left(slurm, job, two):
     slurm.plan(ends("preempted", 14))
     first, plan = two[0]
-    end = job().run(plan)
-    assert (end.reason, end.job_ends, slurm.requeued) == (Reason.PREEMPTED, True, ["7"])
+    _, job_ends = job().run(plan)
+    assert (reason(first), job_ends, slurm.requeued) == (Reason.PREEMPTED, True, ["7"])
     assert kinds(first) == ["began"]
     assert RunRecords.read(first.directory).present_job_ids == ("7",)
 
@@ -80,8 +83,8 @@ def test_a_preempted_run_is_not_left(slurm, job, two):
 def test_a_job_that_ends_while_a_run_pauses_comes_back_for_the_others(slurm, job, two, stop, requeued):
     slurm.plan(replace(PAUSES, job=STOPS[stop]))
     (first, plan), _ = two
-    end = job().run(plan)
-    assert (end.reason, end.job_ends, slurm.requeued) == (Reason.PAUSED, True, requeued)
+    _, job_ends = job().run(plan)
+    assert (reason(first), job_ends, slurm.requeued) == (Reason.PAUSED, True, requeued)
     assert kinds(first) == ["began", "left"]
 
 
@@ -89,27 +92,28 @@ def test_no_run_begins_in_a_job_whose_time_is_almost_over(slurm, job, two):
     slurm.plan(PAUSES)
     (_, plan), (second, other) = two
     both = job()
-    assert not both.run(plan).job_ends
+    assert both.run(plan) == (4, False)
     soon = re.sub(r" EndTime=\d+", f" EndTime={int(time.time()) + 60}", RUNNING)
     slurm.job(soon)
-    end = both.run(other)
-    assert (end.reason, end.job_ends, slurm.requeued) == (None, True, ["7"])
+    _, job_ends = both.run(other)
+    assert (reason(second), job_ends, slurm.requeued) == (None, True, ["7"])
     assert (kinds(second), story(second)) == ([], [])
 
 
 def test_requeues_under_another_run_are_not_counted(slurm, job, two, unwritable):
     """The job has been requeued more often than a run may be without a record."""
-    _, other = two[1]
+    second, other = two[1]
     unwritable(None)
-    end = job(restarts=5).run(other)
-    assert (end.reason, end.job_ends, slurm.requeued) == (None, True, ["7"])
+    _, job_ends = job(restarts=5).run(other)
+    assert (reason(second), job_ends, slurm.requeued) == (None, True, ["7"])
 
 
 def test_an_attempt_that_another_job_left_without_a_record_is_not_a_requeue_of_this_one(slurm, job, two):
     second, other = two[1]
     Ledger(second.directory).claim()
     slurm.plan(COMPLETES, first=2)
-    assert job(restarts=3).run(other).reason is Reason.COMPLETED
+    job(restarts=3).run(other)
+    assert reason(second) is Reason.COMPLETED
     closed = Ledger(second.directory).attempts()[0]
     assert (closed.reason, closed.requeued_by) == (Reason.INFRASTRUCTURE, None)
 
@@ -117,14 +121,14 @@ def test_an_attempt_that_another_job_left_without_a_record_is_not_a_requeue_of_t
 def test_a_cancellation_stays_when_the_job_leaves(slurm, job, two):
     slurm.plan(replace(KILLED, job=STOPS["cancelled"]))
     first, plan = two[0]
-    end = job().run(plan)
-    assert (end.reason, end.job_ends) == (Reason.CANCELLED, True)
+    _, job_ends = job().run(plan)
+    assert (reason(first), job_ends) == (Reason.CANCELLED, True)
     records = JobRecords(first.directory)
     records.add({"cancelled": True, "time": time.time()})
     records.leave("7")
-    assert records.cancelled_at is not None
+    assert cancelled_at(records.read()) is not None
     records.begin("8", 0)
-    assert records.cancelled_at is None
+    assert cancelled_at(records.read()) is None
     assert json.loads(first.directory.jobs.read_text().splitlines()[0])["began"]
 
 

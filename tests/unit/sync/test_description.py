@@ -96,7 +96,7 @@ def test_rows_are_read_as_they_come_and_void_ones_are_forgotten(made_run):
     rows.read()
     assert [row.step for row in rows.before(4)] == [2, 3]
     assert repr(rows.before(None)[-1].values) == "{'a': nan}"
-    rows.taken(rows.before(3))
+    rows.mark_sent(rows.before(3))
     replaced = directory.metrics.with_name("new")
     replaced.write_text('{"step": 1, "a": 1}\n{"step": 2, "a": 2}\n{"step": 3, "b": 4}\n')
     replaced.replace(directory.metrics)
@@ -109,7 +109,7 @@ def test_a_replacement_that_got_the_inode_of_the_file_before_it_is_seen(made_run
     rows = Rows(directory, after=-1)
     directory.metrics.write_text('{"step": 1, "a": 1}\n{"step": 2, "a": 2}\n{"step": 3, "a": 3}\n')
     rows.read()
-    rows.taken(rows.before(2))
+    rows.mark_sent(rows.before(2))
     # in place: as a file system that gives the number of a removed file to the next one
     directory.metrics.write_text('{"step": 1, "a": 1}\n{"step": 2, "a": 2}\n{"step": 3, "b": 4}\n{"step": 4, "b": 5}\n')
     rows.read()
@@ -136,7 +136,7 @@ def test_taking_rows_costs_as_much_as_there_are_rows(made_run):
     read = rows._rows = Counted(rows._rows)
     found = rows.before(None)
     for first in range(0, 600, 10):
-        rows.taken(found[first : first + 10])
+        rows.mark_sent(found[first : first + 10])
     assert rows.before(None) == []
     assert read.num_seen <= 600
 
@@ -147,7 +147,7 @@ def test_rows_continue_after_what_another_sender_has_sent_or_not(made_run, after
     directory.metrics.write_text("".join(f'{{"step": {step}}}\n' for step in range(4)))
     rows = Rows(directory, after=-1)
     rows.read()
-    rows.taken(rows.before(2))
+    rows.mark_sent(rows.before(2))
     rows.continue_after(after)
     rows.read()
     assert [row.step for row in rows.before(None)] == steps

@@ -17,13 +17,13 @@ from textual.widgets import Input, Static
 
 from hpctrain.metrics.sink import JsonLinesSink
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.job_records import JobRecords
+from hpctrain.run.job_records import JobRecords, cancelled_at
 from hpctrain.run.ledger import Ledger
 from hpctrain.run.reason import Reason
 from hpctrain.status.state import RunState
 from hpctrain.terminal import visible
 from hpctrain.top.app import TopApp
-from hpctrain.top.messages import Question, Text, fitted, plain
+from hpctrain.top.messages import QuestionScreen, TextScreen, fitted, plain
 from hpctrain.top.run_screen import RunScreen
 from hpctrain.top.runs_screen import RunTable
 from hpctrain.top.watch import Watch
@@ -119,7 +119,7 @@ def test_it_shows_sorts_filters_and_opens(make_run, tmp_path):
             assert len(names(app)) == 3
             assert not app.screen.query_one(Input).display
             await pilot.press("question_mark")
-            assert isinstance(app.screen, Text)
+            assert isinstance(app.screen, TextScreen)
             assert "both ask first" in text_of(app)
             await pilot.press("escape")
             await pilot.press("q")
@@ -172,9 +172,9 @@ def test_the_text_of_a_run_is_neither_markup_nor_control_sequences(make_run, tmp
             for keys in (["m"], ["m"], ["slash", "[", "enter"], ["c"], ["escape", "r"]):
                 await look(*keys)
             app.pop_screen()
-            app.push_screen(Text(HOSTILE, HOSTILE))
+            app.push_screen(TextScreen(HOSTILE, HOSTILE))
             app.notify(plain(HOSTILE).plain, markup=False)
-            await until(pilot, lambda: isinstance(app.screen, Text))
+            await until(pilot, lambda: isinstance(app.screen, TextScreen))
             await look()
             await look("escape", "enter")
             await until(pilot, lambda: isinstance(app.screen, RunScreen) and app.screen.opened.log)
@@ -183,7 +183,7 @@ def test_the_text_of_a_run_is_neither_markup_nor_control_sequences(make_run, tmp
             app.screen.opened.log.append("")
             log.unlink()
             log.mkdir()
-            app.screen.opened.look()
+            app.screen.opened.update()
             app.on_top_app_looked()
             await look()
 
@@ -210,7 +210,7 @@ def test_many_attempts_scroll_and_a_log_that_turns_unreadable_says_so(make_run, 
             await pilot.press("a")
             opened_run = app.screen.opened
             opened_run._log_file.read = lambda: (_ for _ in ()).throw(OSError(5, "Input/output error"))
-            opened_run.look()
+            opened_run.update()
             app.screen.show_run()
             await until(pilot, lambda: "the log can't be read" in "\n".join(lines(app)))
 
@@ -285,12 +285,12 @@ def test_cancelling_asks_first_and_stops_a_local_run(make_run, tmp_path):
             async with opened(tmp_path / "runs") as (app, pilot):
                 assert app.screen.chosen.status.state is RunState.RUNNING
                 await pilot.press("c")
-                assert isinstance(app.screen, Question)
+                assert isinstance(app.screen, QuestionScreen)
                 assert "Cancel a, which is running?" in text_of(app)
                 await pilot.press("n")
                 assert process.poll() is None
                 await pilot.press("c", "y")
-                await until(pilot, lambda: isinstance(app.screen, Text))
+                await until(pilot, lambda: isinstance(app.screen, TextScreen))
                 assert f"asked process {process.pid} to stop" in text_of(app)
                 await pilot.press("escape")
                 process.wait(10)
@@ -300,7 +300,7 @@ def test_cancelling_asks_first_and_stops_a_local_run(make_run, tmp_path):
 
         asyncio.run(use())
     assert process.returncode == -signal.SIGINT
-    assert JobRecords(directory).cancelled_at is not None
+    assert cancelled_at(JobRecords(directory).read()) is not None
 
 
 def test_a_run_of_this_machine_is_not_trained_in_the_application(make_run, tmp_path):
@@ -309,7 +309,7 @@ def test_a_run_of_this_machine_is_not_trained_in_the_application(make_run, tmp_p
     async def use():
         async with opened(tmp_path / "runs") as (app, pilot):
             await pilot.press("r")
-            assert isinstance(app.screen, Text)
+            assert isinstance(app.screen, TextScreen)
             assert f"python -m hpctrain resume {directory.path}" in text_of(app)
 
     asyncio.run(use())
@@ -321,10 +321,10 @@ def test_resuming_a_run_of_a_cluster_asks_and_shows_what_the_command_prints(make
     async def use():
         async with opened(tmp_path / "runs") as (app, pilot):
             await pilot.press("r")
-            assert isinstance(app.screen, Question)
+            assert isinstance(app.screen, QuestionScreen)
             await pilot.press("y")
             # a screen is there a moment before its text
-            await until(pilot, lambda: isinstance(app.screen, Text) and "exit code 2" in text_of(app))
+            await until(pilot, lambda: isinstance(app.screen, TextScreen) and "exit code 2" in text_of(app))
             assert "hpctrain: error:" in text_of(app)
 
     asyncio.run(use())

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hpctrain.run.directory import RunDirectory
@@ -12,16 +14,16 @@ from hpctrain.top.columns import (
     PROGRESS,
     RUN,
     STATE,
-    Shown,
+    TableView,
     gap,
+    in_order,
     matches,
     short_varied,
-    sort_by,
     widths,
 )
 from hpctrain.top.watch import WatchedRun
 
-SHOWN = Shown("eval/loss", 1000.0)
+SHOWN = TableView("eval/loss", 1000.0)
 
 
 def run(name, *, state=RunState.RUNNING, **fields):
@@ -34,19 +36,19 @@ def run(name, *, state=RunState.RUNNING, **fields):
 def test_runs_without_a_value_come_last_in_both_orders():
     runs = [run("a", metrics={"eval/loss": 2.0}), run("b"), run("c", metrics={"eval/loss": float("nan")})]
     runs.append(run("d", metrics={"eval/loss": 1.0}))
-    assert [one.name for one in sort_by(METRIC, runs, SHOWN, descending=False)] == ["d", "a", "b", "c"]
-    assert [one.name for one in sort_by(METRIC, runs, SHOWN, descending=True)] == ["a", "d", "b", "c"]
+    assert [one.name for one in in_order(runs, replace(SHOWN, by=METRIC))] == ["d", "a", "b", "c"]
+    assert [one.name for one in in_order(runs, replace(SHOWN, by=METRIC, descending=True))] == ["a", "d", "b", "c"]
 
 
 def test_numbers_in_names_sort_as_numbers():
     runs = [run("sweep/10"), run("sweep/9"), run("other/1")]
-    assert [one.name for one in sort_by(RUN, runs, SHOWN, descending=False)] == ["other/1", "sweep/9", "sweep/10"]
+    assert [one.name for one in in_order(runs, replace(SHOWN, by=RUN))] == ["other/1", "sweep/9", "sweep/10"]
 
 
 def test_every_column_sorts_runs_of_which_nothing_is_known():
     runs = [run("a"), run("b", state=RunState.FAILED, note="why", job_ids=("12_3",))]
     for column in COLUMNS:
-        assert len(sort_by(column, runs, SHOWN, descending=True)) == 2
+        assert len(in_order(runs, replace(SHOWN, by=column, descending=True))) == 2
         assert isinstance(column.text(runs[0], SHOWN), str)
 
 

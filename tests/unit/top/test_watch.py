@@ -62,22 +62,22 @@ def test_a_run_that_trains_is_interrupted_and_resumes(watch, make_run, slurm, cl
     directory = make_run("a")
     slurm.queue(j12={"State": "RUNNING"})
     log(directory, 10, 20, 30)
-    watch.look()
+    watch.update()
     (run,) = watch.runs
     assert run.status.state is RunState.UNKNOWN  # SLURM has not been asked
     assert watch.ask(pytest.fail)
-    watch.look()
+    watch.update()
     assert (run.status.state, run.status.step, run.status.total_steps) == (RunState.RUNNING, 30, 100)
     log(directory, 40, resumed=30)
-    watch.look()
+    watch.update()
     assert (run.status.step, run.status.metrics) == (40, {"train/loss": 1 / 40})
     assert [step for step, _ in run.curves.by_name["train/loss"].points()][-1] == 40
     Ledger(directory).end(1, reason=Reason.PREEMPTED, step=40)
     slurm.queue(j12={"State": "PENDING", "Reason": "Priority"})
     clock.advance(ASK_EVERY_S)
-    watch.look()
+    watch.update()
     assert watch.ask(pytest.fail)
-    watch.look()
+    watch.update()
     assert run.status.state is RunState.QUEUED
     # the resume drops what came after its step
     begin(directory, 20)
@@ -85,7 +85,7 @@ def test_a_run_that_trains_is_interrupted_and_resumes(watch, make_run, slurm, cl
     slurm.queue(j12={"State": "RUNNING"})
     clock.advance(ASK_EVERY_S)
     watch.ask(pytest.fail)
-    watch.look()
+    watch.update()
     assert (run.status.state, run.status.step) == (RunState.RUNNING, 25)
     assert [step for step, _ in run.curves.by_name["train/loss"].points()] == [10, 20, 25]
     (plain,) = read_statuses([directory], brief=True, ask=lambda job_ids, warn: watch.query.answers)
@@ -97,7 +97,7 @@ def test_slurm_is_asked_once_for_all_and_seldom(watch, make_run, slurm, clock):
         make_run(str(number), f"12_{number}")
     slurm.queue(**{f"j12_{number}": {"State": "RUNNING"} for number in range(5)})
     for _ in range(25):
-        watch.look()
+        watch.update()
         watch.ask(pytest.fail)
         clock.advance(1)
     assert len(slurm.questions) == 3
@@ -109,9 +109,9 @@ def test_jobs_that_are_over_are_not_asked_about_again(watch, make_run, slurm, cl
         make_run(str(number), f"{number + 1}")
     slurm.queue(j1={"State": "FAILED"}, j2={"State": "RUNNING"})
     for _ in range(2):
-        watch.look()
+        watch.update()
         watch.ask(pytest.fail)
-        watch.look()
+        watch.update()
         clock.advance(ASK_EVERY_S)
     assert [set(asked.split(",")) for asked in slurm.questions] == [{"1", "2"}, {"2"}]
 
@@ -119,12 +119,12 @@ def test_jobs_that_are_over_are_not_asked_about_again(watch, make_run, slurm, cl
 def test_a_silent_controller_leaves_the_last_answer(watch, make_run, slurm, clock):
     make_run("a")
     slurm.queue(j12={"State": "RUNNING"})
-    watch.look()
+    watch.update()
     watch.ask(pytest.fail)
     watch.query._ask = lambda job_ids, warn: None
     clock.advance(ASK_EVERY_S)
     assert watch.ask(pytest.fail)
-    watch.look()
+    watch.update()
     assert watch.runs[0].status.state is RunState.RUNNING
     assert watch.query.silent
 
@@ -132,53 +132,53 @@ def test_a_silent_controller_leaves_the_last_answer(watch, make_run, slurm, cloc
 def test_without_slurm_the_records_decide(tmp_path, make_run, clock):
     make_run("a")
     watch = Watch(tmp_path / "runs", clock, lambda job_ids, warn: None)
-    watch.look()
+    watch.update()
     watch.ask(pytest.fail)
-    watch.look()
+    watch.update()
     assert watch.runs[0].status.note == "SLURM can't be reached from here"
 
 
 def test_runs_appear_and_vanish(watch, make_run, clock):
-    watch.look()
+    watch.update()
     assert watch.runs == ()
     first = make_run("first")
-    watch.look()
+    watch.update()
     assert watch.runs == ()
     clock.advance(FIND_EVERY_S)
-    watch.look()
+    watch.update()
     assert [run.name for run in watch.runs] == ["first"]
     shutil.rmtree(first.path)
-    watch.look()
+    watch.update()
     assert watch.runs == ()
     make_run("second")
     watch.find_soon()
-    watch.look()
+    watch.update()
     assert [run.name for run in watch.runs] == ["second"]
 
 
 def test_a_run_that_turns_unreadable_and_back(watch, make_run, clock):
     directory = make_run("a")
-    watch.look()
+    watch.update()
     good = directory.attempts.read_text()
     directory.attempts.write_text(json.dumps({"event": "end", "attempt": 1, "time": "late"}) + "\n")
-    watch.look()
+    watch.update()
     (run,) = watch.runs
     assert run.status.state is RunState.UNREADABLE
     assert "expected time to be epoch seconds" in run.status.note
     directory.attempts.unlink()
     directory.attempts.mkdir()
-    watch.look()
+    watch.update()
     assert run.status.state is RunState.UNREADABLE
     directory.attempts.rmdir()
     directory.attempts.write_text(good)
-    watch.look()
+    watch.update()
     assert run.status.state is RunState.UNKNOWN
 
 
 def test_metrics_that_can_not_be_read_hide_only_themselves(watch, make_run):
     directory = make_run("a")
     directory.metrics.mkdir()
-    watch.look()
+    watch.update()
     assert watch.runs[0].status.metrics == {}
     assert watch.runs[0].status.state is RunState.UNKNOWN
 
@@ -186,28 +186,28 @@ def test_metrics_that_can_not_be_read_hide_only_themselves(watch, make_run):
 def test_a_run_itself_may_be_the_folder(tmp_path, make_run, clock):
     directory = make_run("a")
     watch = Watch(directory.path, clock)
-    watch.look()
+    watch.update()
     assert [run.name for run in watch.runs] == ["a"]
 
 
 def test_an_unchanged_run_is_not_read_again(watch, make_run, slurm, clock):
     directory = make_run("a")
     slurm.queue(j12={"State": "RUNNING"})
-    watch.look()
+    watch.update()
     watch.ask(pytest.fail)
-    watch.look()
+    watch.update()
     (run,) = watch.runs
     before = run.status
     os.utime(directory.logs)
     clock.advance(1)
-    watch.look()
+    watch.update()
     assert run.status is before
 
 
 def test_while_slurm_is_asked_its_last_answer_counts(watch, make_run, slurm, clock):
     make_run("a")
     slurm.queue(j12={"State": "RUNNING"})
-    watch.look()
+    watch.update()
     watch.ask(pytest.fail)
     clock.advance(ASK_EVERY_S)
     silent = []
@@ -219,7 +219,7 @@ def test_while_slurm_is_asked_its_last_answer_counts(watch, make_run, slurm, clo
 
 def test_a_folder_that_can_not_be_read_keeps_its_runs(watch, make_run, clock, monkeypatch):
     make_run("a")
-    watch.look()
+    watch.update()
 
     def refuse(root):
         raise PermissionError(errno.EACCES, "Permission denied", str(root))
@@ -227,9 +227,9 @@ def test_a_folder_that_can_not_be_read_keeps_its_runs(watch, make_run, clock, mo
     clock.advance(FIND_EVERY_S)
     with monkeypatch.context() as patched:
         patched.setattr("hpctrain.top.watch.find_runs", refuse)
-        watch.look()
+        watch.update()
     assert "Permission denied" in watch.problem
     assert [run.name for run in watch.runs] == ["a"]
     clock.advance(FIND_EVERY_S)
-    watch.look()
+    watch.update()
     assert watch.problem == ""

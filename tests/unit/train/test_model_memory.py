@@ -14,7 +14,7 @@ from hpctrain.config.optimizer import NamedOptimizer
 from hpctrain.config.parallel import Parallel
 from hpctrain.parallel.fsdp import FsdpReplica, ShardedLossModule
 from hpctrain.parallel.local_part import local_part
-from hpctrain.parallel.mesh import world_without_others
+from hpctrain.parallel.mesh import fake_world
 from hpctrain.parallel.tensor_parallel import divide
 from hpctrain.train.ema import Ema
 from hpctrain.train.model_memory import model_memory
@@ -84,7 +84,7 @@ def test_shares_of_a_rank(model):
 @pytest.fixture
 def world():
     """Of four ranks, two of which compute each layer together; the others don't exist."""
-    yield world_without_others(MeshShape(1, 2, 2), (torch.device("cpu"),))
+    yield fake_world(MeshShape(1, 2, 2), (torch.device("cpu"),))
     torch.distributed.destroy_process_group()
 
 

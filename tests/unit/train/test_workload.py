@@ -21,7 +21,7 @@ from hpctrain.rank.entry import run_rank
 from hpctrain.rank.rank import Member, Rank
 from hpctrain.rank.stop_request import StopRequest
 from hpctrain.run.directory import RunDirectory
-from hpctrain.run.launcher import Handover
+from hpctrain.run.launcher import LauncherFacts
 from hpctrain.run.ledger import Claim, Ledger
 from hpctrain.run.process import end_with_parent
 from hpctrain.run.times import Times
@@ -130,11 +130,11 @@ def member_of(directory, environment):
 
 
 @pytest.mark.parametrize(
-    ("handover", "claims", "stopped", "lost_a_peer"),
-    [(Handover(attempt=1), 1, 0, 1), (Handover(attempt=1), 2, 0, 0), (Handover(), 2, 4, 1)],
+    ("launcher", "claims", "stopped", "lost_a_peer"),
+    [(LauncherFacts(attempt=1), 1, 0, 1), (LauncherFacts(attempt=1), 2, 0, 0), (LauncherFacts(), 2, 4, 1)],
     ids=["launched", "launched and superseded", "by hand"],
 )
-def test_exit_codes_that_srun_sees(tmp_path, monkeypatch, handover, claims, stopped, lost_a_peer):
+def test_exit_codes_that_srun_sees(tmp_path, monkeypatch, launcher, claims, stopped, lost_a_peer):
     """At a code other than 0 srun has a step killed, which may be that of a later attempt in the same job."""
     monkeypatch.setattr(rank_module, "PEERS_S", 0.0)
     directory = RunDirectory.at(tmp_path / "R")
@@ -142,7 +142,7 @@ def test_exit_codes_that_srun_sees(tmp_path, monkeypatch, handover, claims, stop
     for _ in range(claims):
         Ledger(directory).claim()
     environment = ClusterEnvironment.from_environment(rank_variables(1, 2, 29123))
-    rank = Rank(Config(), environment, handover, StopRequest(), Times(0.0), member_of(directory, environment))
+    rank = Rank(Config(), environment, launcher, StopRequest(), Times(0.0), member_of(directory, environment))
     assert workload._exit_code(rank, ExitCode.INTERRUPTED) == stopped
     assert workload._fail(rank, RuntimeError("Connection closed by peer")) == lost_a_peer
 
@@ -154,5 +154,5 @@ def test_a_bad_configuration_that_the_ranks_find_fails_the_run_once_it_has_begun
     Ledger(directory).claim()
     environment = ClusterEnvironment.from_environment(rank_variables(1, 2, 29123))
     member = member_of(directory, environment) if begun else None
-    rank = Rank(Config(), environment, Handover(), StopRequest(), Times(0.0), member)
+    rank = Rank(Config(), environment, LauncherFacts(), StopRequest(), Times(0.0), member)
     assert workload._fail(rank, ConfigError("data.batch", 1, "is odd", "make it even")) == code

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.checkpoint.sharded.digest import MODULUS, combined, partial_sums
+from hpctrain.checkpoint.sharded.digest import MODULUS, combine_sums, partial_sums
 
 TYPES = ["float32", "bfloat16", "float16", "float64", "int64", "uint8", "bool", "complex64", "complex128"]
 
@@ -135,8 +135,8 @@ def test_the_digest_covers_name_type_and_shape():
         {**forms, "x": ((0,), "float32", (0, 0))},
         {},
     ]
-    assert len({combined(each) for each in (forms, *others)}) == 1 + len(others)
-    assert combined({"a": forms["w"], "b": forms["w"]}) == combined({"b": forms["w"], "a": forms["w"]})
+    assert len({combine_sums(each) for each in (forms, *others)}) == 1 + len(others)
+    assert combine_sums({"a": forms["w"], "b": forms["w"]}) == combine_sums({"b": forms["w"], "a": forms["w"]})
 
 
 def test_the_digest_is_that_of_every_version(cut):
@@ -150,4 +150,4 @@ def test_the_digest_is_that_of_every_version(cut):
         name: (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), sums(cut(name, tensor)))
         for name, tensor in tensors.items()
     }
-    assert combined(found) == "sum128:caaa59b3640591032df18dcf5c64823a3a80c9dfec2a1d08fa31fe6342adb391"
+    assert combine_sums(found) == "sum128:caaa59b3640591032df18dcf5c64823a3a80c9dfec2a1d08fa31fe6342adb391"

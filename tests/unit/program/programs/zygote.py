@@ -18,7 +18,7 @@ from hpctrain.rank.entry import main as run_rank
 from hpctrain.rank.stop_request import STOP_SIGNALS
 
 # ten times as often as for users
-for name in ("LOOK_S", "REQUESTS_EVERY_S", "PEERS_S", "REST_S"):
+for name in ("CHECK_EVERY_S", "REQUESTS_EVERY_S", "PEERS_S", "OTHER_PROCESSES_S"):
     setattr(loop, name, getattr(loop, name) / 10)
 
 
