@@ -9,7 +9,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpctrain.errors import SchedulerError
@@ -32,6 +32,8 @@ main()
 """
 NODE = "NodeName={} State={} SlurmdStartTime={} Reason=None\n"
 NODES = ("n1", "n2")
+PLAYED = ("warning", "waits", "job", "nodes", "is_superseded", "hides", "stderr", "exit_code")
+"""Fields of a `Step` that the program reads; the others are files."""
 
 
 def manifest(step: int) -> bytes:
@@ -93,8 +95,7 @@ class Step:
             (ended.checkpoint(step) / MANIFEST).write_bytes(manifest(step))
         for record in self.exits:
             record.write(ended.attempt(attempt))
-        played = asdict(self) | {"exits": None}  # what isn't a file
-        (folder / "step.json").write_text(json.dumps(played))
+        (folder / "step.json").write_text(json.dumps({name: getattr(self, name) for name in PLAYED}))
 
 
 class Clock:
