@@ -40,12 +40,12 @@ class LogText(Callback):
         """Generate on rank zero, or on all ranks that share the model, and log on rank zero."""
         if not training.takes_part or (batch := training.eval_samples(self.num_samples)) is None:
             return
-        given = batch[0] if isinstance(batch, list | tuple) else batch
-        if not isinstance(given, Tensor) or given.ndim != 2 or given.is_floating_point():
+        samples = batch[0] if isinstance(batch, list | tuple) else batch
+        if not isinstance(samples, Tensor) or samples.ndim != 2 or samples.is_floating_point():
             raise TaskError("log_text expects batches of the task whose first tensor has tokens [n, length]")
         draws = torch.Generator().manual_seed(training.config.seed + training.position.step)
-        context = given.shape[1]
-        tokens = given[:, : self.prompt_tokens]
+        context = samples.shape[1]
+        tokens = samples[:, : self.prompt_tokens]
         with training.evaluation_mode():
             for _ in range(self.new_tokens):
                 logits = whole(training.model(tokens[:, -context:])[:, -1]).float().cpu()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
-from hpctrain.data.bookmark import Bookmarks, Marked
+from hpctrain.data.bookmark import Bookmarks, MarkedBatch
 from hpctrain.data.keyed_random import IntArray, keyed_bits, lent_generators, seed_generators
 from hpctrain.data.micro_batch import samples_in
 from hpctrain.data.stream import ShardedReader, ShardedStream, StreamReader, is_stream
@@ -142,7 +142,7 @@ class BatchFetcher(Dataset[Any]):
     Attributes:
         num_samples: of the dataset; None for a stream without a length.
         streams: whether it reads streams.
-        bookmarks: as given, if each batch comes in a pair with newer ones (`Marked`); None if it doesn't.
+        bookmarks: as given, if each batch comes in a pair with newer ones (`MarkedBatch`); None if it doesn't.
 
     Raises:
         TaskError: the dataset is neither of them.
@@ -190,8 +190,10 @@ class BatchFetcher(Dataset[Any]):
             return self._streamed if self.bookmarks is None else self._streamed_with_bookmarks
         # every Subset has __getitems__, so the dataset inside it decides
         inner = without_subsets(self._dataset)
-        known = isinstance(inner, (BatchDataset, TensorDataset))  # these draw nothing unless their attribute says so
-        draws = getattr(inner, "draws_per_sample", False if known else None)
+        draws_nothing = isinstance(
+            inner, (BatchDataset, TensorDataset)
+        )  # these draw nothing unless their attribute says so
+        draws = getattr(inner, "draws_per_sample", False if draws_nothing else None)
         if draws or (draws is None and not hasattr(inner, "__getitems__")):
             return self._one_by_one
         if isinstance(self._dataset, BatchDataset):
@@ -205,7 +207,7 @@ class BatchFetcher(Dataset[Any]):
             self._reader = StreamReader(self._dataset, bookmarks)
         self.bookmarks = bookmarks if self._reader.has_bookmarks else None
 
-    def _streamed_with_bookmarks(self, request: Request) -> Marked:
+    def _streamed_with_bookmarks(self, request: Request) -> MarkedBatch:
         before = self._reader.bookmark()
         return self._streamed(request), before
 
@@ -245,7 +247,7 @@ class BatchFetcher(Dataset[Any]):
             return self._collate(samples)
 
 
-class UpToEnd(NamedTuple):
+class EpochBatch(NamedTuple):
     """A batch that may be cut short by the end of an epoch.
 
     Attributes:
@@ -268,20 +270,20 @@ class EpochFetcher(BatchFetcher):
     def __init__(self, dataset: Dataset[Any], collate_fn: Collate | None = None) -> None:
         super().__init__(dataset, 0, collate_fn)
 
-    def __getitem__(self, request: Request) -> UpToEnd:
+    def __getitem__(self, request: Request) -> EpochBatch:
         assert isinstance(self._reader, StreamReader)
         samples = self._reader.read_once(*request)
-        return UpToEnd(self._collate(samples) if samples else None, self._reader.num_samples)
+        return EpochBatch(self._collate(samples) if samples else None, self._reader.num_samples)
 
 
 def _collated(collate_fn: Collate, samples: list[Any]) -> CollatedBatch:
-    given = list(samples)  # collate_fn may change the list
+    originals = list(samples)  # collate_fn may change the list
     batch = collate_fn(samples)
-    identities = {id(sample) for sample in given}
+    identities = {id(sample) for sample in originals}
     if isinstance(batch, (tuple, list)) and all(id(sample) in identities for sample in batch):
         return CollatedBatch(batch, len(batch))
     # those that are None don't count: collate functions leave them out
-    return CollatedBatch(batch, samples_in(batch, len(given), sum(sample is not None for sample in given)))
+    return CollatedBatch(batch, samples_in(batch, len(originals), sum(sample is not None for sample in originals)))
 
 
 def without_subsets(dataset: Any) -> Any:

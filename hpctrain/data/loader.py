@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from torch.utils.data import Dataset
 
-from hpctrain.data.bookmark import Bookmark, Marked
-from hpctrain.data.fetch import BatchFetcher, Collate, CollatedBatch, EpochFetcher, Request, UpToEnd, fetch_batches
+from hpctrain.data.bookmark import Bookmark, MarkedBatch
+from hpctrain.data.fetch import BatchFetcher, Collate, CollatedBatch, EpochBatch, EpochFetcher, Request, fetch_batches
 from hpctrain.data.keyed_random import IntArray
 from hpctrain.data.micro_batch import BatchTransfer, MicroBatch, samples_in, transfer_batches
 from hpctrain.data.order import Order
@@ -90,7 +90,7 @@ class TrainLoader:
         Raises:
             StopWhileLoading: the ranks stop.
         """
-        assignments, fetching = tee(assign(self._plan, self._order, self._rank, self._start_step))
+        planned, fetching = tee(plan_micro_batches(self._plan, self._order, self._rank, self._start_step))
         batches = fetch_batches(self._fetcher, map(attrgetter("request"), fetching), self._workers, loading)
         bookmarks = self._fetcher.bookmarks
         marks = deque[tuple[Bookmark, ...]]()
@@ -98,7 +98,7 @@ class TrainLoader:
         if bookmarks is not None:
             batches = _without_marks(batches, marks)
         if self._weigh is not None:
-            assignments, weighed = tee(assignments)
+            planned, weighed = tee(planned)
             batches = _weighed(batches, map(attrgetter("num_samples"), weighed), self._weigh, weights)
         on_device = transfer is not None
         if transfer is not None:
@@ -107,7 +107,7 @@ class TrainLoader:
             batches = transfer_batches(batches, transfer, prefetch_one=self._workers.num_workers > 0)
         clock = time.perf_counter
         begin = clock()
-        for batch, (request, num_samples, divisor, is_last) in zip(batches, assignments, strict=False):
+        for batch, (request, num_samples, divisor, is_last) in zip(batches, planned, strict=False):
             self.waited_s += clock() - begin
             if bookmarks is not None:
                 # only now: what is fetched or copied in advance isn't trained on yet
@@ -126,10 +126,10 @@ class TrainLoader:
             begin = clock()
 
 
-def _without_marks(fetched: Iterator[Marked], marks: deque[tuple[Bookmark, ...]]) -> Iterator[Any]:
+def _without_marks(fetched: Iterator[MarkedBatch], marks: deque[tuple[Bookmark, ...]]) -> Iterator[Any]:
     """Yield the batches, and append the bookmarks that came with them."""
-    for batch, own in fetched:
-        marks.append(own)
+    for batch, batch_marks in fetched:
+        marks.append(batch_marks)
         yield batch
 
 
@@ -146,7 +146,7 @@ def _weighed(
         yield content
 
 
-class Assignment(NamedTuple):
+class PlannedMicroBatch(NamedTuple):
     """One micro-batch of one rank before it is fetched; `MicroBatch` explains the last three."""
 
     request: Request
@@ -155,7 +155,7 @@ class Assignment(NamedTuple):
     is_last: bool
 
 
-def assign(plan: BatchPlan, order: Order, rank: int, start_step: int) -> Iterator[Assignment]:
+def plan_micro_batches(plan: BatchPlan, order: Order, rank: int, start_step: int) -> Iterator[PlannedMicroBatch]:
     """A rank's micro-batches from a step on, across epochs, without end.
 
     Raises:
@@ -179,7 +179,7 @@ def assign(plan: BatchPlan, order: Order, rank: int, start_step: int) -> Iterato
             for turn in range(last + 1):
                 count = lengths[turn]
                 request = epoch, indices[row, turn, : count or 1]
-                yield Assignment(request, count, divisors[row][turn], turn == last)
+                yield PlannedMicroBatch(request, count, divisors[row][turn], turn == last)
         start_step += chunk
         chunk = min(2 * chunk, largest)
 
@@ -268,11 +268,11 @@ class EvalLoader:
             StopWhileLoading: the ranks stop.
         """
         self._loading = loading
-        most = min((bound for bound in (self.num_rounds, at_most) if bound is not None), default=None)
+        max_rounds = min((bound for bound in (self.num_rounds, at_most) if bound is not None), default=None)
         if isinstance(self._fetcher, EpochFetcher):
-            return self._rounds_of_stream(most)
-        assert most is not None
-        return self._rounds(most)
+            return self._rounds_of_stream(max_rounds)
+        assert max_rounds is not None
+        return self._rounds(max_rounds)
 
     def stand_in(self) -> Any | None:
         """Return a batch of the first sample, for a rank that only joins the passes of others; None without samples."""
@@ -282,26 +282,26 @@ class EvalLoader:
             return EpochFetcher(self._dataset, self._collate)[first].batch
         return self._fetcher[first] if self.num_samples else None
 
-    def _rounds(self, most: int) -> Generator[Any, None, None]:
+    def _rounds(self, max_rounds: int) -> Generator[Any, None, None]:
         size, num_samples = self._micro_batch_size, self.num_samples
         assert num_samples is not None
         begin, end = (num_samples * edge // self._world_size for edge in (self._rank, self._rank + 1))
         requests = ((0, np.arange(first, min(first + size, end))) for first in range(begin, end, size))
-        own = min(most, math.ceil((end - begin) / size))
-        batches = self._fetch(itertools.islice(requests, own), own)
-        for round_index in range(most):
+        num_batches = min(max_rounds, math.ceil((end - begin) / size))
+        batches = self._fetch(itertools.islice(requests, num_batches), num_batches)
+        for round_index in range(max_rounds):
             self.num_taken = max(0, min(size, end - begin - round_index * size))
             yield next(batches, None)
 
-    def _rounds_of_stream(self, most: int | None) -> Generator[Any, None, None]:
+    def _rounds_of_stream(self, max_rounds: int | None) -> Generator[Any, None, None]:
         size, length = self._micro_batch_size, self.num_samples
         per_round = size * self._world_size
         slices = ((first, first + size) for first in itertools.count(self._rank * size, per_round))
         # empty where the slice begins after the length
         requests = ((0, np.arange(first, last if length is None else min(last, length))) for first, last in slices)
-        found: Iterator[UpToEnd] = self._fetch(itertools.islice(requests, most), most)
+        batches: Iterator[EpochBatch] = self._fetch(itertools.islice(requests, max_rounds), max_rounds)
         self.end = None
-        for round_index, (batch, end) in enumerate(found):
+        for round_index, (batch, end) in enumerate(batches):
             if end is not None:
                 self.end = end
             # without a length, all ranks read the same stream, and find the same end, perhaps in different rounds
@@ -312,7 +312,9 @@ class EvalLoader:
             self.num_taken = max(0, min(bounds) - first)
             yield batch
 
-    def _fetch(self, requests: Iterator[Request], most: int | None) -> Iterator[Any]:
+    def _fetch(self, requests: Iterator[Request], max_rounds: int | None) -> Iterator[Any]:
         num_workers = self._workers.num_workers
-        workers = replace(self._workers, num_workers=num_workers if most is None else min(num_workers, most))
+        workers = replace(
+            self._workers, num_workers=num_workers if max_rounds is None else min(num_workers, max_rounds)
+        )
         return fetch_batches(self._fetcher, requests, workers, self._loading)

@@ -77,7 +77,7 @@ def iterate_tensors(batch: Any) -> Iterator[Tensor]:
 
 
 def _fields(batch: Any) -> Iterable[Any]:
-    """What a container holds; nothing of any other value."""
+    """Return the values in a container; none of any other value."""
     if isinstance(batch, Mapping):
         return batch.values()
     if isinstance(batch, (tuple, list)):
@@ -88,7 +88,7 @@ def _fields(batch: Any) -> Iterable[Any]:
 
 
 def samples_in(batch: Any, num_asked: int, num_read: int) -> int:
-    """How many samples a collated batch holds.
+    """Return the number of samples in a collated batch.
 
     If anything in it has the length ``num_read``, it holds those. Otherwise some were left out, or replaced, and the
     length of what comes first counts, unless that is more than was asked for: points of clouds, or nodes of graphs.
@@ -304,12 +304,12 @@ def one_ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
 
     An error in taking an item is raised when that item is asked for.
     """
-    held: list[Item] = []
+    waiting: list[Item] = []
     try:
         for item in items:
-            yield from held
-            held = [item]
+            yield from waiting
+            waiting = [item]
     except Exception:
-        yield from held
+        yield from waiting
         raise
-    yield from held
+    yield from waiting

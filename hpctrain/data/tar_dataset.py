@@ -79,7 +79,7 @@ class TarDataset(Dataset[Any]):
         if fields is not None and not fields:
             raise TaskError("fields=() names no extension: name some, or leave it out for all (fields=None)")
         patterns = [shards] if isinstance(shards, str | Path) else shards
-        self.paths = tuple(path for pattern in patterns for path in _matching(str(pattern)))
+        self.paths = tuple(path for pattern in patterns for path in _paths_matching(str(pattern)))
         if not self.paths:
             raise TaskError("TarDataset needs one tar file or more, got none")
         folder = None if index is None else Path(index)
@@ -179,17 +179,17 @@ class TarDataset(Dataset[Any]):
         return self._open[shard]
 
 
-def _matching(pattern: str) -> Iterator[Path]:
+def _paths_matching(pattern: str) -> Iterator[Path]:
     if Path(pattern).exists():
         yield Path(pattern)
         return
-    found = _RANGE.search(pattern)
-    if found is not None:
-        first, last = found.groups()
+    match = _RANGE.search(pattern)
+    if match is not None:
+        first, last = match.groups()
         if int(first) > int(last):
-            raise TaskError(f"the range {found[0]} of {pattern} is empty: write the smaller number first")
+            raise TaskError(f"the range {match[0]} of {pattern} is empty: write the smaller number first")
         for number in range(int(first), int(last) + 1):
-            yield from _matching(f"{pattern[: found.start()]}{number:0{len(first)}d}{pattern[found.end() :]}")
+            yield from _paths_matching(f"{pattern[: match.start()]}{number:0{len(first)}d}{pattern[match.end() :]}")
         return
     names = sorted(glob(pattern)) if has_magic(pattern) else [pattern]  # noqa: PTH207 - Path.glob needs a folder
     if not names:

@@ -50,7 +50,7 @@ class CsvSink(RowSink):
         self._failing = False
         # twice: a long run has more of them than fit into memory
         self._columns = list(dict.fromkeys(name for record in records() for name in record.values))
-        rows = (_text([_row(self._columns, one.step, one.time, one.values)]) for one in records())
+        rows = (_text([_row(self._columns, metrics.step, metrics.time, metrics.values)]) for metrics in records())
         super().__init__(self._replaced(chain([_header(self._columns)], rows)), clock)
 
     def _encoded(self, records: list[Record]) -> bytes:
@@ -117,6 +117,6 @@ def _row(columns: list[str], step: int, logged_at: float | None, values: Mapping
 
 
 def _text(rows: list[list[str]]) -> bytes:
-    written = io.StringIO()
-    csv.writer(written, lineterminator="\n").writerows(rows)
-    return written.getvalue().encode(errors="replace")
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerows(rows)
+    return buffer.getvalue().encode(errors="replace")

@@ -46,7 +46,7 @@ class Meter:
         self._names = tuple(names)
         # on a CPU, `item` costs less than any tensor operation, and doesn't stall a device
         self._on_host = device.type == "cpu" if sums_on_device is None else not sums_on_device
-        self._known = sorted(self._names)
+        self._reduced_names = sorted(self._names)
         self._sums: dict[str, float | Tensor] = {}
         self._counts: dict[str, float | Tensor] = {}
         self.reset()
@@ -121,36 +121,38 @@ class Meter:
 
         Metrics that this rank has seen before are included, even without a sample since the last reset.
         """
-        new = sorted(self._sums.keys() - self._known)
+        new = sorted(self._sums.keys() - self._reduced_names)
         if self._union is None:
-            self._known = sorted({*self._known, *new})
-            return self._totals(self._known)
-        found = self._totals(self._known, extra=float(len(new)))
-        if found.pop("", (0.0, 0.0))[0]:
-            unknown = [name for name in self._union(new) if name not in self._known]
-            found |= self._totals(unknown)
-            self._known = sorted(found)
-        return {name: found[name] for name in self._known}
+            self._reduced_names = sorted({*self._reduced_names, *new})
+            return self._totals(self._reduced_names)
+        totals = self._totals(self._reduced_names, extra=float(len(new)))
+        if totals.pop("", (0.0, 0.0))[0]:
+            unknown = [name for name in self._union(new) if name not in self._reduced_names]
+            totals |= self._totals(unknown)
+            self._reduced_names = sorted(totals)
+        return {name: totals[name] for name in self._reduced_names}
 
     def own_state(self) -> State:
         """Sum and count by name on this rank alone; waits for the device."""
         return {name: (float(self._sums[name]), float(self._counts[name])) for name in self._sums}
 
-    def load_state(self, state: Mapping[str, tuple[float, float]], *, rank: int, own: State | None = None) -> None:
+    def load_state(
+        self, state: Mapping[str, tuple[float, float]], *, rank: int, own_state: State | None = None
+    ) -> None:
         """Continue from a result of `state`, at any world size; every rank calls it.
 
         Args:
             state: over all ranks.
             rank: of this meter.
-            own: this rank's `own_state` from the same time; None if the number of ranks has changed: then rank zero
-                takes the values of all.
+            own_state: of this rank, from the same time; None if the number of ranks has changed: then rank zero takes
+                the values of all.
         """
         self.reset()
         # on all ranks alike: the place of a value in the reduction can change its last digit
-        self._known = sorted({*self._names, *state})
-        if own is None:
-            own = dict(state) if rank == 0 else {}
-        for name, (total, count) in own.items():
+        self._reduced_names = sorted({*self._names, *state})
+        if own_state is None:
+            own_state = dict(state) if rank == 0 else {}
+        for name, (total, count) in own_state.items():
             self._sums[name] = total
             self._counts[name] = count
 

@@ -90,8 +90,8 @@ class RecordFile:
     def _write_pending(self) -> None:
         try:
             while self._pending:
-                written = os.write(self._descriptor, self._pending)
-                self._pending = self._pending[written:]
+                num_written = os.write(self._descriptor, self._pending)
+                self._pending = self._pending[num_written:]
         except OSError as error:
             # not `retry`: waiting for the file system here would block training
             if not self._failing:

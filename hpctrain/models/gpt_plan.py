@@ -1,4 +1,4 @@
-"""How ranks compute the layers of a GPT together: tensor and sequence parallelism (Korthikanti et al. 2022)."""
+"""Tensor and sequence parallelism for a GPT, whose layers ranks compute together (Korthikanti et al. 2022)."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def tensor_parallel_plan(num_heads: int) -> dict[str, ParallelStyle]:
 
 def _gathered(num_inputs: int) -> ParallelStyle:
     """Gather all positions of a module's first input."""
-    others: list[Any] = [None] * (num_inputs - 1)
+    unchanged: list[Any] = [None] * (num_inputs - 1)
     return PrepareModuleInput(
-        input_layouts=(POSITIONS, *others), desired_input_layouts=(Replicate(), *others), use_local_output=False
+        input_layouts=(POSITIONS, *unchanged), desired_input_layouts=(Replicate(), *unchanged), use_local_output=False
     )
 
 

@@ -42,17 +42,17 @@ class ImageList:
 
     def __init__(self, folder: Path, classes: Sequence[str] | None = None) -> None:
         self._folder = folder
-        found = _class_names(folder)
-        self.classes = tuple(found if classes is None else classes)
+        class_names = _class_names(folder)
+        self.classes = tuple(class_names if classes is None else classes)
         # arrays, not a list of strings: reading a string changes its reference count, so a million of them would be
         # copied page by page into every DataLoader worker
         names = bytearray()
         labels: list[int] = []
         ends = [0]
-        for name in found:
+        for name in class_names:
             if name not in self.classes:
-                known = f"{len(self.classes)} classes, from {self.classes[0]} to {self.classes[-1]}"
-                problem = f"the class {name} isn't among those of the training images ({known})"
+                class_range = f"{len(self.classes)} classes, from {self.classes[0]} to {self.classes[-1]}"
+                problem = f"the class {name} isn't among those of the training images ({class_range})"
                 raise ConfigError("task.data", folder, problem, "remove its folder, or add it to the training images")
             label, before = self.classes.index(name), len(labels)
             for path in _images(folder / name):
@@ -186,10 +186,10 @@ class ImageFolder(Task):
     def _train_images(self) -> ImageList:
         folder = Path(self.data) / self.train
         images = ImageList(folder)
-        found = len(images.classes)
-        if self.num_classes is not None and self.num_classes < found:
-            problem = f"{folder} has {found} classes"
-            raise ConfigError("model.num_classes", self.num_classes, problem, f"set model.num_classes={found}")
+        num_classes = len(images.classes)
+        if self.num_classes is not None and self.num_classes < num_classes:
+            problem = f"{folder} has {num_classes} classes"
+            raise ConfigError("model.num_classes", self.num_classes, problem, f"set model.num_classes={num_classes}")
         return images
 
     def _normalised(self, images: Tensor) -> Tensor:

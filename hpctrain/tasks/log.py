@@ -1,4 +1,4 @@
-"""What a task logs."""
+"""The log of a task: scalars and media."""
 
 from __future__ import annotations
 

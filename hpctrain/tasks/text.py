@@ -44,16 +44,16 @@ class Text(Task):
 
     def train_dataset(self) -> Dataset[Any]:
         """See `Task`."""
-        return self._windows(0, self._kept)
+        return self._windows(0, self._num_train)
 
     def eval_dataset(self) -> Dataset[Any]:
         """See `Task`."""
-        return self._windows(self._kept, len(self._text))
+        return self._windows(self._num_train, len(self._text))
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Cross-entropy per byte, in nats."""
-        given, targets = batch
-        return F.cross_entropy(model(given).flatten(0, 1), targets.flatten())
+        inputs, targets = batch
+        return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
 
     def evaluate(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Sums:
         """Cross-entropy per byte, in nats and in bits."""
@@ -72,7 +72,7 @@ class Text(Task):
         return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
     @property
-    def _kept(self) -> int:
+    def _num_train(self) -> int:
         return round(len(self._text) * (1 - self.held_out))
 
     def _windows(self, begin: int, end: int) -> Windows:

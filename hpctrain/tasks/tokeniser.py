@@ -38,15 +38,15 @@ def tokeniser(name: str, end_of_text: str = "<|endoftext|>") -> Tokeniser:
     Raises:
         ConfigError: the name is unknown, or the tokeniser isn't available.
     """
-    kind, _, rest = name.partition(":")
+    kind, _, source = name.partition(":")
     if name == "bytes":
         # a document ends with a zero, which doesn't occur in text
         return Tokeniser(_bytes, vocab_size=256, end_of_text=0)
-    if kind == "tiktoken" and rest:
-        return _tiktoken(rest)
-    if kind == "tokenizers" and rest:
-        return _tokenizers(rest, end_of_text)
-    raise _unknown(name)
+    if kind == "tiktoken" and source:
+        return _tiktoken(source)
+    if kind == "tokenizers" and source:
+        return _tokenizers(source, end_of_text)
+    raise _unknown_tokeniser_error(name)
 
 
 def decoder(name: str) -> Callable[[Sequence[int]], str]:
@@ -58,19 +58,19 @@ def decoder(name: str) -> Callable[[Sequence[int]], str]:
     Raises:
         ConfigError: the name is unknown, or the tokeniser isn't available.
     """
-    kind, _, rest = name.partition(":")
-    if kind == "tiktoken" and rest:
+    kind, _, source = name.partition(":")
+    if kind == "tiktoken" and source:
         tiktoken = _package("tiktoken", 'pip install "hpctrain[tokens]"')
-        return lambda tokens: str(tiktoken.get_encoding(rest).decode(list(tokens)))
-    if kind == "tokenizers" and rest:
-        made = _package("tokenizers", "pip install tokenizers").Tokenizer.from_file(rest)
-        return lambda tokens: str(made.decode(list(tokens), skip_special_tokens=False))
+        return lambda tokens: str(tiktoken.get_encoding(source).decode(list(tokens)))
+    if kind == "tokenizers" and source:
+        tokenizer = _package("tokenizers", "pip install tokenizers").Tokenizer.from_file(source)
+        return lambda tokens: str(tokenizer.decode(list(tokens), skip_special_tokens=False))
     if name != "bytes":
-        raise _unknown(name)
+        raise _unknown_tokeniser_error(name)
     return lambda tokens: bytes(token % 256 for token in tokens).decode(errors="replace")
 
 
-def _unknown(name: str) -> ConfigError:
+def _unknown_tokeniser_error(name: str) -> ConfigError:
     remedy = "choose bytes, tiktoken:ENCODING or tokenizers:PATH"
     return ConfigError("--tokenizer", name, "unknown tokeniser", remedy)
 
@@ -95,17 +95,17 @@ def _tiktoken(name: str) -> Tokeniser:
 def _tokenizers(path: str, end_of_text: str) -> Tokeniser:
     tokenizers = _package("tokenizers", "pip install tokenizers")
     try:
-        made = tokenizers.Tokenizer.from_file(path)
+        tokenizer = tokenizers.Tokenizer.from_file(path)
     except Exception as error:  # the library raises no narrower exception
         problem = f"can't be read ({error})"
         raise ConfigError("--tokenizer", f"tokenizers:{path}", problem, "name a tokenizer.json") from error
-    found = made.token_to_id(end_of_text)
-    if found is None:
+    end_id = tokenizer.token_to_id(end_of_text)
+    if end_id is None:
         remedy = "name the token that ends a document"
         raise ConfigError("--end-of-text", end_of_text, f"is not a token of {path}", remedy)
     # not the number of tokens: ids may have gaps
-    vocab_size = 1 + max(made.get_vocab(with_added_tokens=True).values())
-    return Tokeniser(lambda text: made.encode(text, add_special_tokens=False).ids, vocab_size, int(found))
+    vocab_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
+    return Tokeniser(lambda text: tokenizer.encode(text, add_special_tokens=False).ids, vocab_size, int(end_id))
 
 
 def _package(name: str, remedy: str) -> Any:

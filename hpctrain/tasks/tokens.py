@@ -16,7 +16,14 @@ from torch.utils.data import Dataset
 from hpctrain.errors import ConfigError
 from hpctrain.models.gpt import GPT
 from hpctrain.tasks.task import Sums, Task
-from hpctrain.tasks.token_files import ABOUT, IGNORED, PackedTokens, TokenWindows, about, find_token_files
+from hpctrain.tasks.token_files import (
+    DESCRIPTION_FILE,
+    IGNORED,
+    PackedTokens,
+    TokenWindows,
+    find_token_files,
+    read_description,
+)
 from hpctrain.tasks.tokeniser import decoder
 
 log = logging.getLogger("hpctrain.tasks")
@@ -74,9 +81,9 @@ class Tokens(Task):
         Raises:
             ConfigError: neither the configuration nor ``tokens.json`` has their number.
         """
-        size = self._vocab_size or self._about.get("vocab_size")
+        size = self._vocab_size or self._description.get("vocab_size")
         if size is None:
-            problem = f"needed, since there is no {self._folder / ABOUT}"
+            problem = f"needed, since there is no {self._folder / DESCRIPTION_FILE}"
             raise ConfigError("task.vocab_size", None, problem, "set it, or choose a model, such as model=gpt2")
         return GPT(vocab_size=size, context_length=self._context_length)
 
@@ -97,16 +104,16 @@ class Tokens(Task):
         Of packed sequences it is the sum, divided by the mean number of targets of all sequences: the gradient of a
         step then doesn't depend on how its sequences are shared among ranks and micro-batches.
         """
-        given, targets, *documents = batch
-        logits = model(given, *documents).flatten(0, 1)
+        inputs, targets, *documents = batch
+        logits = model(inputs, *documents).flatten(0, 1)
         if not documents:
             return F.cross_entropy(logits, targets.flatten())
-        return F.cross_entropy(logits, targets.flatten(), reduction="sum") / (len(given) * self._mean_targets)
+        return F.cross_entropy(logits, targets.flatten(), reduction="sum") / (len(inputs) * self._mean_targets)
 
     def evaluate(self, model: nn.Module, batch: Batch) -> Sums:
         """Cross-entropy per token, in nats."""
-        given, targets, *documents = batch
-        total = F.cross_entropy(model(given, *documents).flatten(0, 1), targets.flatten(), reduction="sum")
+        inputs, targets, *documents = batch
+        total = F.cross_entropy(model(inputs, *documents).flatten(0, 1), targets.flatten(), reduction="sum")
         return {"loss": (total, (targets != IGNORED).sum() if documents else targets.numel())}
 
     def derive(self, means: Mapping[str, float]) -> Mapping[str, float]:
@@ -122,24 +129,24 @@ class Tokens(Task):
     @cached_property
     def _decoder(self) -> Callable[[Sequence[int]], str]:
         try:
-            return decoder(str(self._about.get("tokenizer")))
+            return decoder(str(self._description.get("tokenizer")))
         except Exception as error:  # text to look at is no reason to end a training
             log.warning("tokens are shown as numbers: %s", error)
             return lambda tokens: " ".join(map(str, tokens))
 
     @cached_property
-    def _about(self) -> dict[str, Any]:
-        found = about(self._folder)
-        known = found.get("vocab_size")
-        if known is not None and self._vocab_size is not None and known > self._vocab_size:
-            problem = f"the files in {self._folder} have {known} different tokens"
-            raise ConfigError("model.vocab_size", self._vocab_size, problem, f"set model.vocab_size={known}")
-        return found
+    def _description(self) -> dict[str, Any]:
+        record = read_description(self._folder)
+        vocab_size = record.get("vocab_size")
+        if vocab_size is not None and self._vocab_size is not None and vocab_size > self._vocab_size:
+            problem = f"the files in {self._folder} have {vocab_size} different tokens"
+            raise ConfigError("model.vocab_size", self._vocab_size, problem, f"set model.vocab_size={vocab_size}")
+        return record
 
     def _dataset(self, key: str, pattern: str) -> TokenWindows | PackedTokens:
-        dtype = self._dtype or self._about.get("dtype")
+        dtype = self._dtype or self._description.get("dtype")
         files = find_token_files(key, self._folder, pattern, dtype)
         if not self._packed:
             return TokenWindows(files, self._context_length, self._vocab_size)
-        end = self._about.get("end_of_text") if self._end_of_text is None else self._end_of_text
+        end = self._description.get("end_of_text") if self._end_of_text is None else self._end_of_text
         return PackedTokens(files, self._context_length, end_of_text=end, vocab_size=self._vocab_size)

@@ -125,13 +125,15 @@ def _train(rank: Rank, world: TrainingWorld, claim: Claim, terminal: TextIO | No
 
 def _pause_at(rank: Rank, world: World, claim: Claim) -> int | None:
     """The step after which the run pauses, as rank zero finds it in the ledger; collective."""
-    asked = rank.config.trainer.pause_at_step
-    if asked is None:
+    pause_at_step = rank.config.trainer.pause_at_step
+    if pause_at_step is None:
         return None
-    found: int | None = world.broadcast(next_pause(claim.ledger.attempts(), asked) if world.is_rank_zero else None)
-    if found is None:
-        log.info("already paused at trainer.pause_at_step=%d; continuing", asked)
-    return found
+    step: int | None = world.broadcast(
+        next_pause(claim.ledger.attempts(), pause_at_step) if world.is_rank_zero else None
+    )
+    if step is None:
+        log.info("already paused at trainer.pause_at_step=%d; continuing", pause_at_step)
+    return step
 
 
 def _meet(rank: Rank) -> Store | None:

@@ -95,6 +95,10 @@ class RunningTraining(WatchedTraining):
         self._training = training
         self._plain_names = PlainNames(training.module)
 
+    def begin_update(self, update: JointUpdate) -> None:
+        """Show callbacks the gradients of this update, before it is made."""
+        self.update = update
+
     @property
     def loss_scale(self) -> float:
         """See `hpctrain.callbacks.Training`."""
@@ -231,7 +235,7 @@ class Callbacks(Stateful):
 
     def _run_after_backward(self, meter: Meter, update: JointUpdate) -> None:
         assert self._training is not None
-        self._training.update = update
+        self._training.begin_update(update)
         self.run(self.hooks["after_backward"], meter, computing=True)
 
     def run_after_evaluation(self, world: TrainingWorld, means: Mapping[str, float]) -> dict[str, float]:
@@ -293,18 +297,18 @@ def build_callbacks(nodes: Mapping[str, Any]) -> Callbacks:
 
 
 def _build(key: str, node: Mapping[str, Any]) -> Callback:
-    made, target = instantiate(key, node), node["_target_"]
-    if not isinstance(made, Callback):
+    callback, target = instantiate(key, node), node["_target_"]
+    if not isinstance(callback, Callback):
         raise not_a_callback(key, target)
-    for name in dir(type(made)):
+    for name in dir(type(callback)):
         if (error := unknown_hook_error(key, target, name)) is not None:
             raise error
-    defined = [name for name in STATE_METHODS if _overrides(made, name)]
+    defined = [name for name in STATE_METHODS if _overrides(callback, name)]
     if (error := incomplete_state_error(key, target, defined)) is not None:
         raise error
     for hook in HOOKS:
-        _require_callable(key, target, made, hook)
-    return made
+        _require_callable(key, target, callback, hook)
+    return callback
 
 
 def _require_callable(key: str, target: str, callback: Callback, hook: str) -> None:
@@ -334,10 +338,10 @@ def _call(hooks: Hooks, training: RunningTraining, meter: Meter | None, *means: 
         meter: None where nothing may be logged.
         means: of the evaluation, whose names are taken; none for other hooks.
     """
-    taken = means[0] if means else ()
+    reserved_names = means[0] if means else ()
     for hook in hooks:
         training.callback_name = hook.callback
         with training.own_log.in_callback(hook.callback):
             hook.call(training, *means)
             if meter is not None:
-                training.own_log.add_to_meter(meter, 1, taken)
+                training.own_log.add_to_meter(meter, 1, reserved_names)

@@ -41,7 +41,7 @@ log = logging.getLogger("hpctrain.train")
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where an attempt starts.
+    """Start of an attempt: in a new run, or after a checkpoint.
 
     Attributes:
         step: completed steps; 0 in a new run.

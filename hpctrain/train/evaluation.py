@@ -46,19 +46,19 @@ from hpctrain.train.task_state import TaskState, remember_attributes
 if TYPE_CHECKING:
     from hpctrain.train.training import Training
 
-_OVER = object()
-OF_VALUES = (ArithmeticError, ValueError)
+_NO_MORE_ROUNDS = object()
+VALUE_ERRORS = (ArithmeticError, ValueError)
 """Errors that the values of an untrained model can cause."""
 TYPO = 0.8
 """Similarity (`difflib`) from which a name is taken for a typo of another: `acuracy`, but not `recall_neg`."""
-OF_OTHER_LIBRARIES = re.compile(r"^(val|valid|validation|test|eval)[_/]")
+EVALUATION_PREFIX = re.compile(r"^(val|valid|validation|test|eval)[_/]")
 """What Lightning's and Keras' users write before the name of an evaluation's metric."""
 
 log = logging.getLogger("hpctrain.train")
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluated:
+class EvaluationSummary:
     """The result of one evaluation.
 
     Attributes:
@@ -204,7 +204,7 @@ class Evaluation:
         """Add the task's metric objects to what the ranks compare."""
         self._pass.metrics.add_to(comparison)
 
-    def __call__(self, agreement: Agreement) -> Evaluated:
+    def __call__(self, agreement: Agreement) -> EvaluationSummary:
         """Evaluate, unless a rank receives a request to stop meanwhile; collective.
 
         An evaluation that is abandoned leaves the random state and the task's own state as they were before.
@@ -221,21 +221,21 @@ class Evaluation:
         task_state = self._pass.task_state.snapshot()
         results = self._new_results()
         with self._pass.task_log.evaluation_mode(), self._evaluating():
-            stop = self._stoppable(partial(self._evaluate, results), agreement.restarted())
+            stop = self._run_stoppable(partial(self._evaluate, results), agreement.restarted())
         if stop is not None:
             self._pass.metrics.reset()
             restore_rng(before, self._pass.world.gpus)
-            self._pass.task_state.put_back(task_state)
+            self._pass.task_state.restore_snapshot(task_state)
             self._pass.task_log.media.drop()
-            return Evaluated(stop=stop)
+            return EvaluationSummary(stop=stop)
         results.require_room()
-        means = self._reduced(results)
+        means = self._reduce(results)
         with self._pass.task_log.deriving():
-            evaluated = Evaluated(means | results.computed(means))
+            evaluated = EvaluationSummary(means | results.computed(means))
         self._pass.metrics.reset()
         return evaluated
 
-    def try_out(self, agreement: Agreement, num_batches: int) -> Evaluated:
+    def try_out(self, agreement: Agreement, num_batches: int) -> EvaluationSummary:
         """Evaluate a few micro-batches on each rank, and leave no trace; collective.
 
         Weights, buffers, modes, random states and the task's own state are as before. Other attributes of the task are
@@ -260,12 +260,12 @@ class Evaluation:
             buffers_and_rng_restored(self._pass.model, self._pass.world),
         ):
             with uncompiled(), self._evaluating():
-                stop = self._stoppable(partial(self._try_out, results, num_batches), agreement)
+                stop = self._run_stoppable(partial(self._try_out, results, num_batches), agreement)
             if stop is not None:
-                return Evaluated(stop=stop)
+                return EvaluationSummary(stop=stop)
             self._require_same_samples(self._loader.end)
             results.require_room(self._loader.num_samples)
-            means = self._reduced(results)
+            means = self._reduce(results)
             try:
                 with self._pass.task_log.deriving():
                     computed = results.computed(means)
@@ -273,27 +273,27 @@ class Evaluation:
                 if not self._is_excused(error, results.doing, num_batches):
                     raise
                 undo()
-                return Evaluated()
+                return EvaluationSummary()
             finally:
                 self._pass.metrics.reset()
-            return Evaluated(means | computed)
+            return EvaluationSummary(means | computed)
 
-    def _reduced(self, results: EvaluationResults) -> dict[str, float]:
+    def _reduce(self, results: EvaluationResults) -> dict[str, float]:
         compare, self._compares_names = self._compares_names, False
         return results.reduce(interleaved=self._loader.is_interleaved, compare_names=compare)
 
     def is_whole(self, num_batches: int) -> bool:
         """Whether so many micro-batches on each rank are known to be all held-out samples."""
-        most = self._loader.num_rounds
-        return most is not None and most <= num_batches
+        num_rounds = self._loader.num_rounds
+        return num_rounds is not None and num_rounds <= num_batches
 
     def _is_excused(self, error: Exception, doing: str, num_batches: int) -> bool:
         """Whether an error of the task's code may be due to the few batches, or the untrained model."""
         if isinstance(error, HpctrainError) and not isinstance(error, OnRankZeroError):
             return False
         # the loss of an untrained model can be too large for an exponential
-        is_of_values = error.is_of_values if isinstance(error, OnRankZeroError) else isinstance(error, OF_VALUES)
-        is_excused = is_of_values or not self.is_whole(num_batches)
+        is_value_error = error.is_value_error if isinstance(error, OnRankZeroError) else isinstance(error, VALUE_ERRORS)
+        is_excused = is_value_error or not self.is_whole(num_batches)
         if is_excused and self._pass.world.is_rank_zero:
             log.warning(
                 "%s failed in the evaluation before the first step (trainer.sanity_batches=%d); ignore this if it "
@@ -314,7 +314,7 @@ class Evaluation:
     def _evaluating(self) -> AbstractContextManager[None]:
         return evaluating(self._pass.model, self._ema, self._precision, self._pass.world.device)
 
-    def _stoppable(self, evaluate: Callable[[Agreement], Stop | None], agreement: Agreement) -> Stop | None:
+    def _run_stoppable(self, evaluate: Callable[[Agreement], Stop | None], agreement: Agreement) -> Stop | None:
         """Evaluate; return the stop on which the ranks agreed, also while all of them wait for a batch; collective."""
         self._pass_number += 1
         self._loading = agreement.loading_stop(lambda: f"evaluation/{self._pass_number}/{self._round}")
@@ -358,10 +358,10 @@ class Evaluation:
         """Evaluate this rank's batch of the next round, if it has one; return False after the last round."""
         self._round = round_index
         with self._pass.replica.loading(round_index):
-            batch = next(rounds, _OVER)
+            batch = next(rounds, _NO_MORE_ROUNDS)
         if self._loading is not None and self._loading.is_counted:
             self._loading.arrived()
-        if batch is None or batch is _OVER:
+        if batch is None or batch is _NO_MORE_ROUNDS:
             self._pass.join(self._loader)
         else:
             num_taken, weights = self._loader.num_taken, self._loss_weights
@@ -372,7 +372,7 @@ class Evaluation:
             returned = self._pass(batch, round_index)
             if self._pass.replica.has_results:
                 results.add(round_index, num_taken, returned, weight=weight)
-        if batch is _OVER:
+        if batch is _NO_MORE_ROUNDS:
             return False
         self.num_batches += 1
         if self._bar is not None:
@@ -400,9 +400,10 @@ def _difference(num_samples: Mapping[int, int | None]) -> str:
     by_number = sorted(num_samples.items(), key=lambda item: (item[1] is None, item[1]))
     if not by_number or by_number[0][1] == by_number[-1][1]:
         return ""
-    (rank, fewest), (other, most) = by_number[0], by_number[-1]
-    assert fewest is not None
-    return f"{counted(fewest, 'sample')} on rank {rank} and {'more' if most is None else most} on rank {other}"
+    (rank, smallest), (other_rank, largest) = by_number[0], by_number[-1]
+    assert smallest is not None
+    larger = "more" if largest is None else str(largest)
+    return f"{counted(smallest, 'sample')} on rank {rank} and {larger} on rank {other_rank}"
 
 
 def check_evaluation(training: Training, agreement: Agreement) -> Stop | None:
@@ -479,19 +480,19 @@ def _require_metrics(training: Training, names: list[str], *, is_whole: bool) ->
 
 
 def _looks_like_a_typo(metric: str, names: list[str]) -> bool:
-    written = metric.lower()
-    if OF_OTHER_LIBRARIES.sub("", written) in names or any(_abbreviates(written, name.lower()) for name in names):
+    lowercase = metric.lower()
+    if EVALUATION_PREFIX.sub("", lowercase) in names or any(_abbreviates(lowercase, name.lower()) for name in names):
         return True
     # recall_0 and recall_1 are of two classes, of which a batch may have only one
-    others = [name.lower() for name in names if _with_zeros(name) != _with_zeros(metric)]
-    return bool(difflib.get_close_matches(written, others, n=1, cutoff=TYPO))
+    candidates = [name.lower() for name in names if _with_zeros(name) != _with_zeros(metric)]
+    return bool(difflib.get_close_matches(lowercase, candidates, n=1, cutoff=TYPO))
 
 
-def _abbreviates(written: str, name: str) -> bool:
+def _abbreviates(metric: str, name: str) -> bool:
     """Whether one is the other's beginning, as of acc and accuracy, but not of recall and recall_neg."""
-    short, long = sorted((written, name), key=len)
-    rest = long.removeprefix(short)
-    return long != rest and rest.isalpha() and len(short) > 2 and len(rest) > 2
+    short, long = sorted((metric, name), key=len)
+    suffix = long.removeprefix(short)
+    return long != suffix and suffix.isalpha() and len(short) > 2 and len(suffix) > 2
 
 
 def _with_zeros(name: str) -> str:

@@ -30,11 +30,11 @@ class OnRankZeroError(TaskError):
     """The task's own code failed on rank zero; raised on the other ranks.
 
     Attributes:
-        is_of_values: whether rank zero's error was one of arithmetic or of a wrong value.
+        is_value_error: whether rank zero's error was one of arithmetic or of a wrong value.
     """
 
-    def __init__(self, message: str, *, is_of_values: bool) -> None:
-        self.is_of_values = is_of_values
+    def __init__(self, message: str, *, is_value_error: bool) -> None:
+        self.is_value_error = is_value_error
         super().__init__(message, elsewhere=True)
 
 
@@ -114,21 +114,21 @@ class EvaluationResults:
         # ranks that compute layers together have the same results
         gathered = self._world.gather(sizes if self._world.share.is_counted else [0] * len(sizes))
         totals = None if gathered is None else [sum(column) for column in zip(*gathered, strict=True)]
-        seen, growing, constant, is_full = self._world.broadcast(totals)
-        per_sample = growing / max(seen, 1)
+        num_gathered, growing, constant, is_full = self._world.broadcast(totals)
+        per_sample = growing / max(num_gathered, 1)
         expected = constant + (growing if num_samples is None else per_sample * num_samples)
         if expected <= self._max_mb * MB:
             return
-        samples = counted(seen if num_samples is None else num_samples, "sample")
-        others = f", and {constant} bytes of states that do not grow" if constant else ""
+        samples = counted(num_gathered if num_samples is None else num_samples, "sample")
+        constant_note = f", and {constant} bytes of states that do not grow" if constant else ""
         needed = math.ceil(expected / MB)
         # a rank that is full ends the evaluation early
         is_beginning = is_full and num_samples is None
-        found, enough = (f"at least {needed}", f"more than {needed}") if is_beginning else (needed, needed)
+        amount, enough = (f"at least {needed}", f"more than {needed}") if is_beginning else (needed, needed)
         raise ConfigError(
             "trainer.max_gathered_mb",
             self._max_mb,
-            f"rank zero would get {found} MB, {per_sample:.0f} bytes for each of {samples}{others}",
+            f"rank zero would get {amount} MB, {per_sample:.0f} bytes for each of {samples}{constant_note}",
             f"set it to {enough}, or keep less per sample in {self._kind}.evaluate",
         )
 
@@ -151,9 +151,9 @@ class EvaluationResults:
         if compare_names:
             record = RankComparison(self._world)
             summed = sorted(self._summed) if self._num_batches else names
-            shown = listed(name.removeprefix(EVAL_PREFIX) for name in summed) or "none"
+            metrics = listed(name.removeprefix(EVAL_PREFIX) for name in summed) or "none"
             remedy = "return the same metrics for every batch, with a count of 0 where there is nothing to count"
-            record.add(f"the metrics of {self._kind}.evaluate", shown, remedy)
+            record.add(f"the metrics of {self._kind}.evaluate", metrics, remedy)
             record.require_same()
         self._meter.expect(names)
         self._metrics.reduce()
@@ -174,15 +174,15 @@ class EvaluationResults:
             OnRankZeroError: the task's code failed on rank zero.
         """
         plain = {name.removeprefix(EVAL_PREFIX): value for name, value in means.items()}
-        others, error = self._on_rank_zero()
+        rank_zero_values, error = self._on_rank_zero()
         self.doing = f"{self._kind}.derive"
         # after the last collective: `derive` may fail on a single rank
         derived = checked_values(self._task, self._task.derive(plain))
         if error is not None:
             self.doing = f"{self._kind}.compute_metrics, or a metric of {self._kind}.build_metrics,"
             raise error
-        self._require_own_names({**plain, **derived}, others)
-        return {f"{EVAL_PREFIX}{name}": value for name, value in {**derived, **others}.items()}
+        self._require_own_names({**plain, **derived}, rank_zero_values)
+        return {f"{EVAL_PREFIX}{name}": value for name, value in {**derived, **rank_zero_values}.items()}
 
     def _on_rank_zero(self) -> tuple[dict[str, float], Exception | None]:
         """Compute on rank zero; return the result, or an error, on every rank; collective."""
@@ -190,27 +190,29 @@ class EvaluationResults:
         error: Exception | None = None
         if self._world.is_rank_zero:
             try:
-                values = self._scored()
+                values = self._compute_scores()
             except Exception as caught:
                 # every rank must learn of the error before any of them raises
                 error = caught
         text = None if error is None else f"on rank zero: {type(error).__name__}: {error_text(error)}"
         kinds = isinstance(error, ArithmeticError | ValueError), isinstance(error, HpctrainError)
-        values, text, (is_of_values, is_of_ours) = self._world.broadcast((values, text, kinds))
+        values, text, (is_value_error, is_of_ours) = self._world.broadcast((values, text, kinds))
         if error is None and text is not None:
-            error = TaskError(text, elsewhere=True) if is_of_ours else OnRankZeroError(text, is_of_values=is_of_values)
+            error = (
+                TaskError(text, elsewhere=True) if is_of_ours else OnRankZeroError(text, is_value_error=is_value_error)
+            )
         return values, error
 
     @torch.no_grad()
-    def _scored(self) -> dict[str, float]:
+    def _compute_scores(self) -> dict[str, float]:
         values = self._metrics.compute()
         scores = checked_scores(self._task, self._task.compute_metrics(self._samples)) if self._samples else {}
         self._require_own_names(values, scores)
         return {**values, **scores}
 
-    def _require_own_names(self, some: Mapping[str, float], others: Mapping[str, float]) -> None:
-        if both := sorted(some.keys() & others.keys()):
-            raise TaskError(f"{self._kind} has two metrics by the name {both[0]!r}: rename one of them")
+    def _require_own_names(self, first: Mapping[str, float], second: Mapping[str, float]) -> None:
+        if duplicates := sorted(first.keys() & second.keys()):
+            raise TaskError(f"{self._kind} has two metrics by the name {duplicates[0]!r}: rename one of them")
 
 
 @dataclass(slots=True)
@@ -251,29 +253,29 @@ class Gathering:
         self._pending: list[tuple[_Column, Tensor]] = []
         self._copied: torch.cuda.Event | None = None
 
-    def add(self, round_index: int, num_samples: int, found: Mapping[str, Values]) -> None:
+    def add(self, round_index: int, num_samples: int, per_sample: Mapping[str, Values]) -> None:
         """Keep the values of a batch; not collective.
 
         Args:
             round_index: which round of the evaluation it is, from 0.
             num_samples: of the batch.
-            found: one value for each of them.
+            per_sample: one value for each of them.
 
         Raises:
             TaskError: names, types or shapes differ from those of earlier batches.
         """
         if self._is_empty:
             self._is_empty = False
-            self._columns = {name: _Column(_form(values)) for name, values in found.items()}
-        elif found.keys() != self._columns.keys():
-            first, here = (listed(sorted(names)) or "none" for names in (self._columns, found))
+            self._columns = {name: _Column(_form(values)) for name, values in per_sample.items()}
+        elif per_sample.keys() != self._columns.keys():
+            first, here = (listed(sorted(names)) or "none" for names in (self._columns, per_sample))
             raise TaskError(f"{self._method} must return the same PerSample for every batch: {first}, and later {here}")
         self._settle()
-        if not found:
+        if not per_sample:
             return
         self._rounds.append(round_index)
         self._counts.append(num_samples)
-        for name, values in found.items():
+        for name, values in per_sample.items():
             column = self._columns[name]
             self._require_like(name, column, values)
             for tensor in values if isinstance(values, list) else [values]:
@@ -295,9 +297,12 @@ class Gathering:
         self._pending = []
 
     def _require_like(self, name: str, column: _Column, values: Values) -> None:
-        form, found = column.form, _form(values)
-        if (found["ragged"], found["shape"]) != (form["ragged"], form["shape"]):
-            before, now = ("tensors" if each["ragged"] else f"shape {each['shape']}" for each in (form, found))
+        form, new_form = column.form, _form(values)
+        if (new_form["ragged"], new_form["shape"]) != (form["ragged"], form["shape"]):
+            before, now = (
+                "tensors" if sample_form["ragged"] else f"shape {sample_form['shape']}"
+                for sample_form in (form, new_form)
+            )
             raise TaskError(
                 f"{self._method}: samples of PerSample {name!r} have {before}, and later {now}: "
                 "return a list of tensors where shapes differ"
@@ -325,7 +330,7 @@ class Gathering:
         plan: dict[str, Any] = {"names": [], "problem": ""}
         if heads is not None:
             heads = [head if head["counts"].numel() else None for head in heads]
-            plan = _plan(heads)
+            plan = _plan_gathering(heads)
         plan = self._world.broadcast(plan)
         if plan["problem"]:
             raise TaskError(f"{self._method}: {plan['problem']}")
@@ -362,20 +367,22 @@ def _form(values: Values) -> dict[str, Any]:
     return {"ragged": ragged, "dtype": dtype, "shape": shape, "ndim": first.ndim}
 
 
-def _plan(heads: list[dict[str, Any] | None]) -> dict[str, Any]:
+def _plan_gathering(heads: list[dict[str, Any] | None]) -> dict[str, Any]:
     """Rank zero's decision: the names of what is gathered, or a problem."""
-    known = [(rank, head["columns"]) for rank, head in enumerate(heads) if head is not None]
-    if not known:
+    columns_by_rank = [(rank, head["columns"]) for rank, head in enumerate(heads) if head is not None]
+    if not columns_by_rank:
         return {"names": [], "problem": ""}
-    first, columns = known[0]
-    for rank, other in known[1:]:
-        if other.keys() != columns.keys():
+    first, columns = columns_by_rank[0]
+    for rank, other_columns in columns_by_rank[1:]:
+        if other_columns.keys() != columns.keys():
             return {"problem": f"ranks {first} and {rank} return PerSample under different names", "names": []}
         for name, column in columns.items():
             for key in ("ragged", "dtype", "shape", "ndim"):
-                if other[name][key] != column[key]:
-                    found = f"{key}={column[key]} on rank {first} and {key}={other[name][key]} on rank {rank}"
-                    return {"problem": f"PerSample {name!r} has {found}", "names": []}
+                if other_columns[name][key] != column[key]:
+                    difference = (
+                        f"{key}={column[key]} on rank {first} and {key}={other_columns[name][key]} on rank {rank}"
+                    )
+                    return {"problem": f"PerSample {name!r} has {difference}", "names": []}
     return {"names": sorted(columns), "problem": ""}
 
 

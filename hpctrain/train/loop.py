@@ -173,7 +173,7 @@ class Loop:
         if self._pauses():
             # this step is saved already: a stop kept the previous attempt from pausing here
             return self._pause()
-        self._ending.concluded = False
+        self._ending.reopen()
         try:
             return self._run_steps(micro_batches)
         except StopWhileLoading:
@@ -224,8 +224,8 @@ class Loop:
             if not is_last and (decision.stop or decision.end or self._ends or pauses):
                 return self._stop_here(decision)
             every = save_every is not None and step % save_every == 0
-            due = is_last or every or decision.save or step == checkpointing.best_step
-            if due and (stop := self._save(wait=is_last)):
+            save_due = is_last or every or decision.save or step == checkpointing.best_step
+            if save_due and (stop := self._save(wait=is_last)):
                 return self._leave(stop)
         return True
 
@@ -270,11 +270,11 @@ class Loop:
         if not ending.concluded:
             # a stop in the evaluation below may have interrupted an earlier attempt after this record: don't repeat it
             if step % self.training.config.logger.every_steps and ending.recorded_step != step:
-                ending.recorded_step = step
+                ending.note_record(step)
                 self._divergence.check(step, self.log.training(step))
             if ending.evaluated_step != step and (stop := self._evaluate()):
                 return self._leave(stop)
-            ending.concluded = True
+            ending.conclude()
             self._save(wait=True)
         self.why_ended = ending.reason
         return True
@@ -353,7 +353,7 @@ class Loop:
         return evaluated.stop
 
     def _follow_evaluation(self, means: Mapping[str, float]) -> None:
-        self._ending.evaluated_step = self.step
+        self._ending.note_evaluation(self.step)
         logged: Mapping[str, float] = {}
         if self._callbacks.hooks["after_evaluation"]:
             with self._times.during("eval_s"):

@@ -57,17 +57,18 @@ def model_memory(
         ema: the moving average.
         gradient_bytes: returns the bytes that this rank holds of a parameter's gradient; None for those of its part.
     """
-    built = list(optimizers)
-    held = (tensor for module in modules for tensor in (*module.parameters(), *module.buffers()))
+    tensors = (tensor for module in modules for tensor in (*module.parameters(), *module.buffers()))
     # other ranks have what is on `meta`
-    weights = {id(tensor): tensor for tensor in held if not tensor.is_meta}
+    weights = {id(tensor): tensor for tensor in tensors if not tensor.is_meta}
     trained = [tensor for tensor in weights.values() if tensor.requires_grad]
-    states = [_state_bytes(one.optimizer) for one in built]
+    states = [_state_bytes(built.optimizer) for built in optimizers]
     return ModelMemory(
         weights=sum(map(_bytes, weights.values())),
         gradients=sum(map(gradient_bytes or _bytes, trained)),
         optimizer=None if None in states else sum(filter(None, states)),
-        average=0 if ema is None else sum(_bytes(each) for each in iterate_tensors(ema.averages) if not each.is_meta),
+        average=0
+        if ema is None
+        else sum(_bytes(average) for average in iterate_tensors(ema.averages) if not average.is_meta),
     )
 
 

@@ -73,7 +73,7 @@ def names_in_evaluation_mode(model: nn.Module) -> list[str]:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Inside the context, all modules are in evaluation mode; afterwards each one is in its own mode again."""
+    """Context manager that puts all modules into evaluation mode, and afterwards each into its own mode again."""
     was_training = model.training
     # `train` also switches on what a task keeps in evaluation mode, such as frozen batch norms
     with modes_restored(model):
@@ -93,9 +93,9 @@ def describe_evaluation_mode(model: nn.Module) -> str:
     if not names:
         return ""
     plain, modules = PlainNames(model), dict(model.named_modules())
-    whole = {plain(name) for name, module in modules.items() if not any(part.training for part in module.modules())}
+    subtrees = {plain(name) for name, module in modules.items() if not any(part.training for part in module.modules())}
     # a wrapper of torch.compile has the name of the module inside it
-    outermost = [name for name in dict.fromkeys(names) if not name or name.rpartition(".")[0] not in whole]
+    outermost = [name for name in dict.fromkeys(names) if not name or name.rpartition(".")[0] not in subtrees]
     return f"{len(names)} of {counted(len(modules), 'module')}: {listed(name or '(the model)' for name in outermost)}"
 
 

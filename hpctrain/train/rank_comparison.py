@@ -88,7 +88,7 @@ class RankComparison:
         for kind, tensors in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
             for name, tensor in tensors:
                 if name not in ignored:
-                    self.add(f"the {kind} {name}", described(tensor), remedy)
+                    self.add(f"the {kind} {name}", describe_tensor(tensor), remedy)
 
     def require_same(self) -> None:
         """Compare the facts added since the last call with those of the other ranks; collective.
@@ -128,7 +128,7 @@ def require_same_model(model: nn.Module, world: World, remedy: str = SAME_MODEL)
     comparison.require_same()
 
 
-def described(tensor: Tensor) -> str:
+def describe_tensor(tensor: Tensor) -> str:
     """Describe the shape and type of a tensor, as ranks compare them."""
     if is_lazy(tensor):
         return "without a shape"
@@ -248,7 +248,7 @@ class SampleCheck:
         message = None
         if gathered is not None:
             remedy = SAME_STREAM if is_stream(self._dataset) else SAME_DATA
-            message = f"{_who_differs(gathered)} in the content of {kind} sample {index}; {remedy}"
+            message = f"{_describe_differing_ranks(gathered)} in the content of {kind} sample {index}; {remedy}"
         raise TaskError(self._world.broadcast(message))
 
     def _differs(self, samples: Tensor) -> Tensor:
@@ -274,7 +274,7 @@ class SampleCheck:
         with random_states_restored(self._world.gpus), suppress(Exception, StopWhileLoading):
             requests = [(0, np.array([index])) for index in indices]
             for batch in fetch_batches(self._fetcher(), requests, self._workers, self._loading):
-                samples.append(_numbers_of(batch))
+                samples.append(_fingerprint(batch))
                 if time.monotonic() - begin > MAX_S:
                     break
         return samples + [UNREAD] * (len(indices) - len(samples))
@@ -291,14 +291,14 @@ class SampleCheck:
         return EpochFetcher(fresh_copy(stream), self._collate)
 
 
-def _numbers_of(batch: Any) -> Tensor:
+def _fingerprint(batch: Any) -> Tensor:
     """Return the numbers of a batch to compare, and their tolerances, of shape [2, NUM_NUMBERS]."""
     numbers: list[float] = []
     tolerances: list[float] = []
     for tensor in iterate_tensors(batch):
         elements = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).detach().flatten()
-        chosen = elements[_spread(len(elements), NUM_AVERAGED)].double().nan_to_num()
-        picked = chosen[_spread(len(chosen), NUM_PICKED)]
+        chosen = elements[_spread_indices(len(elements), NUM_AVERAGED)].double().nan_to_num()
+        picked = chosen[_spread_indices(len(chosen), NUM_PICKED)]
         numbers += [len(elements), *picked.tolist(), *([chosen.mean().item()] if len(chosen) else [])]
         is_exact = not elements.is_floating_point() and elements.dtype is not torch.uint8
         tolerance = 0.0 if is_exact or not len(chosen) else TOLERANCE * chosen.abs().max().item()
@@ -311,16 +311,16 @@ def _numbers_of(batch: Any) -> Tensor:
     return torch.tensor([(numbers + padding)[:NUM_NUMBERS], (tolerances + padding)[:NUM_NUMBERS]], dtype=torch.float64)
 
 
-def _spread(length: int, max_count: int) -> Tensor:
+def _spread_indices(length: int, max_count: int) -> Tensor:
     return torch.linspace(0, length - 1, min(length, max_count), dtype=torch.float64).long()
 
 
-def _differ(left: Tensor, right: Tensor) -> bool:
-    """Whether two results of `_numbers_of` differ by more than their tolerances."""
-    return bool(((left[0] - right[0]).abs() > torch.maximum(left[1], right[1])).any())
+def _differ(first: Tensor, second: Tensor) -> bool:
+    """Whether two results of `_fingerprint` differ by more than their tolerances."""
+    return bool(((first[0] - second[0]).abs() > torch.maximum(first[1], second[1])).any())
 
 
-def _who_differs(gathered: list[Any]) -> str:
+def _describe_differing_ranks(gathered: list[Any]) -> str:
     samples = {rank: torch.tensor(sample) for rank, sample in enumerate(gathered) if sample is not None}
     first = min(samples)
     ranks = [rank for rank, sample in samples.items() if _differ(samples[first], sample)]

@@ -234,7 +234,7 @@ class Turn:
             # with weight 0, the micro-batch only takes part in the collectives
             if weight:
                 self.loss.meter.add_mean(self._log_name, loss, weight)
-                if scalars and task_log.of_callbacks:
+                if scalars and task_log.callback_scalars:
                     task_log.require_not_of_callbacks(scalars)
                 for name, value in scalars.items():
                     self.loss.meter.add_value(f"{TRAIN_PREFIX}{name}", value, weight)
@@ -436,7 +436,7 @@ class TrainStep:
         built = []
         for turn in self.turns:
             # a replica is over what requires a gradient
-            for parameter in itertools.chain.from_iterable(other.module.trained for other in self.turns):
+            for parameter in itertools.chain.from_iterable(sibling.module.trained for sibling in self.turns):
                 parameter.requires_grad = False
             if turn.module.prepare(step):
                 built.append(turn)
@@ -482,21 +482,21 @@ class TrainStep:
 
     def _take_turns(self, step: int, micro_batches: Iterator[MicroBatch], timer: PartTimer | None) -> bool:
         turns = [turn for turn in self.turns if (step + 1) % turn.every_steps == 0]
-        supply, kept, updated = micro_batches, list[MicroBatch](), False
+        supply, buffer, updated = micro_batches, list[MicroBatch](), False
         if len(turns) > 1:
-            supply = _keeping(micro_batches, kept)
+            supply = _fill_buffer(micro_batches, buffer)
         for turn in turns:
             turn.module.require_gradients(True)
             updated |= turn(step, supply, timer)
             turn.module.require_gradients(False)
-            supply = iter(kept)
+            supply = iter(buffer)
         return updated
 
 
-def _keeping(micro_batches: Iterator[MicroBatch], kept: list[MicroBatch]) -> Iterator[MicroBatch]:
+def _fill_buffer(micro_batches: Iterator[MicroBatch], buffer: list[MicroBatch]) -> Iterator[MicroBatch]:
     """Yield the micro-batches of a step, and keep them for the turns that follow."""
     for micro_batch in micro_batches:
-        kept.append(micro_batch)
+        buffer.append(micro_batch)
         yield micro_batch
         if micro_batch.is_last:
             return

@@ -74,8 +74,8 @@ class Stopping:
         if self._is_paused:
             return Reason.PAUSED
         # an attempt that stops cleanly wasn't ended by a node failure, even if SLURM reports one for the job
-        found = self._termination.reason
-        return Reason.INTERRUPTED if found in (None, Reason.NODE_FAILURE) else found
+        reason = self._termination.reason
+        return Reason.INTERRUPTED if reason in (None, Reason.NODE_FAILURE) else reason
 
     def begin(self, stop: Stop, save_takes_s: float) -> bool:
         """Find the cause, before the save; collective.
@@ -201,6 +201,22 @@ class Ending(Stateful):
         if not self.requested and self.trained_s >= self._max_time_s:
             self.requested = True
             self.reason = f"{TIME_BOUND}={self._max_time_min:g}: the run has trained for {duration(self.trained_s)}"
+
+    def note_evaluation(self, step: int) -> None:
+        """Note that the evaluation after this step is complete."""
+        self.evaluated_step = step
+
+    def note_record(self, step: int) -> None:
+        """Note that the end has added a record of this step to the metrics."""
+        self.recorded_step = step
+
+    def conclude(self) -> None:
+        """Declare the run over: the next save has everything that the end requires."""
+        self.concluded = True
+
+    def reopen(self) -> None:
+        """Train further after an end that was concluded, as with other callbacks."""
+        self.concluded = False
 
     def agree(self) -> bool:
         """Return whether rank zero wants the run to end, and share its reason; collective."""

@@ -64,11 +64,11 @@ def load_model(
         model = build_model(config.model, build_task(config.task))
     if (dtype := dtype_of(config.precision.formats.model)) is not None:
         model.to(dtype)
-        compute_in(dtype, model, given=torch.float32)
-    found = load(path)
-    restore_weights(found.states, model)
-    if averaged or (averaged is None and config.trainer.eval_ema and found.average):
-        _load_average(model, found.average, path)
+        compute_in(dtype, model, outer_dtype=torch.float32)
+    checkpoint = load(path)
+    restore_weights(checkpoint.states, model)
+    if averaged or (averaged is None and config.trainer.eval_ema and checkpoint.average):
+        _load_average(model, checkpoint.average, path)
     return model.to(device).eval()
 
 
@@ -91,8 +91,8 @@ def choose(directory: RunDirectory, which: Which) -> Path:
             log.warning("%s: %s", directory.path, best.warning)
         return path
     if which not in (steps := directory.checkpoint_steps()):
-        known = listed(map(str, steps)) or "none"
-        raise CheckpointError(f"{directory.path}: expected newest, best or a saved step ({known}), got {which!r}")
+        choices = listed(map(str, steps)) or "none"
+        raise CheckpointError(f"{directory.path}: expected newest, best or a saved step ({choices}), got {which!r}")
     return directory.checkpoint(which)
 
 

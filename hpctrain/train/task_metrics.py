@@ -20,7 +20,7 @@ from hpctrain.rank.message import pack, unpack
 from hpctrain.tasks.contract import checked_computed, checked_metrics
 from hpctrain.tasks.metric import Metric
 from hpctrain.tasks.task import Task
-from hpctrain.train.rank_comparison import RankComparison, described
+from hpctrain.train.rank_comparison import RankComparison, describe_tensor
 from hpctrain.train.task_state import copied
 
 SAME_METRICS = "Task.build_metrics must return the same metrics on every rank"
@@ -82,8 +82,8 @@ def states_of(metric: Any) -> Iterator[State]:
             reduction = owner._reductions[name]
             # torchmetrics keeps functions, such as dim_zero_sum, and None for "stack"
             kind = "stack" if reduction is None else getattr(reduction, "__name__", "").removeprefix("dim_zero_")
-            known = kind in (*ELEMENTWISE, "mean", "cat", "stack")
-            yield State(owner, name, None if is_list else default, kind if known else reduction)
+            has_name = kind in (*ELEMENTWISE, "mean", "cat", "stack")
+            yield State(owner, name, None if is_list else default, kind if has_name else reduction)
 
 
 def owners_of(metric: Any) -> list[Any]:
@@ -168,7 +168,7 @@ class TaskMetrics:
         for name, metric in self._metrics.items():
             comparison.add(f"the metric {name}", type(metric).__qualname__, SAME_METRICS)
             for state in states_of(metric):
-                default = "a list" if state.default is None else described(state.default)
+                default = "a list" if state.default is None else describe_tensor(state.default)
                 comparison.add(f"the metric {name}: {state.name}", default, SAME_METRICS)
 
     def reset(self) -> None:
@@ -232,14 +232,14 @@ class TaskMetrics:
         states = list(self._states())
         updates = [count for metric in self._metrics.values() for count in num_updates(metric)]
         elementwise = [state for state in states if state.is_elementwise]
-        others = [state for state in states if not state.is_elementwise]
-        plan = self._agree(elementwise, others, updates)
-        found = self._gathered(others) if others else None
+        gathered_states = [state for state in states if not state.is_elementwise]
+        plan = self._agree(elementwise, gathered_states, updates)
+        values_by_rank = self._gather(gathered_states) if gathered_states else None
         self._reduce_elementwise(elementwise, plan)
         if not self._world.is_rank_zero:
             return
-        if found is not None:
-            self._merge(others, found)
+        if values_by_rank is not None:
+            self._merge(gathered_states, values_by_rank)
         totals = iter(plan["updates"])
         for metric in self._metrics.values():
             set_num_updates(metric, [next(totals) for _ in num_updates(metric)])
@@ -259,18 +259,18 @@ class TaskMetrics:
     def _states(self) -> list[State]:
         return [state for metric in self._metrics.values() for state in states_of(metric)]
 
-    def _agree(self, elementwise: Sequence[State], others: Sequence[State], updates: list[int]) -> Any:
+    def _agree(self, elementwise: Sequence[State], gathered_states: Sequence[State], updates: list[int]) -> Any:
         """Exchange what may differ from the defaults: the states' shapes and types, and the numbers of updates."""
         names = [f"{name}: {state.name}" for name, metric in self._metrics.items() for state in states_of(metric)]
         shapes = [list(state.value.shape) for state in elementwise]
         dtypes = [str(state.value.dtype).removeprefix("torch.") for state in elementwise]
-        forms = [_form(state) for state in others]
+        forms = [_form(state) for state in gathered_states]
         gathered = self._world.gather(
             {"names": names, "shapes": shapes, "dtypes": dtypes, "updates": updates, "forms": forms}
         )
         plan: dict[str, Any] = {"problem": ""}
         if gathered is not None:
-            plan = _plan(gathered, elementwise, others)
+            plan = _plan_reduction(gathered, elementwise, gathered_states)
         plan = self._world.broadcast(plan)
         if plan["problem"]:
             raise TaskError(f"{type(self._task).__name__}.metrics: {plan['problem']}")
@@ -305,17 +305,17 @@ class TaskMetrics:
                 total = total + _default(state).to(wide)
             state.replace(total.to(dtype))
 
-    def _gathered(self, states: Sequence[State]) -> list[Any] | None:
+    def _gather(self, states: Sequence[State]) -> list[Any] | None:
         """The values of states at rank zero, by rank; None in the place of an object that a rank didn't update."""
         values = [state.value if getattr(state.owner, "_update_count", 1) else None for state in states]
         # copies, since a file of tensors would contain all of what a view is a part of
-        own = copied(values, lambda tensor: tensor.detach().to("cpu", copy=True))
-        sent = self._world.gather_bytes(pack({"values": own}))
-        return None if sent is None else [unpack(data)["values"] for data in sent]
+        copies = copied(values, lambda tensor: tensor.detach().to("cpu", copy=True))
+        packets = self._world.gather_bytes(pack({"values": copies}))
+        return None if packets is None else [unpack(data)["values"] for data in packets]
 
-    def _merge(self, states: Sequence[State], found: list[Any]) -> None:
+    def _merge(self, states: Sequence[State], values_by_rank: list[Any]) -> None:
         for index, state in enumerate(states):
-            updated = [values[index] for values in found if values[index] is not None]
+            updated = [values[index] for values in values_by_rank if values[index] is not None]
             if updated:
                 device = state.device or self._world.device
                 state.replace(map_tensors(partial(Tensor.to, device=device), merged(state, updated)))
@@ -381,27 +381,29 @@ def _difference(values: Sequence[object]) -> str:
     return ""
 
 
-def _plan(gathered: list[Any], elementwise: Sequence[State], others: Sequence[State]) -> dict[str, Any]:
+def _plan_reduction(
+    gathered: list[Any], elementwise: Sequence[State], gathered_states: Sequence[State]
+) -> dict[str, Any]:
     """Rank zero's decision: the shape of each state, and the number of updates of each object over all ranks."""
-    for rank, other in enumerate(gathered):
-        if other["names"] != gathered[0]["names"]:
+    for rank, facts in enumerate(gathered):
+        if facts["names"] != gathered[0]["names"]:
             return {"problem": f"expected the same metrics on every rank, but those of ranks 0 and {rank} differ"}
-    for index, state in enumerate(others):
-        if difference := _difference([other["forms"][index] for other in gathered]):
+    for index, state in enumerate(gathered_states):
+        if difference := _difference([facts["forms"][index] for facts in gathered]):
             return {"problem": f"{state.name} has {difference}"}
     shapes, dtypes = [], []
     for index, state in enumerate(elementwise):
         default = list(_default(state).shape)
-        found = [other["shapes"][index] for other in gathered]
-        changed = [None if shape == default else shape for shape in found]
+        rank_shapes = [facts["shapes"][index] for facts in gathered]
+        changed = [None if shape == default else shape for shape in rank_shapes]
         shape = next((shape for shape in changed if shape is not None), default)
         # a rank without samples has the default, which must become the others' shape
-        if difference := _difference(changed if _is_expandable(default, shape) else found):
+        if difference := _difference(changed if _is_expandable(default, shape) else rank_shapes):
             return {"problem": f"{state.name} (reduce={state.reduction}) has the shape {difference}"}
         shapes.append(shape)
-        dtype = reduce(torch.promote_types, (getattr(torch, other["dtypes"][index]) for other in gathered))
+        dtype = reduce(torch.promote_types, (getattr(torch, facts["dtypes"][index]) for facts in gathered))
         if dtype.is_complex:
             return {"problem": f"{state.name} is complex, and can't be reduced by {state.reduction}"}
         dtypes.append(str(dtype).removeprefix("torch."))
-    updates = [sum(counts) for counts in zip(*(other["updates"] for other in gathered), strict=True)]
+    updates = [sum(counts) for counts in zip(*(facts["updates"] for facts in gathered), strict=True)]
     return {"problem": "", "shapes": shapes, "dtypes": dtypes, "updates": updates}

@@ -54,13 +54,13 @@ class TaskState(Stateful):
         self._name = type(task).__name__
         self._inherits = all(getattr(type(task), name, None) is getattr(nn.Module, name) for name in METHODS)
         self._left_out: set[str] = set()
-        found = [method for method in METHODS if callable(getattr(task, method, None))]
-        if len(found) == 1:
-            (missing,) = {*METHODS} - {*found}
+        methods = [method for method in METHODS if callable(getattr(task, method, None))]
+        if len(methods) == 1:
+            (missing,) = {*METHODS} - {*methods}
             raise TaskError(
-                f"{self._name} has {found[0]}, but no {missing}: its state would be lost on resume; define both"
+                f"{self._name} has {methods[0]}, but no {missing}: its state would be lost on resume; define both"
             )
-        self._exists = bool(found)
+        self._exists = bool(methods)
 
     def leave_out(self, model: nn.Module) -> None:
         """Save no modules of the model, if the task inherits its methods from `nn.Module`.
@@ -99,9 +99,11 @@ class TaskState(Stateful):
             return {"task": None}
         if self._world.size == 1:
             return {"task": [self._copy()]}
-        sent = self._world.gather_bytes(pack(self._copy()))
+        packets = self._world.gather_bytes(pack(self._copy()))
         # ranks that compute layers together have the same state
-        return {"task": None if sent is None else [unpack(data) for data in sent[:: self._world.share.num_together]]}
+        return {
+            "task": None if packets is None else [unpack(data) for data in packets[:: self._world.share.num_together]]
+        }
 
     def load_state(self, saved: Mapping[str, Any]) -> None:
         """Give the task its state from a checkpoint; not collective.
@@ -140,7 +142,7 @@ class TaskState(Stateful):
             return None
         return copied(self._state(), lambda tensor: tensor.detach().clone())
 
-    def put_back(self, snapshot: Any) -> None:
+    def restore_snapshot(self, snapshot: Any) -> None:
         """Restore a result of `snapshot`."""
         if snapshot is not None:
             self._load(snapshot)
@@ -152,7 +154,7 @@ class TaskState(Stateful):
         try:
             yield
         finally:
-            self.put_back(before)
+            self.restore_snapshot(before)
 
     def _copy(self) -> dict[str, Any]:
         state, host = self._state(), HostCopy()

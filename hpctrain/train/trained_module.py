@@ -302,13 +302,13 @@ class GradientCheck:
         """Refuse a loss that has given no parameter a gradient; the witness alone may be one that isn't used."""
         parameters = self._local_parameters()
         if self._module.ddp is None:
-            used = [parameter for parameter in parameters if parameter.grad is not None]
+            with_gradient = [parameter for parameter in parameters if parameter.grad is not None]
         else:
             unused = set(self._unreached(loss))
-            used = [parameter for parameter in parameters if parameter not in unused]
-        if not used:
+            with_gradient = [parameter for parameter in parameters if parameter not in unused]
+        if not with_gradient:
             raise TaskError(f"{self._problem(parameters)}; {RETURN_ZERO_LOSS}")
-        self._witness = used[0]
+        self._witness = with_gradient[0]
 
     def _unreached(self, loss: Tensor) -> list[nn.Parameter]:
         """The parameters that the backward pass of a loss doesn't reach: earlier micro-batches gave gradients, too."""

@@ -314,15 +314,15 @@ class JointUpdate:
 
 @contextmanager
 def unknown_optimizers_refused(turns: Sequence[Turn]) -> Iterator[None]:
-    """Inside the context, an optimizer that steps while a task computes a loss raises a TaskError.
+    """Context manager in which an optimizer that steps while a task computes a loss raises a TaskError.
 
     Args:
         turns: of the training, whose own optimizers may step.
     """
-    own = {id(update.optimizer) for turn in turns for update in turn.update.updates}
+    optimizer_ids = {id(update.optimizer) for turn in turns for update in turn.update.updates}
 
     def check(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        if id(optimizer) in own:
+        if id(optimizer) in optimizer_ids:
             return
         for turn in turns:
             if turn.is_computing:

@@ -172,31 +172,31 @@ def _end_after_error(rank: Rank, error: BaseException, *, is_new: bool) -> int:
 def _hand_to_program(rank: Rank, error: BaseException) -> None:
     """Pass the error to the user's program, and retain what the GPU has used if it is lost."""
     retain_if_gpu_lost(error, rank)
-    if rank.program is not None:
-        rank.program.error = error
+    if (program := rank.program) is not None:
+        program.error = error
 
 
 def _fail(rank: Rank, error: BaseException) -> int:
     error = with_cuda_message(error)
     _hand_to_program(rank, error)
-    found = classify(error, rank.environment.world_size)
+    failure = classify(error, rank.environment.world_size)
     sizes = rank.environment.world_size, rank.environment.local_world_size
-    hint = "" if found.blames_peer else advice(error, rank.config, *sizes)
-    rank.write_exit_record(found.reason, error, blames_peer=found.blames_peer, advice=hint)
+    hint = "" if failure.blames_peer else advice(error, rank.config, *sizes)
+    rank.write_exit_record(failure.reason, error, blames_peer=failure.blames_peer, advice=hint)
     rank.leave_world()
     place = f"rank {rank.environment.rank} on {socket.gethostname()}"
     detail = f"{place}: {headline(error, hint)}"
-    if found.blames_peer:
+    if failure.blames_peer:
         lost = {Reason.INFRASTRUCTURE: "lost another rank", Reason.HANG: "waited too long for another rank"}
-        why = lost.get(found.reason, "stops because another rank failed")
+        why = lost.get(failure.reason, "stops because another rank failed")
         log.warning("%s %s: %s", place, why, error_text(error).partition("\n")[0])
     else:
         _report_error(rank, place, error, hint)
     rank.finish_writing()
-    if found.blames_peer:
-        rank.close_attempt_for_peer(found.reason, detail)
+    if failure.blames_peer:
+        rank.close_attempt_for_peer(failure.reason, detail)
     else:
-        rank.close_attempt(found.reason, detail)
+        rank.close_attempt(failure.reason, detail)
     # once an attempt has begun, the run exists, and has failed whatever the error is
     code = error.exit_code if isinstance(error, HpctrainError) and rank.member is None else ExitCode.FAILED
     return _exit_code(rank, code) if rank.superseded else code

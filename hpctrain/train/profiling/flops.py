@@ -171,10 +171,10 @@ class FlopCounter:
             return
         sizes: list[int] = []
         with FlopCount() as count:
-            self._step(step, _noting(micro_batches, sizes))
+            self._step(step, _record_sizes(micro_batches, sizes))
         # ranks that compute layers together have the same samples, and this one counts its part
-        own, together = sum(sizes), self._world.share.num_together
-        self._record((count.total or 0) * together / own if own else None)
+        num_samples, together = sum(sizes), self._world.share.num_together
+        self._record((count.total or 0) * together / num_samples if num_samples else None)
 
     def before_step(self, micro_batches: Iterator[MicroBatch], task_state: TaskState) -> Iterator[MicroBatch]:
         """Count with the first samples of the next micro-batch; collective.
@@ -188,8 +188,8 @@ class FlopCounter:
         """
         first = next(micro_batches)
         with task_state.restored():
-            counted = flops_by_trial(self._step, first, self._world)
-        self._record(None if counted is None else counted * self._world.share.num_together)
+            flops = flops_by_trial(self._step, first, self._world)
+        self._record(None if flops is None else flops * self._world.share.num_together)
         return itertools.chain([first], micro_batches)
 
     def mfu(self, samples_per_s_per_device: float) -> float | None:
@@ -210,14 +210,14 @@ def hides_operators(step: TrainStep) -> bool:
     return replica.in_threads or is_any_compiled(replica.model)
 
 
-def _noting(micro_batches: Iterator[MicroBatch], sizes: list[int]) -> Iterator[MicroBatch]:
+def _record_sizes(micro_batches: Iterator[MicroBatch], sizes: list[int]) -> Iterator[MicroBatch]:
     """Yield the same micro-batches, and note how many samples each of them holds."""
     for micro_batch in micro_batches:
-        sizes.append(_size(micro_batch))
+        sizes.append(_num_samples(micro_batch))
         yield micro_batch
 
 
-def _size(micro_batch: MicroBatch) -> int:
+def _num_samples(micro_batch: MicroBatch) -> int:
     return micro_batch.num_samples if micro_batch.weight is None else micro_batch.num_delivered
 
 
@@ -235,7 +235,7 @@ def flops_by_trial(step: TrainStep, micro_batch: MicroBatch, world: TrainingWorl
         FLOPs; None if a rank has no samples, or if the model or the task fails on so few.
     """
     model = step.turns[0].module.replica.model
-    size = _size(micro_batch)
+    size = _num_samples(micro_batch)
     # the same number everywhere: a rank whose batch is empty would leave the others alone in their collectives
     few = int(world.combine_(torch.tensor(min(TRIAL_SAMPLES, size)), "min"))
     if not few:

@@ -20,7 +20,7 @@ from hpctrain.data.micro_batch import MicroBatch
 from hpctrain.rank.agreement import Agreement
 from hpctrain.run.bottleneck import Bottleneck
 from hpctrain.run.times import Times
-from hpctrain.train.precision import poor_fit
+from hpctrain.train.precision import slow_precision_reason
 from hpctrain.train.profiling.bottleneck import Measurements, RankReport, Slowest, find_bottleneck, slowest_of
 from hpctrain.train.profiling.flops import FlopCounter
 from hpctrain.train.profiling.sampler import StepSampler
@@ -36,7 +36,7 @@ LEAST_STEPS = 3
 log = logging.getLogger("hpctrain.train")
 
 
-class SlowestRank:
+class SlowestRankTracker:
     """Follows the slowest rank over time.
 
     A stretch lasts from one gathering to the next, or longer, until each rank has timed `LEAST_STEPS` in it.
@@ -118,7 +118,7 @@ class Profiler:
         trained = [parameter for turn in training.step.turns for parameter in turn.module.unfrozen]
         self._gradient_bytes = sum(parameter.numel() * parameter.element_size() for parameter in trained)
         self._reports: list[RankReport] = []
-        self._slowest = SlowestRank()
+        self._slowest = SlowestRankTracker()
         self._records = 0
         self._saves = 0
         self._evaluations = 0
@@ -197,12 +197,12 @@ class Profiler:
             self._trace.close()
         if self._sampler is None or not self._world.is_rank_zero:
             return
-        found = self._write(step)
-        if found.shares:
-            listed = ", ".join(f"{part.replace('_', ' ')} {share:.0%}" for part, share in found.shares.items())
-            log.info("time since the first step: %s", listed)
-        log.info("bottleneck: %s", found.text)
-        for line in found.also:
+        bottleneck = self._write(step)
+        if bottleneck.shares:
+            shares = ", ".join(f"{part.replace('_', ' ')} {share:.0%}" for part, share in bottleneck.shares.items())
+            log.info("time since the first step: %s", shares)
+        log.info("bottleneck: %s", bottleneck.text)
+        for line in bottleneck.also:
             log.info("also: %s", line)
 
     def _next(self, completed: int) -> int:
@@ -228,11 +228,11 @@ class Profiler:
             self._gather(step)
         measured = self._measurements(step)
         mfu = self._flops.mfu(measured.samples_per_s_per_device)
-        found = find_bottleneck(measured, flops_per_sample=self._flops.per_sample, mfu=mfu)
+        bottleneck = find_bottleneck(measured, flops_per_sample=self._flops.per_sample, mfu=mfu)
         # if no step was timed, the previous attempt's file stays the newest one
-        if self._times.claim is not None and found.shares:
-            found.write(self._times.claim)
-        return found
+        if self._times.claim is not None and bottleneck.shares:
+            bottleneck.write(self._times.claim)
+        return bottleneck
 
     def _measurements(self, step: int) -> Measurements:
         spent, plan = self._times.spent(), self._training.data.plan
@@ -257,7 +257,7 @@ class Profiler:
             num_workers=self._training.data.workers.num_workers,
             more_workers_help=workers_can_help(self._training.data.dataset),
             gradient_bytes=self._gradient_bytes,
-            faster_precision="" if faster is None or poor_fit(faster, self._world.device) else faster.kind,
+            faster_precision="" if faster is None or slow_precision_reason(faster, self._world.device) else faster.kind,
         )
 
 

@@ -56,12 +56,12 @@ class MemoryGrowth:
     def __init__(self) -> None:
         self._readings: list[tuple[int, int]] = []
         self._every = 1
-        self._seen = 0
+        self._num_added = 0
 
     def add(self, step: int, used_bytes: int) -> None:
         """Add the memory in use after ``step`` completed steps; always read at the same place of a step."""
-        self._seen += 1
-        if self._seen % self._every:
+        self._num_added += 1
+        if self._num_added % self._every:
             return
         self._readings.append((step, used_bytes))
         if len(self._readings) > MAX_READINGS:
@@ -80,7 +80,9 @@ class MemoryGrowth:
             return 0.0
         early, late = _slope(begin, middle), _slope(middle, end)
         third = len(readings) // 3
-        ever_higher = max(used for _, used in readings[:third]) < min(used for _, used in readings[-third:])
+        ever_higher = max(used_bytes for _, used_bytes in readings[:third]) < min(
+            used_bytes for _, used_bytes in readings[-third:]
+        )
         if early <= 0 or late < STEADY * early or not ever_higher:
             return 0.0
         return _slope(begin, end)
@@ -207,14 +209,14 @@ class PartTimer:
 
     def take(self) -> list[dict[str, float]]:
         """Return the seconds by part of each step whose times are known by now; each step is returned once."""
-        found = []
+        laps_by_step = []
         # an event whose work is still queued has no time yet, and waiting for it would stall the host
         while self._steps and self._steps[0][-1][1].query():
             laps: dict[str, float] = {}
             for (_, before), (part, now) in itertools.pairwise(self._steps.popleft()):
                 laps[part] = laps.get(part, 0.0) + before.elapsed_time(now) / 1000
-            found.append(laps)
-        return found
+            laps_by_step.append(laps)
+        return laps_by_step
 
     def _event(self) -> HostEvent | torch.cuda.Event:
         if self._device.type != "cuda":
@@ -338,9 +340,9 @@ class StepSampler:
         return stride + self._samples % VARIATION if stride > VARIATION else max(1, stride)
 
 
-MESSAGE = "called a synchronizing CUDA operation"
+SYNC_WARNING = "called a synchronizing CUDA operation"
 """Start of torch's warning (c10/cuda/CUDAFunctions.cpp)."""
-NOTICE = "Synchronization debug mode is a prototype"
+MODE_WARNING = "Synchronization debug mode is a prototype"
 """Start of the warning that torch emits once when the mode is set (torch/csrc/cuda/Module.cpp)."""
 _PACKAGE = str(Path(__file__).parents[2]) + os.sep
 _USER_LIKE = (f"{_PACKAGE}tasks{os.sep}", f"{_PACKAGE}models{os.sep}")
@@ -350,7 +352,7 @@ _LIBRARY = str(Path(os.__file__).parent) + os.sep
 
 
 @contextmanager
-def counted_syncs(found: Counter[str], device_mode: ModuleType = torch.cuda) -> Iterator[None]:
+def counted_syncs(counts: Counter[str], device_mode: ModuleType = torch.cuda) -> Iterator[None]:
     """Count the calls in the ``with`` block that wait for the GPU, by the line that made them.
 
     The line is the innermost one that is neither torch's nor the standard library's, such as ``task.py:41``; a
@@ -358,21 +360,21 @@ def counted_syncs(found: Counter[str], device_mode: ModuleType = torch.cuda) -> 
     pass.
 
     Args:
-        found: the counts are added to it.
+        counts: the counts are added to it.
         device_mode: has `get_sync_debug_mode` and `set_sync_debug_mode`.
     """
     mode = device_mode.get_sync_debug_mode()
     with warnings.catch_warnings():
-        warnings.filterwarnings("always", message=MESSAGE)
-        warnings.filterwarnings("ignore", message=NOTICE)
+        warnings.filterwarnings("always", message=SYNC_WARNING)
+        warnings.filterwarnings("ignore", message=MODE_WARNING)
         show = warnings.showwarning
 
         # not by `filename`: that is the innermost Python frame, often one of torch's own
-        def count(message: Warning | str, *rest: Any, **named: Any) -> None:
-            if not str(message).startswith(MESSAGE):
-                show(message, *rest, **named)
+        def count(message: Warning | str, *arguments: Any, **keywords: Any) -> None:
+            if not str(message).startswith(SYNC_WARNING):
+                show(message, *arguments, **keywords)
             elif place := user_line(sys._getframe(1)):
-                found[place] += 1
+                counts[place] += 1
 
         warnings.showwarning = count
         device_mode.set_sync_debug_mode("warn")
