@@ -50,6 +50,8 @@ class StatefulStream(Protocol):
 class Bookmark(NamedTuple):
     """The state of a stream at a position.
 
+    It belongs to the stream and not to a rank, as in torchdata, whose states don't fit another world size.
+
     Attributes:
         stream: the stream's number in a `ShardedStream`; 0 for any other stream.
         epoch: of the run.

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default
 
 from hpctrain.data.bookmark import Bookmarks, MarkedBatch
 from hpctrain.data.keyed_random import IntArray, keyed_bits, lent_generators, seed_generators
-from hpctrain.data.micro_batch import samples_in
+from hpctrain.data.micro_batch import count_samples
 from hpctrain.data.stream import ShardedReader, ShardedStream, StreamReader, is_stream
 from hpctrain.data.workers import BatchToPin, Workers, load_in_workers
 from hpctrain.errors import TaskError
@@ -118,7 +118,7 @@ class CollatedBatch(NamedTuple):
 
     Attributes:
         batch: the collated samples.
-        num_samples: in it (`samples_in`).
+        num_samples: in it (`count_samples`).
     """
 
     batch: Any
@@ -283,7 +283,7 @@ def _collated(collate_fn: Collate, samples: list[Any]) -> CollatedBatch:
     if isinstance(batch, (tuple, list)) and all(id(sample) in identities for sample in batch):
         return CollatedBatch(batch, len(batch))
     # those that are None don't count: collate functions leave them out
-    return CollatedBatch(batch, samples_in(batch, len(originals), sum(sample is not None for sample in originals)))
+    return CollatedBatch(batch, count_samples(batch, len(originals), sum(sample is not None for sample in originals)))
 
 
 def without_subsets(dataset: Any) -> Any:

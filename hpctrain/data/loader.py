@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from hpctrain.data.bookmark import Bookmark, MarkedBatch
 from hpctrain.data.fetch import BatchFetcher, Collate, CollatedBatch, EpochBatch, EpochFetcher, Request, fetch_batches
 from hpctrain.data.keyed_random import IntArray
-from hpctrain.data.micro_batch import BatchTransfer, MicroBatch, samples_in, transfer_batches
+from hpctrain.data.micro_batch import BatchTransfer, MicroBatch, count_samples, transfer_batches
 from hpctrain.data.order import Order
 from hpctrain.data.plan import BatchPlan
 from hpctrain.data.stream import is_stream
@@ -136,12 +136,15 @@ def _without_marks(fetched: Iterator[MarkedBatch], marks: deque[tuple[Bookmark, 
 def _weighed(
     fetched: Iterator[Any], planned: Iterator[int], weigh: Weigh, weights: deque[tuple[float, int]]
 ) -> Iterator[Any]:
-    """Yield the batches, and append their weights, computed on the CPU so that no rank waits for its GPU."""
+    """Yield the batches, and append their weights.
+
+    They are computed on the CPU: no rank waits for its GPU, and a weight of 0 is known before the loss is computed.
+    """
     for batch, num_samples in zip(fetched, planned, strict=False):
         if isinstance(batch, CollatedBatch):
             content, num_delivered = batch
         else:
-            content, num_delivered = batch, samples_in(batch, num_samples, num_samples)
+            content, num_delivered = batch, count_samples(batch, num_samples, num_samples)
         weights.append(weigh(content, num_samples, num_delivered))
         yield content
 

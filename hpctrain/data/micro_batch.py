@@ -87,7 +87,7 @@ def _fields(batch: Any) -> Iterable[Any]:
     return ()
 
 
-def samples_in(batch: Any, num_asked: int, num_read: int) -> int:
+def count_samples(batch: Any, num_asked: int, num_read: int) -> int:
     """Return the number of samples in a collated batch.
 
     If anything in it has the length ``num_read``, it holds those. Otherwise some were left out, or replaced, and the
@@ -198,7 +198,8 @@ class CopyInBackground:
     of a batch for as long as it likes, and the copying stream reuses the first copy's memory only after the second
     copy. This replaces `record_stream`, which can end the process once the GPU is lost
     (`hpctrain.attempt.lost_gpu`). It takes the memory of one more batch, and the time to read and write it on the
-    device, a few hundredths of that of the copy from the host.
+    device, a few hundredths of that of the copy from the host. If the copying stream waited for all earlier computation
+    instead, no copy would overlap with a step without loading processes.
 
     Args:
         move: copies every tensor of a batch to a device without waiting, and does nothing else.

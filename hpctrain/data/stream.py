@@ -1,7 +1,7 @@
 """Iterable datasets, read by position like every other dataset: by seeking, by replaying, side by side or shuffled.
 
-torchdata 0.11 lost samples if a run resumed with another number of ranks, and gave an empty epoch after a save at its
-end.
+Neither webdataset nor torchdata is used: webdataset doesn't resume exactly, and torchdata 0.11 lost samples if a run
+resumed with another number of ranks, and gave an empty epoch after a save at its end.
 """
 
 from __future__ import annotations

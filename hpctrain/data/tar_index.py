@@ -1,4 +1,7 @@
-"""Index of the files in a tar file: their places, found once and stored beside it."""
+"""Index of the files in a tar file: their places, found once and stored beside it.
+
+It is made when it is first needed: for DALI's index files, a user would have to run another tool first.
+"""
 
 from __future__ import annotations
 

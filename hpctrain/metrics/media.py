@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hpctrain.attempt.lost_gpu import retain_if_gpu_lost
 from hpctrain.errors import TaskError
-from hpctrain.tasks.log import Kind
+from hpctrain.tasks.log import MediumKind
 
 Array = NDArray[Any]
 
@@ -81,7 +81,7 @@ class HostArray:
         return host_copy
 
 
-SUFFIXES: Mapping[Kind, str] = {
+SUFFIXES: Mapping[MediumKind, str] = {
     "image": "png",
     "figure": "png",
     "text": "txt",
@@ -106,12 +106,12 @@ class CapturedMedium:
         encode: waits for the copy from the device, if there is one, and returns the content of the medium's file.
     """
 
-    kind: Kind
+    kind: MediumKind
     num_bytes: int
     encode: Callable[[], bytes]
 
 
-def capture(where: str, kind: Kind, content: Any, options: Mapping[str, Any]) -> CapturedMedium:
+def capture(where: str, kind: MediumKind, content: Any, options: Mapping[str, Any]) -> CapturedMedium:
     """Check and copy a medium, without waiting for the device.
 
     Args:
@@ -325,7 +325,7 @@ def _plain(cell: Any) -> Any:
     return value if is_json else str(value)
 
 
-_CAPTURES: Mapping[Kind, Callable[..., CapturedMedium]] = {
+_CAPTURES: Mapping[MediumKind, Callable[..., CapturedMedium]] = {
     "image": _image,
     "figure": _figure,
     "text": _text,

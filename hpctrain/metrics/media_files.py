@@ -28,7 +28,7 @@ from hpctrain.metrics.media import SUFFIXES, CapturedMedium
 from hpctrain.metrics.sink import RecordFile, kept_lines
 from hpctrain.run.file_system import explain
 from hpctrain.run.record_fields import COUNT, TEXT, TIME, FieldType, describe_wrong_field
-from hpctrain.tasks.log import Kind
+from hpctrain.tasks.log import MediumKind
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Medium:
     step: int
     time: float
     name: str
-    kind: Kind
+    kind: MediumKind
     data: bytes
 
 
@@ -162,8 +162,11 @@ class MediaFiles:
                 leftover.unlink()
 
 
-def file_name(name: str, step: int, kind: Kind) -> str:
-    """Return the file of a medium within the folder: ``eval/samples_00000120.png``; different for different names."""
+def file_name(name: str, step: int, kind: MediumKind) -> str:
+    """Return the file of a medium within the folder: ``eval/samples_00000120.png``; different for different names.
+
+    It contains the step, so that an attempt that repeats a step replaces its files.
+    """
     phase, _, title = name.partition("/")
     stem = quote(title, safe=" ")
     if len(stem) > LONGEST_STEM:

@@ -11,7 +11,7 @@ Reduce = Callable[[Tensor], Tensor]
 """A function that sums a float64 tensor over all ranks, in place or not, and returns the sum; collective."""
 Union = Callable[[Sequence[str]], Sequence[str]]
 """A function that returns the names of all ranks, in the same order on each; collective."""
-State = dict[str, tuple[float, float]]
+Totals = dict[str, tuple[float, float]]
 """Sum and count by name."""
 
 
@@ -116,7 +116,7 @@ class Meter:
             if count or (of_none and name in self._names)
         }
 
-    def state(self) -> State:
+    def state(self) -> Totals:
         """Sum and count by name over all ranks; collective, and waits for the device.
 
         Metrics that this rank has seen before are included, even without a sample since the last reset.
@@ -132,12 +132,12 @@ class Meter:
             self._reduced_names = sorted(totals)
         return {name: totals[name] for name in self._reduced_names}
 
-    def own_state(self) -> State:
+    def own_state(self) -> Totals:
         """Sum and count by name on this rank alone; waits for the device."""
         return {name: (float(self._sums[name]), float(self._counts[name])) for name in self._sums}
 
     def load_state(
-        self, state: Mapping[str, tuple[float, float]], *, rank: int, own_state: State | None = None
+        self, state: Mapping[str, tuple[float, float]], *, rank: int, own_state: Totals | None = None
     ) -> None:
         """Continue from a result of `state`, at any world size; every rank calls it.
 
@@ -170,7 +170,7 @@ class Meter:
         else:
             entries[name] = value.detach().to(self._device, torch.float64, copy=True).mul_(weight).add_(before)
 
-    def _totals(self, names: Sequence[str], extra: float | None = None) -> State:
+    def _totals(self, names: Sequence[str], extra: float | None = None) -> Totals:
         """Sum and count of these metrics over all ranks, and of the name '' the sum of an extra value; collective."""
         sums, counts = ([entries.get(name, 0.0) for name in names] for entries in (self._sums, self._counts))
         if extra is not None:

@@ -241,6 +241,9 @@ def choose_compatible_devices(
 ) -> tuple[torch.device, ...]:
     """Choose this rank's devices, and compare them with the other ranks'; collective.
 
+    Before there is a group: a rank with a broken driver would choose gloo and the others NCCL, and all would wait for
+    half an hour; two ranks on one GPU would end in an error of NCCL that doesn't say why.
+
     Args:
         environment: this rank's place.
         config: of the run.

@@ -141,6 +141,7 @@ def checked_results(task: Task, returned: Any, num_samples: int) -> Results:
     sums, per_sample = {}, {}
     for name, measurement in _items(expected, returned):
         if isinstance(measurement, PerSample):
+            # one for each loaded sample: so they are of the same samples at every world size
             per_sample[name] = _checked_samples(f"{method}: PerSample {name!r}", measurement.values, num_samples)
             continue
         if not isinstance(measurement, tuple | list) or len(measurement) != 2:

@@ -262,6 +262,8 @@ def ends_path(path: Path) -> Path:
 def sequence_bounds(ends: IntArray, length: int) -> IntArray:
     """Pack documents in their order, each sequence with as many as fit; a longer document is cut into pieces.
 
+    Best-fit packing would fill sequences better, but need a table of documents, and move them far apart.
+
     Args:
         ends: from `document_ends`.
         length: most tokens of a sequence.

@@ -174,6 +174,7 @@ def _join(rank: Rank, store: Store | None) -> TrainingWorld:
 
 def _record_start(rank: Rank, attempt: AttemptContext, running: Loop) -> None:
     """Record the start in the ledger, and start the processes that send the run to services; on rank zero."""
+    # not before the checkpoint is restored: until then the rank has no step to report
     rank.running = running
     if attempt.hosts is None:
         return

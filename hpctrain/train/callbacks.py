@@ -39,7 +39,7 @@ from hpctrain.parallel.trial_pass import buffers_and_rng_restored
 from hpctrain.run.directory import RunDirectory
 from hpctrain.train.build import instantiate
 from hpctrain.train.evaluation import evaluating
-from hpctrain.train.task_log import meter_of
+from hpctrain.train.task_log import build_meter
 from hpctrain.train.update import JointUpdate
 
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ class Callbacks(Stateful):
             world: the ranks.
             means: of the evaluation, by logged name.
         """
-        metrics, meter = {name.removeprefix(EVAL_PREFIX): means[name] for name in means}, meter_of(world)
+        metrics, meter = {name.removeprefix(EVAL_PREFIX): means[name] for name in means}, build_meter(world)
         assert self._training is not None
         with self._training.own_log.evaluation_mode():
             _call(self.hooks["after_evaluation"], self._training, meter, metrics)

@@ -227,6 +227,7 @@ class Checkpointing:
         gathered = states_of(self._state, collective=True)
         saves, error = self.saver.begin()
         if saves:
+            # only on ranks that write: a callback's state_dict isn't called where its result would be dropped
             local = states_of(self._state, collective=False)
             state = self._live_state(step, **{**ABSENT, **local, **gathered}, evaluation_due=evaluation_due)
             try:

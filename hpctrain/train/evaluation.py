@@ -20,7 +20,7 @@ from hpctrain.checkpoint.rng import restore_rng, rng_state
 from hpctrain.config.checkpoint import EVAL_PREFIX
 from hpctrain.config.precision import NumberFormats
 from hpctrain.data.loader import EvalLoader
-from hpctrain.data.micro_batch import MoveOnDemand, map_tensors, samples_in
+from hpctrain.data.micro_batch import MoveOnDemand, count_samples, map_tensors
 from hpctrain.errors import ConfigError, HpctrainError, TaskError
 from hpctrain.metrics.progress import Bar
 from hpctrain.parallel.local_part import whole
@@ -73,6 +73,8 @@ class EvaluationSummary:
 @dataclass(frozen=True)
 class EvaluationPass:
     """Has the task evaluate a batch, through a model of this rank or one that the ranks share.
+
+    An evaluation needs no more of a training. So it can be built before the training is complete, and tested without.
 
     Attributes:
         task: gives sums and counts.
@@ -368,7 +370,7 @@ class Evaluation:
             weight: float = num_taken
             if weights is not None and weights.vary:
                 # before the pass, since a task may move the batch in place
-                weight, _ = weights.weigh(batch, num_taken, samples_in(batch, num_taken, num_taken))
+                weight, _ = weights.weigh(batch, num_taken, count_samples(batch, num_taken, num_taken))
             returned = self._pass(batch, round_index)
             if self._pass.replica.has_results:
                 results.add(round_index, num_taken, returned, weight=weight)

@@ -17,7 +17,7 @@ from hpctrain.phrases import counted, listed
 from hpctrain.tasks.contract import checked_results, checked_scores, checked_values
 from hpctrain.tasks.task import Task
 from hpctrain.train.rank_comparison import RankComparison
-from hpctrain.train.task_log import AttachedLog, meter_of
+from hpctrain.train.task_log import AttachedLog, build_meter
 from hpctrain.train.task_metrics import TaskMetrics
 
 MB = 2**20
@@ -64,7 +64,7 @@ class EvaluationResults:
         self._task_log = task_log
         self._world = world
         self._max_mb = max_gathered_mb
-        self._meter = meter_of(world)
+        self._meter = build_meter(world)
         self._summed: set[str] = set()
         self._num_batches = 0
         self._gathering = Gathering(f"{self._kind}.evaluate", world)
@@ -232,7 +232,8 @@ class _Column:
 class Gathering:
     """The per-sample values of one evaluation.
 
-    Each rank keeps its own in host memory. A copy from a GPU is awaited when the next batch has been computed.
+    Each rank keeps its own in host memory. A copy from a GPU is awaited when the next batch has been computed. Rank
+    zero gets them through the group: a file per rank would need a fast shared file system, and cleaning up.
 
     Args:
         method: that returns them, for messages.

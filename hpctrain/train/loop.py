@@ -240,7 +240,8 @@ class Loop:
         self._profiler.finish(self.step)
         if finished:
             self.log.complete()
-        # last: an error in a callback must not keep anything above from being written
+        # last: an error in a callback must not keep anything above from being written, and at a stop the time until the
+        # kill belongs to the checkpoint
         self._callbacks.run_between_steps("on_end" if finished else "on_stop")
 
     def _keep_config(self) -> None:

@@ -14,7 +14,9 @@ from hpctrain.phrases import counted, listed
 
 
 class Modes(Stateful):
-    """The modes of a model's modules in checkpoints.
+    """The modes of a model's modules in checkpoints, as the names of those in evaluation mode: usually there are none.
+
+    `requires_grad` isn't saved: the optimizers are built over what requires a gradient at the start.
 
     Args:
         model: outside of DDP.
@@ -39,9 +41,10 @@ class Modes(Stateful):
 def begin_training(model: nn.Module) -> bool:
     """Put a model into the modes in which it is trained, once it is built.
 
-    If the model is in evaluation mode, call its `train()`. Otherwise each module keeps the mode in which it was built.
-    The exception is a module that overrides `train()`: it is called, since it may set the modes of other modules. A
-    program of torch.export is trained and evaluated as it was exported, whatever its mode.
+    If the model is in evaluation mode, call its `train()`. Otherwise each module keeps the mode in which it was built:
+    `train()`, as a loop by hand calls it, would switch on what the task froze by `eval()`. The exception is a module
+    that overrides `train()`: it is called, since it may set the modes of other modules. A program of torch.export is
+    trained and evaluated as it was exported, whatever its mode.
 
     Args:
         model: outside of DDP.

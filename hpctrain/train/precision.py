@@ -127,9 +127,14 @@ def _cast(source: torch.dtype, target: torch.dtype) -> Callable[[Tensor], Tensor
 class MasterWeights:
     """A half-precision copy of a model for computing, next to the fp32 weights (Micikevicius et al., 2018).
 
-    The model keeps the fp32 weights: optimizer, checkpoints and averages work on it, not on the copy. Forward and
-    backward passes go through the copy. Both share the tensors of norms, which stay fp32. Loading a state dict into the
-    model updates the copy; saving one first fetches the buffers that training has changed in the copy.
+    The model keeps the fp32 weights: optimizer, checkpoints and averages work on it, not on the copy. With half weights
+    in the model, as in Apex, the optimizer's state would have no names, checkpoints a second set of weights, and an
+    average would lose small updates. An optimizer around the user's couldn't be fused with the copy, and GradScaler
+    inspects optimizers.
+
+    Forward and backward passes go through the copy. Both share the tensors of norms, which stay fp32. Loading a state
+    dict into the model updates the copy; saving one first fetches the buffers that training has changed in the copy.
+    With AdamW this takes 18 to 20 bytes per parameter, and autocast 16: it saves communication and casts, not memory.
 
     Args:
         model: in fp32, on its device and in its memory format; its tensors and the copy's must stay where they are.
@@ -185,7 +190,10 @@ class MasterWeights:
                 half.training = module.training
 
     def collect_gradients(self) -> None:
-        """Move the gradients from the copy to the fp32 weights, in fp32."""
+        """Move the gradients from the copy to the fp32 weights, in fp32, which GradScaler and clipping require.
+
+        Before that they are in half precision, also while ranks exchange them and micro-batches add them up.
+        """
         sources, targets = [], []
         for (master, half), gradient in zip(self._trained, self._gradients, strict=True):
             master.grad = None

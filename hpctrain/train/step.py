@@ -89,7 +89,8 @@ class Turn:
     """Accumulates the gradients of one loss over a global batch, and updates the weights that this loss trains.
 
     Gradients are those of the mean loss over the step's samples, at any world size and accumulation. The replica
-    decides when they are reduced over the ranks.
+    decides when they are reduced over the ranks. The turn steps the optimizers, and not the task: accumulation, loss
+    scale, clipping and exact resumes would otherwise be the task's.
 
     Args:
         loss: whose gradients are accumulated.
@@ -97,7 +98,8 @@ class Turn:
         update: of the optimizers that step for this loss.
         gradients: checks that the parameters get gradients.
         task_state: of the task; None for a task without one.
-        every_steps: steps from one turn to the next.
+        every_steps: steps from one turn to the next. So several steps of a critic for each of its generator need no
+            data order of their own: a step is one global batch.
 
     Attributes:
         loss: as given.
@@ -429,6 +431,9 @@ class TrainStep:
 
     def build_replicas(self, step: int) -> list[Turn]:
         """Build the replicas for the parameters that are trained from step ``step`` on; collective.
+
+        Each turn has one over its own parameters: over the whole model, with `find_unused_parameters`, DDP would reduce
+        gradients that no optimizer uses.
 
         Returns:
             The turns whose replica had to be built.

@@ -141,6 +141,9 @@ class Stopping:
 class Ending(Stateful):
     """The decision to end a run before its last step. Rank zero makes it, and the other ranks follow.
 
+    After an evaluation they agree at once; from other hooks as on stops, within about a second, since an agreement
+    after each step would cost every step a round trip.
+
     The decision is part of the checkpoint. It holds until the configuration of the callbacks changes, if a callback has
     made it; whether the time is over is decided again in each attempt.
 

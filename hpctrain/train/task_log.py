@@ -18,7 +18,7 @@ from hpctrain.metrics.media_files import MediaWriter
 from hpctrain.metrics.meter import Meter, SilentMeter
 from hpctrain.parallel.mesh import TrainingWorld
 from hpctrain.tasks.contract import OWN_NAMES, Scalar, check_name, checked_scalar, is_scalar
-from hpctrain.tasks.log import Kind, TaskLog
+from hpctrain.tasks.log import MediumKind, TaskLog
 from hpctrain.tasks.position import Position
 from hpctrain.tasks.task import Task
 
@@ -28,7 +28,10 @@ REMEDY = "choose another name for one of them"
 
 
 class PendingMedia:
-    """Keeps the media of one step; a medium replaces an earlier one with the same name."""
+    """Keeps the media of one step; a medium replaces an earlier one with the same name.
+
+    Media aren't averaged, or sampled at random: neither survives an interruption exactly.
+    """
 
     def __init__(self) -> None:
         self._writer: MediaWriter | None = None
@@ -206,7 +209,10 @@ class AttachedLog(TaskLog):
             self._require_one_source(name)
 
     def _require_one_source(self, name: str) -> None:
-        """Refuse the name of a scalar that a callback logs, too; that of a callback is its own from now on."""
+        """Refuse the name of a scalar that a callback logs, too; that of a callback is its own from now on.
+
+        A mean over two sources would describe neither.
+        """
         logged = f"{self._mode.prefix}{name}"
         _refuse_another(self._source, logged, self.callback_scalars.get(logged, self._source))
         if self._source != self._kind:
@@ -297,7 +303,7 @@ class AttachedLog(TaskLog):
             self._mode = before
             self.scalars = outer
 
-    def _media(self, kind: Kind, name: str, content: Any, **options: Any) -> None:
+    def _media(self, kind: MediumKind, name: str, content: Any, **options: Any) -> None:
         if self._process != os.getpid():
             return
         if self._mode.refusing_hook:
@@ -326,7 +332,7 @@ class AttachedLog(TaskLog):
         return f"{self._source}.log.{method}"
 
 
-def meter_of(world: TrainingWorld, *names: str) -> Meter:
+def build_meter(world: TrainingWorld, *names: str) -> Meter:
     """Make a meter over all ranks; of those that compute layers together, on the same samples, one counts.
 
     Args:

@@ -37,6 +37,9 @@ log = logging.getLogger("hpctrain.train")
 class TaskState(Stateful):
     """Saves and restores the state of a task that has `state_dict` and `load_state_dict`; each rank has its own.
 
+    The task itself isn't pickled: a checkpoint must be readable with `weights_only=True`. And the state is that of
+    every rank: ranks that count their own samples would differ after a resume from rank zero's alone.
+
     Args:
         task: with both methods, or without them.
         world: the ranks.
@@ -109,7 +112,8 @@ class TaskState(Stateful):
         """Give the task its state from a checkpoint; not collective.
 
         Tensors that were saved from a GPU arrive on the same one of this rank's devices, and others on the CPU. At
-        another world size, or with other layers of the model, each rank gets the state of rank zero.
+        another world size, or with other layers of the model, each rank gets the state of rank zero: hpctrain can't
+        know whether to add, average or copy the states.
         """
         task, warns = saved.get("task"), self._world.is_rank_zero
         together, same_layers = self._world.share.num_together, self._world.share.has_saved_layers(saved)
@@ -188,8 +192,9 @@ class TaskState(Stateful):
 def remember_attributes(task: Task) -> Callable[[], None]:
     """Return a function that undoes changes of the task's numbers and containers, and of containers directly in these.
 
-    Containers of more than `LARGEST` items stay changed. So do other attributes: an object that is made in the first
-    evaluation, such as a hook, would be made twice.
+    Otherwise the first evaluation would count the batches of a trial that failed as well. Containers of more than
+    `LARGEST` items stay changed. So do other attributes: an object that is made in the first evaluation, such as a
+    hook, would be made twice.
     """
     numbers = {name: value for name, value in vars(task).items() if type(value) in (int, float)}
     outer = _small_containers(vars(task).values())

@@ -124,7 +124,8 @@ class EmptyPass:
 
     A loss multiplied by zero isn't enough: where a mean over nothing divides by zero, its gradient becomes NaN. So
     gradients are set to zero where they reach a module's output or a parameter. With `SyncBatchNorm`, the losses of
-    other ranks have gradients that pass through this rank's samples: then only NaN and infinity are set to zero.
+    other ranks have gradients that pass through this rank's samples: then only NaN and infinity are set to zero. An
+    undefined gradient wouldn't do either: FSDP2's hooks aren't called with it, and the other ranks wait.
 
     Args:
         shares_statistics: whether the model has a `SyncBatchNorm`.

@@ -33,6 +33,10 @@ log = logging.getLogger("hpctrain.train")
 def training_state(training: Training, best: Best | None, weights: Weights) -> tuple[Stateful, ...]:
     """List all state that determines the rest of a run between two steps, in the order in which it is restored.
 
+    This is the only list of them: a part that saving or resuming left out would be lost without an error. Its order is
+    also that of the collectives. A part may have several keys, as checkpoints of earlier versions do. `Head` isn't in
+    it, since it describes the save as a whole, and is read without torch.
+
     Args:
         training: whose state it is.
         best: the best evaluations; None if the run doesn't rank them.
@@ -54,7 +58,8 @@ def training_state(training: Training, best: Best | None, weights: Weights) -> t
         training.callbacks,
         training.data.stream_state,
         training.data.loss_weights,
-        # last: whatever restores its state before may draw random numbers
+        # last: whatever restores its state before may draw random numbers. So may the replicas that are built after the
+        # restore, for which `Checkpointing.resume` sets the streams back
         GlobalGenerators(world, training.config.seed),
     )
 
@@ -106,7 +111,8 @@ class PositionState(Stateful):
 class Weights(Stateful):
     """The model, the optimizers over its parameters, and the loss scales.
 
-    `state` returns these objects themselves; the save copies their tensors.
+    `state` returns these objects themselves; the save copies their tensors, into memory that is kept from save to save,
+    or each rank of a mesh its parts. torch's `get_state_dict` would rename the optimizers' keys, and needs a group.
 
     Args:
         training: whose weights they are.

@@ -259,7 +259,7 @@ class JointUpdate:
             self._master.end_step()
             self._master.collect_gradients()
         if not rescale:
-            # weights, momentum and moving averages don't change
+            # weights, momentum and moving averages don't change; the schedule counts the step
             for update in self.updates:
                 update.optimizer.zero_grad(set_to_none=True)
             return False

@@ -80,7 +80,7 @@ class RankReport:
         return self.steps_loaded if part == "data" and self.steps_loaded else self.steps_timed
 
 
-class Slowest(NamedTuple):
+class SlowestRank(NamedTuple):
     """The rank that computes longest before the gradient sync.
 
     Attributes:
@@ -184,18 +184,18 @@ class Measurements:
         return {part: seconds / self.wall_s for part, seconds in parts.items()}
 
     @property
-    def slowest(self) -> Slowest | None:
+    def slowest(self) -> SlowestRank | None:
         """The slowest rank; None if fewer than two ranks timed a step."""
         return slowest_of(self.timed)
 
 
-def slowest_of(timed: Sequence[RankReport]) -> Slowest | None:
+def slowest_of(timed: Sequence[RankReport]) -> SlowestRank | None:
     """Return the slowest of the ranks that timed a step; None if they are fewer than two."""
     if len(timed) < 2:
         return None
     slowest = max(timed, key=lambda report: report.own_s)
     usual = median([report.own_s for report in timed if report is not slowest])
-    return Slowest(slowest, slowest.own_s / usual) if usual > 0 else None
+    return SlowestRank(slowest, slowest.own_s / usual) if usual > 0 else None
 
 
 def median(values: Sequence[float]) -> float:

@@ -70,7 +70,7 @@ def peak_flops(name: str, products: str) -> float | None:
     return None if peak is None else peak * 1e12
 
 
-class FlopCount(OperatorMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+class FlopCountMode(OperatorMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """Count the floating-point operations of matrix products, convolutions and attention inside a ``with`` block.
 
     The formulas are those of `torch.utils.flop_counter`, a multiplication and an addition being two; attention on the
@@ -134,7 +134,8 @@ def _formulas() -> dict[Any, Formula]:
 class FlopCounter:
     """Counts the FLOPs of a sample, forward and backward, once per run.
 
-    They are counted in a step of the training. A compiled model hides its operators, and so do nn.DataParallel's
+    They are counted in a step of the training: a pass of its own would delay the first step, and call the task's code
+    once more than training does. A compiled model hides its operators, and so do nn.DataParallel's
     threads; and a turn may take part in a few steps only. In these cases, two samples go through the model itself,
     uncompiled, before a step (`by_trial`). Where ranks compute different amounts, nothing is counted.
 
@@ -170,7 +171,7 @@ class FlopCounter:
             self._step(step, micro_batches)
             return
         sizes: list[int] = []
-        with FlopCount() as count:
+        with FlopCountMode() as count:
             self._step(step, _record_sizes(micro_batches, sizes))
         # ranks that compute layers together have the same samples, and this one counts its part
         num_samples, together = sum(sizes), self._world.share.num_together
@@ -205,7 +206,7 @@ class FlopCounter:
 
 
 def hides_operators(step: TrainStep) -> bool:
-    """Whether `FlopCount` can't see the model's operators: it is compiled in part, or in nn.DataParallel's threads."""
+    """Whether the model hides its operators from `FlopCountMode`: compiled in part, or in nn.DataParallel's threads."""
     replica = step.turns[0].module.replica
     return replica.in_threads or is_any_compiled(replica.model)
 
@@ -248,7 +249,7 @@ def flops_by_trial(step: TrainStep, micro_batch: MicroBatch, world: TrainingWorl
     try:
         with uncompiled(), training_pass_undone(model, world, compiled=False):
             for turn in step.turns:
-                with FlopCount() as count, turn.module.gradients_required():
+                with FlopCountMode() as count, turn.module.gradients_required():
                     samples = micro_batch._replace(batch=batch, num_samples=few)
                     compute = partial(turn.compute_unlogged, micro_batch=samples)
                     turn.module.replica.try_gradients(compute, turn.module.unfrozen)

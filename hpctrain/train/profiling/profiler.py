@@ -21,13 +21,14 @@ from hpctrain.rank.agreement import Agreement
 from hpctrain.run.bottleneck import Bottleneck
 from hpctrain.run.times import Times
 from hpctrain.train.precision import slow_precision_reason
-from hpctrain.train.profiling.bottleneck import Measurements, RankReport, Slowest, find_bottleneck, slowest_of
+from hpctrain.train.profiling.bottleneck import Measurements, RankReport, SlowestRank, find_bottleneck, slowest_of
 from hpctrain.train.profiling.flops import FlopCounter
 from hpctrain.train.profiling.sampler import StepSampler
 from hpctrain.train.training import Training
 
 LOG_EVERY_S = 1.0
-"""Seconds between records of values that change slowly."""
+"""Seconds between records of values that change slowly: a tiny model logs a record every few milliseconds, and each
+value costs about a microsecond in TensorBoard's file alone."""
 WRITE_EVERY_S = 10.0
 """Seconds between two writes of `verdict.json`."""
 LEAST_STEPS = 3
@@ -44,7 +45,7 @@ class SlowestRankTracker:
 
     def __init__(self) -> None:
         self._before: Sequence[RankReport] = ()
-        self._slowest: Slowest | None = None
+        self._slowest: SlowestRank | None = None
 
     def add(self, reports: Sequence[RankReport]) -> None:
         """Add the reports that were gathered, in rank order."""
@@ -66,10 +67,11 @@ class SlowestRankTracker:
 
 
 class Profiler:
-    """Measures some of an attempt's steps, and reports the bottleneck; see docs/adr/0006.
+    """Measures some of an attempt's steps, and reports the bottleneck.
 
     When `next_step` steps are completed, the loop calls `do_step` for the next one; it runs all other steps itself.
-    So measuring adds only a comparison to most steps.
+    So measuring adds only a comparison to most steps. Timing every step would cost a tiny model more than everything
+    else in the loop, and each window of torch's profiler costs tens of milliseconds and an import.
 
     Args:
         training: what is trained.
@@ -216,6 +218,7 @@ class Profiler:
         return min(candidates, default=-1)
 
     def _gather(self, step: int) -> None:
+        # only where the ranks communicate anyway: an exchange of its own would hold up the fastest rank
         if self._sampler is not None:
             gathered = self._world.gather(asdict(self._sampler.report(step))) or []
             self._reports = [RankReport(**report) for report in gathered]

@@ -120,7 +120,7 @@ class LastGradient:
 
     The hooks run before DDP sends the gradient. In the first backward pass every parameter has one; after that only the
     parameter whose gradient came last, which costs next to nothing. If that one gets no gradient, all parameters are
-    watched in the next backward pass.
+    watched in the next backward pass. DDP's own statistics are private, and on a GPU they wait for their events.
 
     Args:
         parameters: of the replica that require a gradient.
@@ -294,7 +294,7 @@ class StepSampler:
         parts = {part: seconds / self._steps_timed for part, seconds in self._totals.items()}
         steps_loaded = 0
         if parts and self._world.device.type == "cpu" and self._begun is not None and step > self._begun[0]:
-            # exact, while the timed steps are only a sample
+            # exact, while the timed steps are only a sample, which may miss a stall that comes once in a thousand steps
             steps_loaded = step - self._begun[0]
             parts["data"] = (self._loader.waited_s - self._begun[1]) / steps_loaded
         return RankReport(
