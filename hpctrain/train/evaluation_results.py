@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -38,38 +38,37 @@ class OnRankZeroError(TaskError):
         super().__init__(message, elsewhere=True)
 
 
+@dataclass(eq=False)
 class EvaluationResults:
     """Collects what `Task.evaluate` returns on this rank, and reduces it over all ranks at the end.
 
-    Args:
+    Attributes:
         task: that is evaluated.
         metrics: of the task, reset.
         task_log: of the task.
         world: the ranks.
         max_gathered_mb: bound on what rank zero gets (`trainer.max_gathered_mb`).
-
-    Attributes:
         doing: the task's own code that runs, or ran last, for messages.
         is_full: whether this rank alone has more than rank zero may get, so that the evaluation can end.
     """
 
-    def __init__(
-        self, task: Task, metrics: TaskMetrics, task_log: AttachedLog, world: TrainingWorld, *, max_gathered_mb: int
-    ) -> None:
-        self.doing = ""
-        self.is_full = False
-        self._task = task
-        self._kind = type(task).__name__
-        self._metrics = metrics
-        self._task_log = task_log
-        self._world = world
-        self._max_mb = max_gathered_mb
-        self._meter = build_meter(world)
-        self._summed: set[str] = set()
-        self._num_batches = 0
-        self._gathering = Gathering(f"{self._kind}.evaluate", world)
-        self._samples: dict[str, Values] = {}
-        self._num_samples = 0
+    task: Task
+    metrics: TaskMetrics
+    task_log: AttachedLog
+    world: TrainingWorld
+    _: KW_ONLY
+    max_gathered_mb: int
+    doing: str = field(default="", init=False)
+    is_full: bool = field(default=False, init=False)
+    _summed: set[str] = field(default_factory=set, init=False)
+    _num_batches: int = field(default=0, init=False)
+    _samples: dict[str, Values] = field(default_factory=dict, init=False)
+    _num_samples: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._kind = type(self.task).__name__
+        self._meter = build_meter(self.world)
+        self._gathering = Gathering(f"{self._kind}.evaluate", self.world)
 
     def add(self, round_index: int, num_samples: int, returned: Any, *, weight: float | None = None) -> None:
         """Add what `Task.evaluate` returned for a batch; not collective.
@@ -83,22 +82,22 @@ class EvaluationResults:
         Raises:
             TaskError: `evaluate` broke its contract.
         """
-        checked = checked_results(self._task, returned, num_samples)
+        checked = checked_results(self.task, returned, num_samples)
         self._num_batches += 1
         for name, (total, count) in checked.sums.items():
             self._meter.add_sum(f"{EVAL_PREFIX}{name}", total, count)
             self._summed.add(f"{EVAL_PREFIX}{name}")
-        if self._task_log.scalars:
+        if self.task_log.scalars:
             count = num_samples if weight is None else weight
-            self._task_log.add_to_meter(self._meter, count, (*checked.sums, *checked.per_sample))
+            self.task_log.add_to_meter(self._meter, count, (*checked.sums, *checked.per_sample))
         # ranks that compute layers together have the same results
-        if self._world.share.is_counted:
+        if self.world.share.is_counted:
             self._gathering.add(round_index, num_samples, checked.per_sample)
             self._num_samples += num_samples
-        room = self._max_mb * MB - self._gathering.num_bytes
+        room = self.max_gathered_mb * MB - self._gathering.num_bytes
         # the states of metric objects are counted after the 1st, 2nd, 4th, 8th ... batch: each count visits them all
         counts_states = self._num_batches & (self._num_batches - 1) == 0
-        self.is_full |= room < 0 or (counts_states and sum(self._metrics.num_gathered_bytes) > room)
+        self.is_full |= room < 0 or (counts_states and sum(self.metrics.num_gathered_bytes) > room)
 
     def require_room(self, num_samples: int | None = None) -> None:
         """Refuse results that are more than rank zero may get; collective.
@@ -109,15 +108,15 @@ class EvaluationResults:
         Raises:
             ConfigError: it is more than `trainer.max_gathered_mb`.
         """
-        growing, constant = self._metrics.num_gathered_bytes
+        growing, constant = self.metrics.num_gathered_bytes
         sizes = [self._num_samples, self._gathering.num_bytes + growing, constant, int(self.is_full)]
         # ranks that compute layers together have the same results
-        gathered = self._world.gather(sizes if self._world.share.is_counted else [0] * len(sizes))
+        gathered = self.world.gather(sizes if self.world.share.is_counted else [0] * len(sizes))
         totals = None if gathered is None else [sum(column) for column in zip(*gathered, strict=True)]
-        num_gathered, growing, constant, is_full = self._world.broadcast(totals)
+        num_gathered, growing, constant, is_full = self.world.broadcast(totals)
         per_sample = growing / max(num_gathered, 1)
         expected = constant + (growing if num_samples is None else per_sample * num_samples)
-        if expected <= self._max_mb * MB:
+        if expected <= self.max_gathered_mb * MB:
             return
         samples = counted(num_gathered if num_samples is None else num_samples, "sample")
         constant_note = f", and {constant} bytes of states that do not grow" if constant else ""
@@ -127,7 +126,7 @@ class EvaluationResults:
         amount, enough = (f"at least {needed}", f"more than {needed}") if is_beginning else (needed, needed)
         raise ConfigError(
             "trainer.max_gathered_mb",
-            self._max_mb,
+            self.max_gathered_mb,
             f"rank zero would get {amount} MB, {per_sample:.0f} bytes for each of {samples}{constant_note}",
             f"set it to {enough}, or keep less per sample in {self._kind}.evaluate",
         )
@@ -147,16 +146,16 @@ class EvaluationResults:
         """
         # Any rank, even rank zero, may have no samples, and then doesn't know the names. Only the sums that `evaluate`
         # returns are in every result: a logged mean over no samples is left out.
-        names = self._world.union(sorted(self._summed))
+        names = self.world.union(sorted(self._summed))
         if compare_names:
-            record = RankComparison(self._world)
+            record = RankComparison(self.world)
             summed = sorted(self._summed) if self._num_batches else names
             metrics = listed(name.removeprefix(EVAL_PREFIX) for name in summed) or "none"
             remedy = "return the same metrics for every batch, with a count of 0 where there is nothing to count"
             record.add(f"the metrics of {self._kind}.evaluate", metrics, remedy)
             record.require_same()
         self._meter.expect(names)
-        self._metrics.reduce()
+        self.metrics.reduce()
         self._samples = self._gathering.gather(interleaved=interleaved) or {}
         return self._meter.means()
 
@@ -177,7 +176,7 @@ class EvaluationResults:
         rank_zero_values, error = self._on_rank_zero()
         self.doing = f"{self._kind}.derive"
         # after the last collective: `derive` may fail on a single rank
-        derived = checked_values(self._task, self._task.derive(plain))
+        derived = checked_values(self.task, self.task.derive(plain))
         if error is not None:
             self.doing = f"{self._kind}.compute_metrics, or a metric of {self._kind}.build_metrics,"
             raise error
@@ -188,7 +187,7 @@ class EvaluationResults:
         """Compute on rank zero; return the result, or an error, on every rank; collective."""
         values: dict[str, float] = {}
         error: Exception | None = None
-        if self._world.is_rank_zero:
+        if self.world.is_rank_zero:
             try:
                 values = self._compute_scores()
             except Exception as caught:
@@ -196,7 +195,7 @@ class EvaluationResults:
                 error = caught
         text = None if error is None else f"on rank zero: {type(error).__name__}: {error_text(error)}"
         kinds = isinstance(error, ArithmeticError | ValueError), isinstance(error, HpctrainError)
-        values, text, (is_value_error, is_of_ours) = self._world.broadcast((values, text, kinds))
+        values, text, (is_value_error, is_of_ours) = self.world.broadcast((values, text, kinds))
         if error is None and text is not None:
             error = (
                 TaskError(text, elsewhere=True) if is_of_ours else OnRankZeroError(text, is_value_error=is_value_error)
@@ -205,8 +204,8 @@ class EvaluationResults:
 
     @torch.no_grad()
     def _compute_scores(self) -> dict[str, float]:
-        values = self._metrics.compute()
-        scores = checked_scores(self._task, self._task.compute_metrics(self._samples)) if self._samples else {}
+        values = self.metrics.compute()
+        scores = checked_scores(self.task, self.task.compute_metrics(self._samples)) if self._samples else {}
         self._require_own_names(values, scores)
         return {**values, **scores}
 

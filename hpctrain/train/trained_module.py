@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -194,6 +195,7 @@ RETURN_ZERO_LOSS = (
 log = logging.getLogger("hpctrain.train")
 
 
+@dataclass(eq=False)
 class GradientCheck:
     """Checks after the first backward pass over a replica that the parameters have gradients.
 
@@ -201,40 +203,35 @@ class GradientCheck:
     return a constant as its loss, whose backward pass reaches no parameter. Then DDP would wait for its gradients on
     the other ranks, and this rank would continue without theirs.
 
-    Args:
+    Attributes:
         method: the task's class and the method that computes the loss, for messages.
         module: has the parameters, and the replica.
         update: of the optimizers that train them.
         parallel: of the configuration.
         share: of this rank.
-
-    Attributes:
         is_due: whether `check` is to be called after the next backward pass.
         is_awaited: whether other ranks wait for the gradients of the replica; not before `restart`.
     """
 
-    def __init__(
-        self, method: str, module: TrainedModule, update: JointUpdate, parallel: Parallel, share: DataShare
-    ) -> None:
-        self.is_due = False
-        self.is_awaited = False
-        self._method = method
-        self._module = module
-        self._update = update
-        self._parallel = parallel
-        self._share = share
-        self._check_finalized: Callable[[], object] | None = None
-        self._witness: nn.Parameter | None = None
-        self._was_constant = False
+    method: str
+    module: TrainedModule
+    update: JointUpdate
+    parallel: Parallel
+    share: DataShare
+    is_due: bool = field(default=False, init=False)
+    is_awaited: bool = field(default=False, init=False)
+    _check_finalized: Callable[[], object] | None = field(default=None, init=False)
+    _witness: nn.Parameter | None = field(default=None, init=False)
+    _was_constant: bool = field(default=False, init=False)
 
     def restart(self) -> None:
         """Begin with a replica that was just built."""
         parameters = self._local_parameters()
         self.is_due = True
-        self.is_awaited = self._share.count > 1 and bool(parameters)
+        self.is_awaited = self.share.count > 1 and bool(parameters)
         self._was_constant = False
         if self.is_awaited:
-            self._check_finalized = _check_of_reducer(self._module.ddp)
+            self._check_finalized = _check_of_reducer(self.module.ddp)
             self._witness = parameters[0]
 
     def check(self) -> None:
@@ -256,9 +253,9 @@ class GradientCheck:
         problem = self._problem(unused)
         if len(unused) == len(parameters):
             raise TaskError(f"{problem}: {USE_MODEL_ARGUMENT}")
-        if self._module.ddp is not None and not (self._parallel.find_unused_parameters or self._parallel.static_graph):
+        if self.module.ddp is not None and not (self.parallel.find_unused_parameters or self.parallel.static_graph):
             raise TaskError(f"{problem}: {FREEZE_UNUSED}")
-        if self._share.leads:
+        if self.share.leads:
             log.warning("%s: freeze them, unless a later step uses them", problem)
 
     def complete_constant(self, loss: Tensor, model: nn.Module) -> Tensor:
@@ -273,7 +270,7 @@ class GradientCheck:
         """
         if not loss.requires_grad:
             return loss  # its backward pass raises an error, at any world size
-        if self._module.ddp is None:
+        if self.module.ddp is None:
             raise TaskError(f"{self._problem(self._local_parameters())}; {RETURN_ZERO_LOSS}")
         self._was_constant = True
         zero = zero_of(model)
@@ -288,7 +285,7 @@ class GradientCheck:
         assert self._witness is not None
         gradient = self._witness.grad
         version = None if gradient is None else gradient._version
-        self._update.backward(loss)
+        self.update.backward(loss)
         if self._check_finalized is not None:
             try:
                 self._check_finalized()
@@ -302,7 +299,7 @@ class GradientCheck:
     def _require_any(self, loss: Tensor) -> None:
         """Refuse a loss that has given no parameter a gradient; the witness alone may be one that isn't used."""
         parameters = self._local_parameters()
-        if self._module.ddp is None:
+        if self.module.ddp is None:
             with_gradient = [parameter for parameter in parameters if parameter.grad is not None]
         else:
             unused = set(self._unreached(loss))
@@ -324,13 +321,13 @@ class GradientCheck:
 
     def _local_parameters(self) -> list[nn.Parameter]:
         # other ranks train what is on `meta`
-        return [parameter for parameter in self._module.unfrozen if not parameter.is_meta]
+        return [parameter for parameter in self.module.unfrozen if not parameter.is_meta]
 
     def _problem(self, unused: Sequence[nn.Parameter]) -> str:
-        optimizers = [f"optimizer.named.{update.name}" for update in self._update.updates if update.name]
-        names = listed(self._module.names_of(unused), shown=5)
+        optimizers = [f"optimizer.named.{update.name}" for update in self.update.updates if update.name]
+        names = listed(self.module.names_of(unused), shown=5)
         trains = f"{either(optimizers)} trains for this loss" if optimizers else "it trains"
-        return f"{self._method} gave no gradient to {names}, which {trains}"
+        return f"{self.method} gave no gradient to {names}, which {trains}"
 
 
 def _check_of_reducer(ddp: nn.Module | None) -> Callable[[], object] | None:

@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 
 from hpctrain.attempt.lost_gpu import retain_if_gpu_lost, with_cuda_message
 from hpctrain.cluster.environment import ClusterEnvironment
@@ -36,28 +37,24 @@ from hpctrain.terminal import output_unguarded, visible
 log = logging.getLogger("hpctrain.train")
 
 
+@dataclass(eq=False)
 class TrainingWorkload:
     """A training, which this process does as one rank (`hpctrain.rank.entry.Workload`).
 
-    Args:
+    Attributes:
         config: of the run.
         directory: the run directory, if it exists already.
         make_directory: makes it, on rank zero; the other ranks learn its path from rank zero.
         program: the user's program, if this process is not the rank's own; it gets the error that ends the attempt.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        directory: RunDirectory | None = None,
-        make_directory: Callable[[], RunDirectory] | None = None,
-        program: HostProgram | None = None,
-    ) -> None:
-        self.config = config
-        self.directory = directory
-        self._make_directory = make_directory
-        self._program = program
-        self._stop = StopRequest() if program is None else program.stop
+    config: Config
+    directory: RunDirectory | None = None
+    make_directory: Callable[[], RunDirectory] | None = None
+    program: HostProgram | None = None
+
+    def __post_init__(self) -> None:
+        self._stop = StopRequest() if self.program is None else self.program.stop
 
     @classmethod
     def launched(cls, directory: RunDirectory) -> TrainingWorkload:
@@ -80,7 +77,7 @@ class TrainingWorkload:
                 with output_unguarded():
                     yield
             finally:
-                if enables_faulthandler and self._program is not None:
+                if enables_faulthandler and self.program is not None:
                     faulthandler.disable()
                 close_log_files()
 
@@ -93,7 +90,7 @@ class TrainingWorkload:
         log_to_console(environment.rank, stamped=launcher.logged)
         if environment.rank == 0 and environment.ignored_message:
             log.warning("%s", environment.ignored_message)
-        program = self._program
+        program = self.program
         # with torch imported already, this process did something else before: its age isn't the start-up time
         times = Times(0.0 if "torch" in sys.modules or program is not None else process_age_s())
         member = None
@@ -121,8 +118,8 @@ class TrainingWorkload:
     def _run_directory(self) -> RunDirectory:
         if self.directory is not None:
             return self.directory
-        assert self._make_directory is not None
-        return self._make_directory()
+        assert self.make_directory is not None
+        return self.make_directory()
 
 
 def _exit_code(rank: Rank, code: ExitCode) -> ExitCode:
