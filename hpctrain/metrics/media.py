@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -81,14 +81,6 @@ class HostArray:
         return host_copy
 
 
-SUFFIXES: Mapping[MediumKind, str] = {
-    "image": "png",
-    "figure": "png",
-    "text": "txt",
-    "histogram": "json",
-    "audio": "wav",
-    "table": "json",
-}
 IMAGE_CHANNELS = (1, 3, 4)
 _GAP = 2
 """Pixels between the images of a grid."""
@@ -124,7 +116,7 @@ def capture(where: str, kind: MediumKind, content: Any, options: Mapping[str, An
         TaskError: it isn't of the kind.
     """
     try:
-        return _CAPTURES[kind](content, **options)
+        return KINDS[kind].capture(content, **options)
     except TaskError as error:
         raise TaskError(f"{where}: {error}") from None
 
@@ -325,11 +317,23 @@ def _plain(cell: Any) -> Any:
     return value if is_json else str(value)
 
 
-_CAPTURES: Mapping[MediumKind, Callable[..., CapturedMedium]] = {
-    "image": _image,
-    "figure": _figure,
-    "text": _text,
-    "histogram": _histogram,
-    "audio": _audio,
-    "table": _table,
+class MediumHandler(NamedTuple):
+    """Treatment of a kind of media.
+
+    Attributes:
+        suffix: of its files.
+        capture: checks and copies a medium of this kind.
+    """
+
+    suffix: str
+    capture: Callable[..., CapturedMedium]
+
+
+KINDS: Mapping[MediumKind, MediumHandler] = {
+    "image": MediumHandler("png", _image),
+    "figure": MediumHandler("png", _figure),
+    "text": MediumHandler("txt", _text),
+    "histogram": MediumHandler("json", _histogram),
+    "audio": MediumHandler("wav", _audio),
+    "table": MediumHandler("json", _table),
 }

@@ -24,7 +24,7 @@ from hpctrain.files import (
     read_lines,
     write_atomic,
 )
-from hpctrain.metrics.media import SUFFIXES, CapturedMedium
+from hpctrain.metrics.media import KINDS, CapturedMedium
 from hpctrain.metrics.sink import RecordFile, kept_lines
 from hpctrain.run.file_system import explain
 from hpctrain.run.record_fields import COUNT, TEXT, TIME, FieldType, describe_wrong_field
@@ -36,7 +36,7 @@ MAX_WAITING_BYTES = 64 * 2**20
 """Bytes of media to keep while their folder can't be written; what exceeds them is dropped."""
 LONGEST_STEM = 200
 """Characters of a name in a file's name, quoted; file systems allow 255."""
-_KIND = FieldType("a kind of media", lambda value: isinstance(value, str) and value in SUFFIXES)
+_KIND = FieldType("a kind of media", lambda value: isinstance(value, str) and value in KINDS)
 _FIELD_TYPES = {"step": COUNT, "time": TIME, "name": TEXT, "kind": _KIND}
 
 
@@ -173,7 +173,7 @@ def file_name(name: str, step: int, kind: MediumKind) -> str:
         stem = f"{stem[:LONGEST_STEM]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
     # quote leaves dots as they are
     folder = quote(phase, safe="").replace(".", "%2E")
-    return f"{folder}/{stem}_{step:08d}.{SUFFIXES[kind]}"
+    return f"{folder}/{stem}_{step:08d}.{KINDS[kind].suffix}"
 
 
 def _line(medium: Medium, file: str) -> bytes:
