@@ -32,7 +32,6 @@ class StatefulStream(Protocol):
 
         After `load_state_dict` the first pass begins with the sample after those that the state counts as read.
         """
-        ...
 
     def state_dict(self) -> Mapping[str, Any]:
         """The position in the current pass, right after each sample.
@@ -40,11 +39,9 @@ class StatefulStream(Protocol):
         Returns:
             Tensors, numbers, strings, dicts, lists and tuples.
         """
-        ...
 
     def load_state_dict(self, state: Any) -> None:
         """Continue from a result of `state_dict`."""
-        ...
 
 
 class Bookmark(NamedTuple):

@@ -66,7 +66,6 @@ class BatchDataset(Protocol):
 
     def __len__(self) -> int:
         """Number of samples."""
-        ...
 
     def get_batch(self, indices: Tensor) -> Any:
         """The samples at these indices, stacked.
@@ -77,7 +76,6 @@ class BatchDataset(Protocol):
         Returns:
             The batch for the task's `loss` and `evaluate`, on the CPU.
         """
-        ...
 
 
 class TensorBatches(Dataset[Any]):

@@ -149,11 +149,9 @@ class BatchTransfer(Protocol):
 
     def begin(self, batch: Any) -> Any:
         """Start the transfer of a batch; called once for each, in their order."""
-        ...
 
     def finish(self, begun: Any) -> Any:
         """Return the batch on the device, from what `begin` returned; called when the batch is asked for."""
-        ...
 
 
 class PendingCopies:

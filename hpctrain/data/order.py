@@ -32,7 +32,6 @@ class Order(Protocol):
         Returns:
             int64 sample indices, of the arguments' common shape.
         """
-        ...
 
 
 def sequential(epoch: int | IntArray, positions: IntArray) -> IntArray:

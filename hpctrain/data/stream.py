@@ -40,7 +40,6 @@ class SeekableStream(Protocol):
 
         Yields nothing if the position is past the end of the epoch.
         """
-        ...
 
 
 def is_stream(dataset: Any) -> bool:

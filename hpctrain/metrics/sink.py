@@ -36,15 +36,12 @@ class Sink(Protocol):
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Write the values of a step. Steps never decrease within an attempt; one step may come in several calls."""
-        ...
 
     def flush(self) -> None:
         """Make the records durable; called before a checkpoint is published, so that a resume misses no record."""
-        ...
 
     def close(self) -> None:
         """Flush and release; nothing is logged afterwards."""
-        ...
 
 
 class RecordFile:
