@@ -248,24 +248,17 @@ class Checkpointing:
         return step == self.training.total_steps or self.training.ending.concluded
 
     def _restart_interval(self) -> None:
-        self.due_at_s = self.clock() + self._next_interval_s()
-
-    def _next_interval_s(self) -> float:
-        """Return the seconds until the next save; infinite if none is due by time, and on ranks other than zero."""
-        policy = self._config.checkpoint
+        """Set the time of the next save; none is due by time on ranks other than zero."""
+        policy, saver = self._config.checkpoint, self.saver
+        interval_s = math.inf if policy.every_min is None else policy.every_min * 60
         if not self._world.is_rank_zero:
-            return math.inf
-        if not policy.auto:
-            return math.inf if policy.every_min is None else policy.every_min * 60
-        if not self.saver.stall_s:
-            return FIRST_AUTO_SAVE_S
-        attempts = Ledger(self.directory).attempts()
-        return auto_interval_s(self.saver.stall_s, self.saver.estimated_save_s, attempts, time.time())
-
-    @property
-    def save_takes_s(self) -> float:
-        """Estimate the seconds of a save, from the copy to the disk, by the longest so far; for rank zero only."""
-        return self.saver.estimated_save_s
+            interval_s = math.inf
+        elif policy.auto and not saver.stall_s:
+            interval_s = FIRST_AUTO_SAVE_S
+        elif policy.auto:
+            attempts = Ledger(self.directory).attempts()
+            interval_s = auto_interval_s(saver.stall_s, saver.estimated_save_s, attempts, time.time())
+        self.due_at_s = self.clock() + interval_s
 
     def _live_state(
         self, step: int, *, model: nn.Module, optimizers: Any, scaler: Any, rng: Sequence[object] = (), **extra: Any

@@ -137,7 +137,7 @@ class Loop:
         if stop is None:
             return True
         # only to find the cause: there is nothing new to save since the checkpoint from which this attempt started
-        self._stopping.begin(stop, self.checkpointing.save_takes_s)
+        self._stopping.begin(stop, self.checkpointing.saver.takes_s)
         return False
 
     def run(self, micro_batches: Iterator[MicroBatch]) -> bool:
@@ -152,7 +152,8 @@ class Loop:
         if self.checkpointing.is_at_end(self.step):
             # an earlier version may have saved the last checkpoint unchecked
             self.divergence.require_finite_weights(self.step)
-        self._begin()
+        self._callbacks.start(self.training, self.attempt.directory)
+        self._ending.begin()
         if self._stopped_in_pending_evaluation():
             return False
         if self._ends_before_a_step():
@@ -237,11 +238,6 @@ class Loop:
             self.attempt.claim.require_ownership()
             keep_config(self.attempt.directory, self.start_point.step)
 
-    def _begin(self) -> None:
-        """Call the first hooks, and count the training time from now on."""
-        self._callbacks.start(self.training, self.attempt.directory)
-        self._ending.begin()
-
     def _ends_before_a_step(self) -> bool:
         """Whether the run ends without another step: it has ended early before, or its time is over; collective."""
         if self.step in (0, self.training.total_steps):
@@ -306,12 +302,12 @@ class Loop:
         if self.step > self.start_point.step:
             return self._leave(stop)
         # there is nothing new to save
-        self._stopping.begin(stop, self.checkpointing.save_takes_s)
+        self._stopping.begin(stop, self.checkpointing.saver.takes_s)
         return False
 
     def _leave(self, stop: Stop) -> bool:
         """Save if there is time; return False, since the run isn't complete."""
-        if self._stopping.begin(stop, self.checkpointing.save_takes_s):
+        if self._stopping.begin(stop, self.checkpointing.saver.takes_s):
             self._save(wait=True)
         return False
 
