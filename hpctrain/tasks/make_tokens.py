@@ -18,7 +18,7 @@ import numpy.typing as npt
 from hpctrain.errors import ERROR_PREFIX, ConfigError, ExitCode, HpctrainError
 from hpctrain.files import errors_naming, fsync_directory, temporary_name, write_atomic, write_json
 from hpctrain.phrases import counted
-from hpctrain.tasks.token_files import DESCRIPTION_FILE, DTYPES, ENDS_SUFFIX
+from hpctrain.tasks.token_files import DTYPES, ENDS_SUFFIX, INFO_FILE
 from hpctrain.tasks.tokeniser import Tokeniser, tokeniser
 
 PIECE_CHARS = 1 << 20
@@ -81,7 +81,7 @@ def make_tokens(
     try:
         record = {"tokenizer": name, "vocab_size": chosen.vocab_size, "end_of_text": chosen.end_of_text}
         record |= _write(texts, temporary, chosen, held_out)
-        write_json(temporary / DESCRIPTION_FILE, record)
+        write_json(temporary / INFO_FILE, record)
         temporary.rename(out)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -25,7 +25,7 @@ from hpctrain.files import read_json
 from hpctrain.phrases import counted, listed
 
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
-DESCRIPTION_FILE = "tokens.json"
+INFO_FILE = "tokens.json"
 """The file that describes a folder's token files: ``vocab_size``, ``dtype`` and their origin."""
 ENDS_SUFFIX = ".ends"
 """Follows the name of a token file in that of the file with the ends of its documents."""
@@ -67,7 +67,7 @@ class TokenFile:
         if dtype is None:
             problem = f"it is unknown whether {path} holds uint16 or uint32"
             raise ConfigError(
-                "task.dtype", None, problem, f"set task.dtype=uint16, or add it to {DESCRIPTION_FILE} in its folder"
+                "task.dtype", None, problem, f"set task.dtype=uint16, or add it to {INFO_FILE} in its folder"
             )
         length, remainder = divmod(path.stat().st_size, DTYPES[dtype].itemsize)
         if remainder:
@@ -81,10 +81,10 @@ class TokenFile:
         return np.asarray(mapped)  # its slices are plain arrays, which are faster to make than memmaps
 
 
-def read_description(folder: Path) -> dict[str, Any]:
+def read_info(folder: Path) -> dict[str, Any]:
     """The contents of ``tokens.json``; empty if there is none."""
     try:
-        return read_json(folder / DESCRIPTION_FILE)
+        return read_json(folder / INFO_FILE)
     except FileNotFoundError:
         return {}
 
