@@ -29,7 +29,7 @@ Scalar = Tensor | float
 
 
 def split_loss(
-    method: str, returned: Any, checked: set[str] | None = None, own_names: frozenset[str] = OWN_NAMES
+    method: str, returned: Any, checked: set[str], own_names: frozenset[str] = OWN_NAMES
 ) -> tuple[Tensor, dict[str, Scalar]]:
     """Check the result of a task's loss; return the loss, and the other scalars by name.
 
@@ -51,10 +51,9 @@ def split_loss(
             )
         for name, value in returned.items():
             if name != LOSS:
-                if checked is None or name not in checked:
+                if name not in checked:
                     check_name(method, name, own_names)
-                    if checked is not None:
-                        checked.add(name)
+                    checked.add(name)
                 scalars[name] = value if is_scalar(value) else checked_scalar(method, name, value)
         returned = returned[LOSS]
     if not isinstance(returned, Tensor) or returned.ndim:

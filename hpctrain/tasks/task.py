@@ -198,7 +198,7 @@ class Task(ABC):
         """
         # a task may have an attribute of that name
         weight = self.loss_weight(batch) if callable(self.loss_weight) else self.num_samples(batch)
-        loss, scalars = split_loss(f"{type(self).__name__}.loss", self.loss(model, batch))
+        loss, scalars = split_loss(f"{type(self).__name__}.loss", self.loss(model, batch), set())
         return {name: (_weighted(value, weight), weight) for name, value in {"loss": loss, **scalars}.items()}
 
     def derive(self, means: Mapping[str, float]) -> Mapping[str, float]:  # noqa: ARG002 - for those who override it

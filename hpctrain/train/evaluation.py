@@ -92,11 +92,6 @@ class EvaluationPass:
     replica: Replica
     world: TrainingWorld
 
-    @property
-    def model(self) -> nn.Module:
-        """The module itself."""
-        return self.replica.model
-
     @cached_property
     def _transfer(self) -> MoveOnDemand:
         return MoveOnDemand(self.task.to_device, self.world.device)
@@ -248,7 +243,7 @@ class Evaluation:
         with (
             self.evaluation_pass.task_log.trying_out(),
             self.evaluation_pass.task_state.restored(),
-            buffers_and_rng_restored(self.evaluation_pass.model, self.evaluation_pass.world),
+            buffers_and_rng_restored(self.evaluation_pass.replica.model, self.evaluation_pass.world),
         ):
             with uncompiled(), self._evaluating():
                 stop = self._run_stoppable(partial(self._try_out, results, num_batches), agreement)
@@ -301,7 +296,8 @@ class Evaluation:
         return EvaluationResults(parts.task, parts.metrics, parts.task_log, parts.world, max_gathered_mb=max_mb)
 
     def _evaluating(self) -> AbstractContextManager[None]:
-        return evaluating(self.evaluation_pass.model, self.ema, self.precision, self.evaluation_pass.world.device)
+        replica, world = self.evaluation_pass.replica, self.evaluation_pass.world
+        return evaluating(replica.model, self.ema, self.precision, world.device)
 
     def _run_stoppable(self, evaluate: Callable[[Agreement], Stop | None], agreement: Agreement) -> Stop | None:
         """Evaluate; return the stop on which the ranks agreed, also while all of them wait for a batch; collective."""
