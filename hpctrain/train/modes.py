@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from hpctrain.checkpoint.state import PlainNames, Stateful
-from hpctrain.parallel.trial_pass import modes_restored
+from hpctrain.parallel.trial_pass import attribute_restored
 from hpctrain.phrases import counted, listed
 
 
@@ -79,7 +79,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Context manager that puts all modules into evaluation mode, and afterwards each into its own mode again."""
     was_training = model.training
     # `train` also switches on what a task keeps in evaluation mode, such as frozen batch norms
-    with modes_restored(model):
+    with attribute_restored(model.modules(), "training"):
         _set_mode(model, training=False)
         try:
             yield
@@ -112,13 +112,10 @@ def frozen_batch_norms(model: nn.Module) -> Iterator[None]:
         and not isinstance(module, nn.SyncBatchNorm)
         and module.training
     ]
-    for norm in norms:
-        norm.training = False
-    try:
-        yield
-    finally:
+    with attribute_restored(norms, "training"):
         for norm in norms:
-            norm.training = True
+            norm.training = False
+        yield
 
 
 def _overrides_train(module: nn.Module) -> bool:

@@ -21,6 +21,7 @@ from hpctrain.data.micro_batch import iterate_tensors
 from hpctrain.errors import TaskError
 from hpctrain.parallel.mesh import DataShare
 from hpctrain.parallel.replica import Replica
+from hpctrain.parallel.trial_pass import attribute_restored
 from hpctrain.phrases import either, listed
 from hpctrain.rank.compiler import uncompiled
 from hpctrain.train.modes import frozen_batch_norms
@@ -111,13 +112,9 @@ class TrainedModule:
     @contextmanager
     def gradients_required(self) -> Iterator[None]:
         """Require gradients in the context, and afterwards only if they are required now."""
-        before = [parameter.requires_grad for parameter in self.unfrozen]
-        self.require_gradients(True)
-        try:
+        with attribute_restored(self.unfrozen, "requires_grad"):
+            self.require_gradients(True)
             yield
-        finally:
-            for parameter, required in zip(self.unfrozen, before, strict=True):
-                parameter.requires_grad = required
 
 
 class EmptyPass:
