@@ -18,7 +18,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.models.gpt import GPT
 from hpctrain.tasks.task import Sums, Task
 from hpctrain.tasks.token_files import IGNORED, INFO_FILE, PackedTokens, TokenWindows, find_token_files, read_info
-from hpctrain.tasks.tokeniser import decoder
+from hpctrain.tasks.tokeniser import tokeniser
 
 log = logging.getLogger("hpctrain.tasks")
 
@@ -113,7 +113,7 @@ class Tokens(Task):
     @cached_property
     def _decoder(self) -> Callable[[Sequence[int]], str]:
         try:
-            return decoder(str(self._info.get("tokenizer")))
+            return tokeniser(str(self._info.get("tokenizer")), end_of_text=None).decode
         except Exception as error:  # text to look at is no reason to end a training
             log.warning("tokens are shown as numbers: %s", error)
             return lambda tokens: " ".join(map(str, tokens))
