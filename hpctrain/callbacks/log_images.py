@@ -40,11 +40,11 @@ class LogImages(Callback):
             return
         confidence, predicted = probabilities.max(1)
         rows = zip(range(len(classes)), classes.tolist(), predicted.tolist(), confidence.tolist(), strict=True)
-        training.log.image("images", _brightened(images.float()))
+        training.log.image("images", _stretch_contrast(images.float()))
         training.log.table("predictions", ["image", "class", "predicted", "probability"], rows)
 
 
-def _brightened(images: Tensor) -> Tensor:
+def _stretch_contrast(images: Tensor) -> Tensor:
     """Stretch images to the range from 0 to 1, whatever normalization they have; as many channels as a file takes."""
     low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
     stretched = (images - low) / (high - low).clamp(min=1e-12)

@@ -52,8 +52,8 @@ class LogText(Callback):
                 tokens = torch.cat([tokens, self._draw(logits, draws).to(tokens.device)], 1)
         for number, row in enumerate(tokens.tolist() if training.rank == 0 else ()):
             parts = (
-                _decoded(training.task, row[: self.prompt_tokens]),
-                _decoded(training.task, row[self.prompt_tokens :]),
+                _decode(training.task, row[: self.prompt_tokens]),
+                _decode(training.task, row[self.prompt_tokens :]),
             )
             training.log.text(f"text_{number}", "\n\n---\n\n".join(parts))
 
@@ -63,6 +63,6 @@ class LogText(Callback):
         return torch.multinomial((logits / self.temperature).softmax(1), 1, generator=draws)
 
 
-def _decoded(task: Any, tokens: list[int]) -> str:
+def _decode(task: Any, tokens: list[int]) -> str:
     decode = getattr(task, "decode", None)
     return " ".join(map(str, tokens)) if decode is None else str(decode(tokens))

@@ -85,10 +85,10 @@ class TrainLoader:
         marks = deque[tuple[Bookmark, ...]]()
         weights = deque[tuple[float, int]]()
         if bookmarks is not None:
-            batches = _without_marks(batches, marks)
+            batches = _split_off_marks(batches, marks)
         if self.weigh is not None:
             planned, weighed = tee(planned)
-            batches = _weighed(batches, map(attrgetter("num_samples"), weighed), self.weigh, weights)
+            batches = _weigh_batches(batches, map(attrgetter("num_samples"), weighed), self.weigh, weights)
         on_device = transfer is not None
         if transfer is not None:
             # Only loading processes may run ahead: data that this process reads may depend on what a step changes, and
@@ -115,14 +115,14 @@ class TrainLoader:
             begin = clock()
 
 
-def _without_marks(fetched: Iterator[MarkedBatch], marks: deque[tuple[Bookmark, ...]]) -> Iterator[Any]:
+def _split_off_marks(fetched: Iterator[MarkedBatch], marks: deque[tuple[Bookmark, ...]]) -> Iterator[Any]:
     """Yield the batches, and append the bookmarks that came with them."""
     for batch, batch_marks in fetched:
         marks.append(batch_marks)
         yield batch
 
 
-def _weighed(
+def _weigh_batches(
     fetched: Iterator[Any], planned: Iterator[int], weigh: Weigh, weights: deque[tuple[float, int]]
 ) -> Iterator[Any]:
     """Yield the batches, and append their weights.
@@ -164,7 +164,7 @@ def plan_micro_batches(plan: BatchPlan, order: Order, rank: int, start_step: int
         epochs = steps // plan.steps_per_epoch
         # an empty micro-batch gets a stand-in sample; its start may be one past the end, hence the bound
         positions = np.minimum(starts[..., None] + np.arange(width), plan.num_samples - 1)
-        indices = _ordered(order, epochs[:, None, None], positions)
+        indices = _apply_order(order, epochs[:, None, None], positions)
         divisors = plan.divisors(steps, counts).tolist()
         lasts = ((counts >= 0).sum(axis=1) - 1).tolist()
         for row, (epoch, lengths, last) in enumerate(zip(epochs.tolist(), counts.tolist(), lasts, strict=True)):
@@ -176,7 +176,7 @@ def plan_micro_batches(plan: BatchPlan, order: Order, rank: int, start_step: int
         chunk = min(2 * chunk, largest)
 
 
-def _ordered(order: Order, epochs: IntArray, positions: IntArray) -> IntArray:
+def _apply_order(order: Order, epochs: IntArray, positions: IntArray) -> IntArray:
     indices = np.asarray(order(epochs, positions), dtype=np.int64)
     if indices.shape != positions.shape:
         raise TaskError(

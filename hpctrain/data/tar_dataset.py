@@ -125,7 +125,7 @@ class TarDataset(Dataset[Any]):
     def _values(self, shard: int, sample: int) -> Any:
         files = {extension: (offset, size) for extension, offset, size in self._indices[shard].files(sample)}
         if self._fields is None:
-            return {"__key__": self._indices[shard].key(sample)} | dict(self._decoded(shard, sample, files))
+            return {"__key__": self._indices[shard].key(sample)} | dict(self._decode_files(shard, sample, files))
         chosen: list[str] = []
         for names in self._fields:
             name = next((name for name in names if name in files), None)
@@ -133,10 +133,10 @@ class TarDataset(Dataset[Any]):
                 key = self._indices[shard].key(sample)
                 raise TaskError(f"{self.paths[shard]}: {key} has no .{' or .'.join(names)}, only {listed(files)}")
             chosen.append(name)
-        values = dict(self._decoded(shard, sample, {name: files[name] for name in chosen}))
+        values = dict(self._decode_files(shard, sample, {name: files[name] for name in chosen}))
         return tuple(values[name] for name in chosen)
 
-    def _decoded(self, shard: int, sample: int, files: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, Any]]:
+    def _decode_files(self, shard: int, sample: int, files: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, Any]]:
         begin = min(offset for offset, _ in files.values())
         data = self._read(shard, begin, max(offset + size for offset, size in files.values()) - begin)
         for extension, (offset, size) in files.items():

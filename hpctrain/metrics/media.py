@@ -146,7 +146,7 @@ def _image(image: Any) -> CapturedMedium:
     from PIL import Image
 
     Image.preinit()
-    return CapturedMedium("image", copy.num_bytes, lambda: png_of(copy.values()))
+    return CapturedMedium("image", copy.num_bytes, lambda: encode_png(copy.values()))
 
 
 def _has_image_shape(shape: tuple[int, ...]) -> bool:
@@ -155,7 +155,7 @@ def _has_image_shape(shape: tuple[int, ...]) -> bool:
     return len(shape) == 2 or (len(shape) in (3, 4) and (shape[-3] in IMAGE_CHANNELS or shape[-1] in IMAGE_CHANNELS))
 
 
-def png_of(values: Array) -> bytes:
+def encode_png(values: Array) -> bytes:
     """Encode an image, or a batch of them as a grid.
 
     Args:
@@ -219,14 +219,14 @@ def _histogram(values: Any, *, bins: int) -> CapturedMedium:
         raise TaskError(f"expected real numbers, found {copy.dtype}")
     if not isinstance(bins, int) or bins < 1:
         raise TaskError(f"expected a positive number of bins, found {bins!r}")
-    return CapturedMedium("histogram", copy.num_bytes, lambda: _counted(copy.values(), bins))
+    return CapturedMedium("histogram", copy.num_bytes, lambda: _encode_histogram(copy.values(), bins))
 
 
-def _counted(values: Array, bins: int) -> bytes:
+def _encode_histogram(values: Array, bins: int) -> bytes:
     flat = values.astype(np.float64).ravel()
     flat = flat[np.isfinite(flat)]
     with np.errstate(over="ignore", invalid="ignore"):
-        counts, edges = _binned(flat, bins)
+        counts, edges = _bin(flat, bins)
         sums = {"sum": float(flat.sum()), "sum_squares": float(np.square(flat).sum())}
     record = {
         "counts": counts,
@@ -238,7 +238,7 @@ def _counted(values: Array, bins: int) -> bytes:
     return json.dumps(record, allow_nan=False).encode()
 
 
-def _binned(flat: Array, bins: int) -> tuple[list[int], list[float]]:
+def _bin(flat: Array, bins: int) -> tuple[list[int], list[float]]:
     if not flat.size:
         return [], []
     try:
@@ -257,10 +257,10 @@ def _audio(audio: Any, *, sample_rate: int) -> CapturedMedium:
         raise TaskError(f"expected int16 or floats from -1 to 1, found {copy.dtype}: convert it")
     if not isinstance(sample_rate, int) or sample_rate < 1:
         raise TaskError(f"expected a sample_rate in Hz, a positive integer, found {sample_rate!r}")
-    return CapturedMedium("audio", copy.num_bytes, lambda: _wav(copy.values(), sample_rate))
+    return CapturedMedium("audio", copy.num_bytes, lambda: _encode_wav(copy.values(), sample_rate))
 
 
-def _wav(values: Array, sample_rate: int) -> bytes:
+def _encode_wav(values: Array, sample_rate: int) -> bytes:
     samples = np.atleast_2d(values)
     if samples.dtype != np.int16:
         samples = np.round(np.clip(np.nan_to_num(samples), -1, 1) * 32767)
@@ -282,7 +282,9 @@ def _table(rows: Iterable[Sequence[Any]], *, columns: Sequence[str]) -> Captured
         checked_rows.append(row)
         if len(row) != len(titles):
             raise TaskError(f"expected {len(titles)} values per row, found {len(row)} in row {number}")
-    return CapturedMedium("table", 64 * len(titles) * (len(checked_rows) + 1), lambda: _split(titles, checked_rows))
+    return CapturedMedium(
+        "table", 64 * len(titles) * (len(checked_rows) + 1), lambda: _encode_table(titles, checked_rows)
+    )
 
 
 def _items(values: Any, expected: str, where: str = "") -> Iterator[Any]:
@@ -305,7 +307,7 @@ def _cell(value: Any) -> Any:
     return str(value)
 
 
-def _split(columns: list[str], rows: list[list[Any]]) -> bytes:
+def _encode_table(columns: list[str], rows: list[list[Any]]) -> bytes:
     """Encode as pandas reads it with ``orient="split"``."""
     return json.dumps({"columns": columns, "data": [[_plain(value) for value in row] for row in rows]}).encode()
 

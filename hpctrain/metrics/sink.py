@@ -147,10 +147,10 @@ class RowSink(ABC):
         self._written_at = float("-inf")
 
     @abstractmethod
-    def _encoded(self, records: list[Record]) -> bytes:
+    def _encode(self, records: list[Record]) -> bytes:
         """The rows of records."""
 
-    def _takes(self, records: list[Record], *, at_once: bool) -> bool:  # noqa: ARG002 - for a subclass
+    def _make_ready(self, records: list[Record], *, at_once: bool) -> bool:  # noqa: ARG002 - for a subclass
         """Make the file ready for records, if it isn't; return whether they can be written now."""
         return True
 
@@ -166,8 +166,8 @@ class RowSink(ABC):
     def write(self, *, at_once: bool = False) -> None:
         """Write the records that wait, without making them durable; ``at_once`` if that must not be put off."""
         self._written_at = self._clock()
-        if self._waiting and self._takes(self._waiting, at_once=at_once):
-            self._file.append(self._encoded(self._waiting))
+        if self._waiting and self._make_ready(self._waiting, at_once=at_once):
+            self._file.append(self._encode(self._waiting))
             self._waiting.clear()
 
     def flush(self) -> None:
@@ -209,7 +209,7 @@ class JsonLinesSink(RowSink):
         write_atomic(path, kept_lines(path, resume_step, lambda record: evaluation_due and is_evaluation(record)))
         super().__init__(RecordFile(path), clock)
 
-    def _encoded(self, records: list[Record]) -> bytes:
+    def _encode(self, records: list[Record]) -> bytes:
         return b"".join(_line(*record) for record in records)
 
 

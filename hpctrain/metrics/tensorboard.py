@@ -320,10 +320,10 @@ def hyperparameters(directory: RunDirectory) -> dict[str, str | float | bool]:
         words = (word.lstrip("+").partition("=") for word in _words(command) if not word.startswith("-"))
         overrides = {key: value for key, equals, value in words if equals}
     of_training = {key: value for key, value in overrides.items() if key.partition(".")[0] not in NOT_HYPERPARAMETERS}
-    return {key: parsed(value) for key, value in of_training.items()}
+    return {key: parse_value(value) for key, value in of_training.items()}
 
 
-def parsed(text: str) -> str | float | bool:
+def parse_value(text: str) -> str | float | bool:
     """Return a number or a truth value if the text is one, else the text."""
     try:
         value = json.loads(text)

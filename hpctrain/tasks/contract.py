@@ -209,7 +209,7 @@ def checked_scores(task: Task, returned: Any) -> dict[str, float]:
     method = f"{type(task).__name__}.compute_metrics"
     if not isinstance(returned, Mapping):
         raise TaskError(f"{method} must return a dict of numbers by metric, but it returned {_describe(returned)}")
-    return {name: value for key, score in returned.items() for name, value in _flattened(method, key, score)}
+    return {name: value for key, score in returned.items() for name, value in _flatten(method, key, score)}
 
 
 def checked_computed(task: Task, name: str, computed: Any) -> dict[str, float]:
@@ -218,17 +218,17 @@ def checked_computed(task: Task, name: str, computed: Any) -> dict[str, float]:
     Raises:
         TaskError: it isn't a number, a vector, or a dict of them.
     """
-    return dict(_flattened(f"the metric {name!r} of {type(task).__name__}", name, computed))
+    return dict(_flatten(f"the metric {name!r} of {type(task).__name__}", name, computed))
 
 
-def _flattened(source: str, name: object, value: Any) -> Iterator[tuple[str, float]]:
+def _flatten(source: str, name: object, value: Any) -> Iterator[tuple[str, float]]:
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(value)
     if _is_number(value):
         yield str(name), float(value)
     elif isinstance(value, Mapping):
         for key, inside in value.items():
-            yield from _flattened(source, f"{name}/{key}", inside)
+            yield from _flatten(source, f"{name}/{key}", inside)
     elif isinstance(value, list | tuple) and all(_is_number(element) for element in value):
         yield from ((f"{name}/{index}", float(element)) for index, element in enumerate(value))
     elif isinstance(value, Tensor) and value.ndim == 1 and not value.is_complex():

@@ -170,12 +170,12 @@ class ImageFolder(Task):
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Cross-entropy, with smoothed labels."""
         images, labels = batch
-        return F.cross_entropy(model(self._normalised(images)), labels, label_smoothing=self.label_smoothing)
+        return F.cross_entropy(model(self._normalise(images)), labels, label_smoothing=self.label_smoothing)
 
     def evaluate(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Sums:
         """Cross-entropy and accuracy; with ten classes or more also the top-5 accuracy."""
         images, labels = batch
-        logits = model(self._normalised(images))
+        logits = model(self._normalise(images))
         sums = classification_sums(logits, labels)
         # with fewer classes, five guesses are too many to be informative
         if logits.shape[1] >= 10:
@@ -192,7 +192,7 @@ class ImageFolder(Task):
             raise ConfigError("model.num_classes", self.num_classes, problem, f"set model.num_classes={num_classes}")
         return images
 
-    def _normalised(self, images: Tensor) -> Tensor:
+    def _normalise(self, images: Tensor) -> Tensor:
         if self._scale.device != images.device:
             # cached: a copy in every step would wait for the device
             self._scale = self._scale.to(images.device)

@@ -161,7 +161,7 @@ class Callbacks(Stateful):
     def __init__(self, callbacks: Mapping[str, Callback]) -> None:
         self._callbacks = callbacks
         self._training: RunningTraining | None = None
-        self.hooks: Mapping[str, Hooks] = {name: self._overridden(name) for name in HOOKS}
+        self.hooks: Mapping[str, Hooks] = {name: self._overridden_hooks(name) for name in HOOKS}
 
     def judged_metrics(self) -> dict[str, str | None]:
         """The metrics by which callbacks end the run, by their keys; None for the run's. To ask before `on_start`."""
@@ -186,7 +186,7 @@ class Callbacks(Stateful):
             if warns:
                 log.warning("callbacks.%s: its after_evaluation is never called: %s", name, why_none)
 
-    def _overridden(self, hook: str) -> Hooks:
+    def _overridden_hooks(self, hook: str) -> Hooks:
         return tuple(
             Hook(name, getattr(callback, hook))
             for name, callback in self._callbacks.items()

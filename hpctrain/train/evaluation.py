@@ -217,7 +217,7 @@ class Evaluation:
         results.require_room()
         means = self._reduce(results)
         with self.evaluation_pass.task_log.deriving():
-            evaluated = EvaluationSummary(means | results.computed(means))
+            evaluated = EvaluationSummary(means | results.compute_others(means))
         self.evaluation_pass.metrics.reset()
         return evaluated
 
@@ -254,7 +254,7 @@ class Evaluation:
             means = self._reduce(results)
             try:
                 with self.evaluation_pass.task_log.deriving():
-                    computed = results.computed(means)
+                    computed = results.compute_others(means)
             except Exception as error:
                 if not self._is_excused(error, results.doing, num_batches):
                     raise

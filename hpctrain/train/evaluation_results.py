@@ -159,7 +159,7 @@ class EvaluationResults:
         self._samples = self._gathering.gather(interleaved=interleaved) or {}
         return self._meter.means()
 
-    def computed(self, means: Mapping[str, float]) -> dict[str, float]:
+    def compute_others(self, means: Mapping[str, float]) -> dict[str, float]:
         """Compute all other metrics, with the task's own code; collective, after `reduce`.
 
         Args:
@@ -336,9 +336,9 @@ class Gathering:
             raise TaskError(f"{self._method}: {plan['problem']}")
         gathered: dict[str, Values] = {}
         for name in plan["names"]:
-            received = self._world.gather_bytes(self._packed(name))
+            received = self._world.gather_bytes(self._pack(name))
             if received is not None and heads is not None:
-                gathered[name] = _in_order(name, heads, received, interleaved=interleaved)
+                gathered[name] = _join(name, heads, received, interleaved=interleaved)
         return None if heads is None else gathered
 
     def _head(self) -> dict[str, Any]:
@@ -348,7 +348,7 @@ class Gathering:
                 columns[name]["sizes"] = _integers(size for part in column.parts for size in part.shape)
         return {"columns": columns, "rounds": _integers(self._rounds), "counts": _integers(self._counts)}
 
-    def _packed(self, name: str) -> Tensor:
+    def _pack(self, name: str) -> Tensor:
         column = self._columns.pop(name, None)
         if column is None or not column.parts:
             return torch.empty(0, dtype=torch.uint8)
@@ -386,12 +386,12 @@ def _plan_gathering(heads: list[dict[str, Any] | None]) -> dict[str, Any]:
     return {"names": sorted(columns), "problem": ""}
 
 
-def _in_order(name: str, heads: list[dict[str, Any] | None], received: list[Tensor], *, interleaved: bool) -> Values:
+def _join(name: str, heads: list[dict[str, Any] | None], received: list[Tensor], *, interleaved: bool) -> Values:
     batches: list[tuple[tuple[int, int], Values]] = []
     for rank, (head, data) in enumerate(zip(heads, received, strict=True)):
         if head is None:
             continue
-        values = _unpacked(head["columns"][name], data, int(head["counts"].sum()))
+        values = _unpack(head["columns"][name], data, int(head["counts"].sum()))
         begin = 0
         for round_index, count in zip(head["rounds"].tolist(), head["counts"].tolist(), strict=True):
             place = (round_index, rank) if interleaved else (rank, round_index)
@@ -404,7 +404,7 @@ def _in_order(name: str, heads: list[dict[str, Any] | None], received: list[Tens
     return torch.cat([values for values in parts if isinstance(values, Tensor)])
 
 
-def _unpacked(column: dict[str, Any], data: Tensor, num_samples: int) -> Values:
+def _unpack(column: dict[str, Any], data: Tensor, num_samples: int) -> Values:
     flat = data.view(getattr(torch, column["dtype"]))
     if not column["ragged"]:
         return flat.view(num_samples, *column["shape"])

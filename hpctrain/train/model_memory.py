@@ -104,9 +104,9 @@ def _bytes_per_element(optimizer: torch.optim.Optimizer, group: dict[str, object
         return None
     probe = nn.Parameter(torch.zeros((PROBE_SIZE,) * part.dim(), dtype=part.dtype, device=part.device))
     probe.grad = torch.zeros_like(probe)
-    tried = object.__new__(type(optimizer))
+    trial = object.__new__(type(optimizer))
     options = {name: copy.copy(value) for name, value in group.items() if name != "params"}
-    tried.__dict__ |= {
+    trial.__dict__ |= {
         **vars(optimizer),
         "state": defaultdict(dict),
         "param_groups": [{**options, "params": [probe]}],
@@ -117,8 +117,8 @@ def _bytes_per_element(optimizer: torch.optim.Optimizer, group: dict[str, object
     step = step.__wrapped__ if getattr(step, "hooked", False) else step
     try:
         with random_states_restored([part.device] if part.device.type == "cuda" else []):
-            step(tried)
+            step(trial)
     except (RuntimeError, TypeError, ValueError):
         return None
-    state = [tensor for tensor in iterate_tensors(dict(tried.state[probe])) if tensor.numel() == probe.numel()]
+    state = [tensor for tensor in iterate_tensors(dict(trial.state[probe])) if tensor.numel() == probe.numel()]
     return sum(tensor.nbytes for tensor in state) / probe.numel()

@@ -237,7 +237,7 @@ class SampleCheck:
         last = NUM_OF_STREAM - 1 if is_stream(self._dataset) else max(0, len(self._dataset) - 1)  # type: ignore[arg-type]  # Dataset declares no __len__
         indices = [0, last // 2, last]
         samples = torch.stack(self._read(indices))
-        differing = self._differs(samples).nonzero().flatten().tolist()
+        differing = self._differ_between_ranks(samples).nonzero().flatten().tolist()
         if not differing:
             return
         index, sample = indices[differing[0]], samples[differing[0]]
@@ -251,7 +251,7 @@ class SampleCheck:
             message = f"{_describe_differing_ranks(gathered)} in the content of {kind} sample {index}; {remedy}"
         raise TaskError(self._world.broadcast(message))
 
-    def _differs(self, samples: Tensor) -> Tensor:
+    def _differ_between_ranks(self, samples: Tensor) -> Tensor:
         """Return, for each sample, whether two ranks have read different numbers; collective.
 
         Args:

@@ -21,7 +21,7 @@ from hpctrain.tasks.contract import checked_computed, checked_metrics
 from hpctrain.tasks.metric import Metric
 from hpctrain.tasks.task import Task
 from hpctrain.train.rank_comparison import RankComparison, describe_tensor
-from hpctrain.train.task_state import copied
+from hpctrain.train.task_state import copy_tensors
 
 SAME_METRICS = "Task.build_metrics must return the same metrics on every rank"
 ELEMENTWISE = ("sum", "min", "max")
@@ -316,7 +316,7 @@ class TaskMetrics:
         """The values of states at rank zero, by rank; None in the place of an object that a rank didn't update."""
         values = [state.value if getattr(state.owner, "_update_count", 1) else None for state in states]
         # copies, since a file of tensors would contain all of what a view is a part of
-        copies = copied(values, lambda tensor: tensor.detach().to("cpu", copy=True))
+        copies = copy_tensors(values, lambda tensor: tensor.detach().to("cpu", copy=True))
         packets = self._world.gather_bytes(pack({"values": copies}))
         return None if packets is None else [unpack(data)["values"] for data in packets]
 

@@ -138,13 +138,13 @@ class TaskState(Stateful):
         places = zip(iterate_tensors(entry["state"]), entry["places"], strict=True)
         devices = {id(tensor): device_at(place, self._world.devices) for tensor, place in places}
         # a copy: the tensors of a loaded checkpoint are mapped from its files, which retention removes
-        self._load(copied(entry["state"], lambda tensor: tensor.to(devices[id(tensor)], copy=True)))
+        self._load(copy_tensors(entry["state"], lambda tensor: tensor.to(devices[id(tensor)], copy=True)))
 
     def snapshot(self) -> Any:
         """Return a copy of this rank's state, its tensors on their own devices; None if the task has none."""
         if not self._exists:
             return None
-        return copied(self._state(), lambda tensor: tensor.detach().clone())
+        return copy_tensors(self._state(), lambda tensor: tensor.detach().clone())
 
     def restore_snapshot(self, snapshot: Any) -> None:
         """Restore a result of `snapshot`."""
@@ -227,7 +227,7 @@ def _small_containers(values: Iterable[Any]) -> list[Any]:
     return [value for value in values if type(value) in CONTAINERS and len(value) <= LARGEST]
 
 
-def copied(state: Any, duplicate: Callable[[Tensor], Tensor]) -> Any:
+def copy_tensors(state: Any, duplicate: Callable[[Tensor], Tensor]) -> Any:
     """Copy each tensor once, so that a tensor with two names stays one."""
     copies: dict[int, Tensor] = {}
 

@@ -288,7 +288,7 @@ class TorchProfile:
     def trace(self, step: int, do: Callable[[], None]) -> None:
         """Run a step that belongs to the trace, and write the trace after the last one."""
         if self._profiler is None:
-            self._profiler = self._started()
+            self._profiler = self._start()
         do()
         if step + 1 == self._last:
             self.close()
@@ -309,7 +309,7 @@ class TorchProfile:
             return
         log.info("a trace of steps %d to %d: %s (ui.perfetto.dev, TensorBoard)", self._first, self._last, self._file)
 
-    def _started(self) -> profile:
+    def _start(self) -> profile:
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._device.type == "cuda" else [])]
         profiler = profile(activities=activities, record_shapes=True)
         with warnings.catch_warnings():
