@@ -82,12 +82,9 @@ class Checkpointing:
     due_at_s: float = field(default=math.inf, init=False)
 
     def __post_init__(self) -> None:
-        self._config = self.training.config
         self._world = self.training.world
-        self._keeps_best = bool(self.training.checkpoint_policy.keep_best)
-        self._best = Best.configured(
-            self.training.config.checkpoint, self.training.task.metric, self.training.task.metric_mode, self.directory
-        )
+        policy, task = self.training.config.checkpoint, self.training.task
+        self._best = Best.configured(policy, task.metric, task.metric_mode, self.directory)
         self._weights = Weights(self.training)
         self._state = training_state(self.training, self._best, self._weights)
 
@@ -157,9 +154,7 @@ class Checkpointing:
         among_the_best = self._best is not None and self._best.update(step, means)
         if self._world.is_rank_zero:
             self._write_evaluation(step, means)
-        if self._keeps_best and self._world.broadcast(among_the_best):
-            # saved at once: with saves by time, no checkpoint would have these weights. Not every evaluation is saved,
-            # since most aren't among the best.
+        if self.training.checkpoint_policy.keep_best and self._world.broadcast(among_the_best):
             self.best_step = step
 
     def _write_evaluation(self, step: int, means: Mapping[str, float]) -> None:
@@ -240,7 +235,7 @@ class Checkpointing:
 
     def _is_tolerable(self, error: Exception | None, step: int) -> bool:
         """Whether the run may continue without this save: not at its end, nor once another attempt owns it."""
-        warns = self._config.checkpoint.on_error == "warn"
+        warns = self.training.config.checkpoint.on_error == "warn"
         return warns and not self.is_at_end(step) and not isinstance(error, SupersededError)
 
     def is_at_end(self, step: int) -> bool:
@@ -249,7 +244,7 @@ class Checkpointing:
 
     def _restart_interval(self) -> None:
         """Set the time of the next save; none is due by time on ranks other than zero."""
-        policy, saver = self._config.checkpoint, self.saver
+        policy, saver = self.training.config.checkpoint, self.saver
         interval_s = math.inf if policy.every_min is None else policy.every_min * 60
         if not self._world.is_rank_zero:
             interval_s = math.inf
@@ -267,7 +262,7 @@ class Checkpointing:
             step=step,
             samples_seen=self.training.data.samples_seen(step),
             world_size=self._world.size,
-            config_digest=config_digest(self._config),
+            config_digest=config_digest(self.training.config),
             score=None if self._best is None else self._best.score_at(step),
         )
         return self.saver.live_state(model=model, optimizer=optimizers, head=head, scaler=scaler, rng=rng, extra=extra)
