@@ -65,15 +65,15 @@ def build_optimizers(node: Mapping[str, Any], model: nn.Module, global_batch_siz
         raise TaskError("no parameter of the model requires a gradient: there is nothing to train")
     optimizers = named_optimizers(node)
     pairs = zip(optimizers, distribute(optimizers, names), strict=True)
-    return [_build_optimizer(settings, names, chosen, global_batch_size) for settings, chosen in pairs]
+    return [_build_optimizer(settings, names, own_names, global_batch_size) for settings, own_names in pairs]
 
 
 def _build_optimizer(
-    settings: NamedOptimizer, names: ModelNames, chosen: Sequence[str], global_batch_size: int
+    settings: NamedOptimizer, names: ModelNames, own_names: Sequence[str], global_batch_size: int
 ) -> BuiltOptimizer:
     key, node = settings.key, settings.node
     handling, entries = handling_of(node), entries_of(key, node)
-    groups = split(assign(names, chosen, entries), handling, names, key)
+    groups = split(assign(names, own_names, entries), handling, names, key)
     trained = [group for group in groups if not group.frozen]
     # as a plain list if there is nothing to tell apart: not every class of a user's own takes groups
     plain = not entries and len(trained) == 1 and not trained[0].options

@@ -76,12 +76,12 @@ class ModelNames:
         raise ConfigError(key, pattern, "matches no parameter of the model", remedy)
 
 
-def assign(names: ModelNames, chosen: Sequence[str], entries: Sequence[GroupEntry]) -> list[ParameterGroup]:
+def assign(names: ModelNames, optimizer_names: Sequence[str], entries: Sequence[GroupEntry]) -> list[ParameterGroup]:
     """Assign an optimizer's parameters to the entries of its groups; the first entry that matches one decides.
 
     Args:
         names: of the whole model.
-        chosen: names of the optimizer's parameters.
+        optimizer_names: names of the optimizer's parameters.
         entries: of the optimizer.
 
     Returns:
@@ -90,12 +90,12 @@ def assign(names: ModelNames, chosen: Sequence[str], entries: Sequence[GroupEntr
     Raises:
         ConfigError: a pattern matches nothing, or an entry gets nothing that can be trained.
     """
-    free_names = list(chosen)
+    free_names = list(optimizer_names)
     groups = []
     for entry in entries:
         for pattern in entry.match:
             names.require_match(f"{entry.key}.match", pattern)
-        matched = {name for name in chosen if names.matches(name, entry.match)}
+        matched = {name for name in optimizer_names if names.matches(name, entry.match)}
         entry_names = [name for name in free_names if name in matched]
         free_names = [name for name in free_names if name not in matched]
         inside = {name: names.parameters[name] for name in entry_names}
@@ -221,14 +221,14 @@ def distribute(optimizers: Sequence[NamedOptimizer], names: ModelNames) -> list[
     """
     if not optimizers[0].name:
         return [list(names.parameters)]
-    chosen = [_names_matching(optimizer, names) for optimizer in optimizers]
-    matched_names = {name for own_names in chosen for name in own_names}
+    names_by_optimizer = [_names_matching(optimizer, names) for optimizer in optimizers]
+    matched_names = {name for own_names in names_by_optimizer for name in own_names}
     for number, optimizer in enumerate(optimizers):
         if optimizer.match is None:
-            chosen[number] = [name for name in names.parameters if name not in matched_names]
+            names_by_optimizer[number] = [name for name in names.parameters if name not in matched_names]
     owners: dict[str, NamedOptimizer] = {}
     trained = [name for name, parameter in names.parameters.items() if parameter.requires_grad]
-    for optimizer, own_names in zip(optimizers, chosen, strict=True):
+    for optimizer, own_names in zip(optimizers, names_by_optimizer, strict=True):
         if not set(own_names).intersection(trained):
             raise _no_match_error(optimizer)
         for name in own_names:
@@ -241,7 +241,7 @@ def distribute(optimizers: Sequence[NamedOptimizer], names: ModelNames) -> list[
         problem = f"no optimizer trains {listed(unowned, shown=3)}"
         remedy = "match them, leave match out in one entry, or freeze them in build_model"
         raise ConfigError("optimizer.named", listed(optimizer.name for optimizer in optimizers), problem, remedy)
-    return chosen
+    return names_by_optimizer
 
 
 def _no_match_error(optimizer: NamedOptimizer) -> ConfigError:
@@ -283,8 +283,8 @@ def freeze(node: Mapping[str, Any], model: nn.Module) -> None:
     if not any(entry.frozen for optimizer_entries in entries for entry in optimizer_entries):
         return
     names = ModelNames(model)
-    for chosen, optimizer_entries in zip(distribute(optimizers, names), entries, strict=True):
-        groups = assign(names, chosen, optimizer_entries)
+    for optimizer_names, optimizer_entries in zip(distribute(optimizers, names), entries, strict=True):
+        groups = assign(names, optimizer_names, optimizer_entries)
         if all(group.frozen for group in groups):
             problem = "freezes all parameters of this optimizer"
             if len(optimizer_entries) > 1:
