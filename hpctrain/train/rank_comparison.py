@@ -9,7 +9,7 @@ import time
 import zlib
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -187,13 +187,14 @@ _PROCESS_DEPENDENT = re.compile(r"[^\s'\"]*/|\b0x[0-9a-fA-F]+")
 _WORD = re.compile(r"[^\s,(){}\[\]]+")
 
 
+@dataclass(eq=False)
 class SampleCheck:
     """Compares the first, the middle and the last sample of a dataset between ranks; of a stream, the first three.
 
     Of a `ShardedStream` it reads only the first stream, since no rank reads them all; of a `ShuffledStream`, the stream
     inside, without filling the window. It skips a Hugging Face stream with a shuffle buffer.
 
-    Args:
+    Attributes:
         dataset: of the task.
         world: the ranks.
         seed: of the samples' random draws.
@@ -203,22 +204,13 @@ class SampleCheck:
         stop: after a request to stop, this rank compares only what it has read so far; None for no stop.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset[Any],
-        world: World,
-        *,
-        seed: int,
-        collate_fn: Collate | None,
-        workers: Workers,
-        stop: StopRequest | None = None,
-    ) -> None:
-        self._loading = None if stop is None else LoadingStop(stop)
-        self._dataset = dataset
-        self._world = world
-        self._seed = seed
-        self._collate = collate_fn
-        self._workers = replace(workers, num_workers=min(1, workers.num_workers), pin_memory=False)
+    dataset: Dataset[Any]
+    world: World
+    _: KW_ONLY
+    seed: int
+    collate_fn: Collate | None
+    workers: Workers
+    stop: StopRequest | None = None
 
     def __call__(self, kind: str) -> None:
         """Read and compare the samples; collective. Global random states are as before.
@@ -232,9 +224,9 @@ class SampleCheck:
         Raises:
             TaskError: on every rank; names the sample, and the ranks that differ from the first one that has read it.
         """
-        if self._world.control is None:
+        if self.world.control is None:
             return
-        last = NUM_OF_STREAM - 1 if is_stream(self._dataset) else max(0, len(self._dataset) - 1)  # type: ignore[arg-type]  # Dataset declares no __len__
+        last = NUM_OF_STREAM - 1 if is_stream(self.dataset) else max(0, len(self.dataset) - 1)  # type: ignore[arg-type]  # Dataset declares no __len__
         indices = [0, last // 2, last]
         samples = torch.stack(self._read(indices))
         differing = self._differ_between_ranks(samples).nonzero().flatten().tolist()
@@ -242,14 +234,14 @@ class SampleCheck:
             return
         index, sample = indices[differing[0]], samples[differing[0]]
         varies = any(_differ(sample, *self._read([index])) for _ in range(REPEATS))
-        if self._world.combine_(torch.tensor([int(varies)]), "max").item():
+        if self.world.combine_(torch.tensor([int(varies)]), "max").item():
             return
-        gathered = self._world.gather(None if sample.isinf().any() else sample.tolist())
+        gathered = self.world.gather(None if sample.isinf().any() else sample.tolist())
         message = None
         if gathered is not None:
-            remedy = SAME_STREAM if is_stream(self._dataset) else SAME_DATA
+            remedy = SAME_STREAM if is_stream(self.dataset) else SAME_DATA
             message = f"{_describe_differing_ranks(gathered)} in the content of {kind} sample {index}; {remedy}"
-        raise TaskError(self._world.broadcast(message))
+        raise TaskError(self.world.broadcast(message))
 
     def _differ_between_ranks(self, samples: Tensor) -> Tensor:
         """Return, for each sample, whether two ranks have read different numbers; collective.
@@ -262,7 +254,7 @@ class SampleCheck:
         # infinite in all three, and leaves the others as they are
         extremes = torch.stack([numbers, torch.where(numbers.isinf(), numbers, -numbers), -tolerances])
         extremes[2][tolerances.isinf()] = torch.inf
-        low, negative_high, negative_tolerance = self._world.combine_(extremes, "min")
+        low, negative_high, negative_tolerance = self.world.combine_(extremes, "min")
         differs: Tensor = (-negative_high - low > -negative_tolerance).any(1)
         return differs
 
@@ -270,10 +262,12 @@ class SampleCheck:
         """Read samples, each in a batch of its own; `UNREAD` for what can't be read, or not in time."""
         samples: list[Tensor] = []
         begin = time.monotonic()
+        workers = replace(self.workers, num_workers=min(1, self.workers.num_workers), pin_memory=False)
+        loading = None if self.stop is None else LoadingStop(self.stop)
         # an error of the dataset is raised where training reads the sample, if it does
-        with random_states_restored(self._world.gpus), suppress(Exception, StopWhileLoading):
+        with random_states_restored(self.world.gpus), suppress(Exception, StopWhileLoading):
             requests = [(0, np.array([index])) for index in indices]
-            for batch in fetch_batches(self._fetcher(), requests, self._workers, self._loading):
+            for batch in fetch_batches(self._fetcher(), requests, workers, loading):
                 samples.append(_fingerprint(batch))
                 if time.monotonic() - begin > MAX_S:
                     break
@@ -281,14 +275,14 @@ class SampleCheck:
 
     def _fetcher(self) -> BatchFetcher:
         """Make a fetcher that leaves the dataset's own position unchanged."""
-        if not is_stream(self._dataset):
-            return BatchFetcher(self._dataset, self._seed, self._collate)
-        stream = streams_of(self._dataset)[0]
+        if not is_stream(self.dataset):
+            return BatchFetcher(self.dataset, self.seed, self.collate_fn)
+        stream = streams_of(self.dataset)[0]
         while isinstance(stream, ShuffledStream):
             stream = stream._stream
         if loses_samples(stream):
             raise TaskError("its buffer would have to be filled first")
-        return EpochFetcher(fresh_copy(stream), self._collate)
+        return EpochFetcher(fresh_copy(stream), self.collate_fn)
 
 
 def _fingerprint(batch: Any) -> Tensor:

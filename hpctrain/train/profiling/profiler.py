@@ -112,7 +112,7 @@ class Profiler:
         )
         self._sampler: StepSampler | None = None
         if config.logger.measure:
-            self._sampler = StepSampler(training.step, world, loader, start_step=start_step, clock=clock)
+            self._sampler = StepSampler(training.step, world, loader, next_step=start_step + 1, clock=clock)
         self._trace: TorchProfile | None = None
         if trace is not None and config.trainer.profile is not None:
             first, last = config.trainer.profile

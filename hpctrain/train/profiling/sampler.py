@@ -11,6 +11,7 @@ import warnings
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
@@ -226,64 +227,57 @@ class PartTimer:
         return event
 
 
+@dataclass(eq=False)
 class StepSampler:
     """Times some steps on one rank, at most every `SAMPLE_EVERY_S`: the cost is a share of the time, not of the steps.
 
-    Args:
-        step: the step of the training.
+    Attributes:
+        train_step: the step of the training.
         world: the ranks.
         loader: of this rank's training batches; it measures its waits in every step.
-        start_step: completed steps at the start of the attempt; the first new one is cold, and isn't timed.
+        next_step: completed steps before the next step to be timed; the loop compares it. The first one of an attempt
+            is cold, and isn't timed.
         clock: monotonic seconds.
-
-    Attributes:
-        next_step: completed steps before the next step to be timed; the loop compares it.
         growth: of the memory in use.
         memory: of this rank's device.
     """
 
-    def __init__(
-        self,
-        step: TrainStep,
-        world: World,
-        loader: TrainLoader,
-        *,
-        start_step: int,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._world = world
-        self._clock = clock
-        self._loader = loader
-        self._step = step
-        self._timer = PartTimer(world.device)
+    train_step: TrainStep
+    world: World
+    loader: TrainLoader
+    _: KW_ONLY
+    next_step: int
+    clock: Callable[[], float] = time.monotonic
+    growth: MemoryGrowth = field(default_factory=MemoryGrowth, init=False)
+    _steps_timed: int = field(default=0, init=False)
+    _samples: int = field(default=0, init=False)
+    _sync_samples: int = field(default=0, init=False)
+    _syncs: Counter[str] = field(default_factory=Counter, init=False)
+    _last_sample: tuple[int, float] | None = field(default=None, init=False)
+    _begun: tuple[int, float] | None = field(default=None, init=False)
+    _last_wait: tuple[float, float] | None = field(default=None, init=False)
+    _memory_at: float = field(default=float("-inf"), init=False)
+
+    def __post_init__(self) -> None:
+        self.memory = Memory(self.world.device)
+        self._timer = PartTimer(self.world.device)
         self._totals: defaultdict[str, float] = defaultdict(float)
-        self._steps_timed = 0
-        self._samples = 0
-        self._sync_samples = 0
-        self._syncs: Counter[str] = Counter()
-        self._last_sample: tuple[int, float] | None = None
-        self._begun: tuple[int, float] | None = None
-        self._last_wait: tuple[float, float] | None = None
-        self.growth = MemoryGrowth()
-        self.memory = Memory(world.device)
-        self._memory_at = float("-inf")
-        self.next_step = start_step + 1
 
     def do_step(self, step: int, micro_batches: Iterator[MicroBatch]) -> None:
         """Run step ``step``, counted from 0, and time it; collective."""
-        now = self._clock()
+        now = self.clock()
         if self._begun is None:
-            self._begun = step, self._loader.waited_s
-        counts_syncs = self._world.device.type == "cuda" and self._sync_samples < SYNC_SAMPLES
+            self._begun = step, self.loader.waited_s
+        counts_syncs = self.world.device.type == "cuda" and self._sync_samples < SYNC_SAMPLES
         with counted_syncs(self._syncs) if counts_syncs else nullcontext():
-            self._step(step, micro_batches, self._timer)
+            self.train_step(step, micro_batches, self._timer)
         self._sync_samples += counts_syncs
         self._take()
         self.next_step = step + self._stride(step, now)
 
     def read_memory(self, step: int) -> None:
         """Read the memory in use after ``step`` completed steps, at most every `MEMORY_EVERY_S`."""
-        now = self._clock()
+        now = self.clock()
         if now - self._memory_at >= MEMORY_EVERY_S:
             self._memory_at = now
             self.growth.add(step, self.memory.used())
@@ -293,12 +287,12 @@ class StepSampler:
         self._take()
         parts = {part: seconds / self._steps_timed for part, seconds in self._totals.items()}
         steps_loaded = 0
-        if parts and self._world.device.type == "cpu" and self._begun is not None and step > self._begun[0]:
+        if parts and self.world.device.type == "cpu" and self._begun is not None and step > self._begun[0]:
             # exact, while the timed steps are only a sample, which may miss a stall that comes once in a thousand steps
             steps_loaded = step - self._begun[0]
-            parts["data"] = (self._loader.waited_s - self._begun[1]) / steps_loaded
+            parts["data"] = (self.loader.waited_s - self._begun[1]) / steps_loaded
         return RankReport(
-            rank=self._world.rank,
+            rank=self.world.rank,
             host=socket.gethostname(),
             steps_timed=self._steps_timed,
             steps_loaded=steps_loaded,
@@ -313,9 +307,9 @@ class StepSampler:
 
         On a GPU it is the share in all timed steps so far: while the host waits, the device may still have work queued.
         """
-        before, now = self._last_wait, (self._loader.waited_s, self._clock())
+        before, now = self._last_wait, (self.loader.waited_s, self.clock())
         self._last_wait = now
-        if self._world.device.type == "cuda":
+        if self.world.device.type == "cuda":
             total = sum(self._totals.values())
             return self._totals["data"] / total if total > 0 else 0.0
         if before is None or now[1] <= before[1]:
