@@ -137,7 +137,7 @@ class Loop:
         if stop is None:
             return True
         # only to find the cause: there is nothing new to save since the checkpoint from which this attempt started
-        self._stopping.begin(stop, self.checkpointing.saver.takes_s)
+        self._stopping.begin(stop, self.checkpointing.saver.estimated_save_s)
         return False
 
     def run(self, micro_batches: Iterator[MicroBatch]) -> bool:
@@ -302,12 +302,12 @@ class Loop:
         if self.step > self.start_point.step:
             return self._leave(stop)
         # there is nothing new to save
-        self._stopping.begin(stop, self.checkpointing.saver.takes_s)
+        self._stopping.begin(stop, self.checkpointing.saver.estimated_save_s)
         return False
 
     def _leave(self, stop: Stop) -> bool:
         """Save if there is time; return False, since the run isn't complete."""
-        if self._stopping.begin(stop, self.checkpointing.saver.takes_s):
+        if self._stopping.begin(stop, self.checkpointing.saver.estimated_save_s):
             self._save(wait=True)
         return False
 
