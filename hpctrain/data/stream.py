@@ -333,7 +333,7 @@ class ShardedReader:
     """Reads samples at increasing positions of a `ShardedStream`.
 
     Args:
-        sharded: the streams.
+        stream: several streams as one.
         step_samples: samples per step, over all ranks.
         bookmarks: from which streams with a state may continue.
 
@@ -344,8 +344,8 @@ class ShardedReader:
         ConfigError: the number of streams doesn't divide that of the samples.
     """
 
-    def __init__(self, sharded: ShardedStream, step_samples: int, bookmarks: Bookmarks | None = None) -> None:
-        streams = sharded.streams
+    def __init__(self, stream: ShardedStream, step_samples: int, bookmarks: Bookmarks | None = None) -> None:
+        streams = stream.streams
         if step_samples % len(streams):
             raise ConfigError(
                 "trainer.global_batch_size",
