@@ -79,8 +79,8 @@ class ConfigError(HpctrainError):
         self.problem = problem
         self.remedy = remedy
         text = "null" if value is None else str(value)
-        shown = f"{key}={text if len(text) <= MAX_SHOWN_CHARS else f'{text[:MAX_SHOWN_CHARS]}...'}"
-        super().__init__(" ".join(f"{shown}: {problem}; {remedy}".split()))
+        assignment = f"{key}={text if len(text) <= MAX_SHOWN_CHARS else f'{text[:MAX_SHOWN_CHARS]}...'}"
+        super().__init__(" ".join(f"{assignment}: {problem}; {remedy}".split()))
 
 
 class ClusterEnvironmentError(HpctrainError):
@@ -95,8 +95,8 @@ class ClusterEnvironmentError(HpctrainError):
 
     def __init__(self, message: str, variables: dict[str, str]) -> None:
         self.variables = variables
-        found = ", ".join(f"{name}={value}" for name, value in variables.items())
-        super().__init__(f"{message} (found {found})" if found else message)
+        assignments = ", ".join(f"{name}={value}" for name, value in variables.items())
+        super().__init__(f"{message} (found {assignments})" if assignments else message)
 
 
 class RunDirectoryError(HpctrainError):

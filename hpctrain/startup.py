@@ -30,8 +30,8 @@ def exclude_working_directory() -> None:
         return
     if not _original:
         _original[:] = sys.path
-    own = tuple(os.path.join(os.path.realpath(prefix), "") for prefix in (sys.prefix, sys.base_prefix))
-    sys.path[:] = [place for place in sys.path if os.path.realpath(place) != here or here.startswith(own)]
+    prefixes = tuple(os.path.join(os.path.realpath(prefix), "") for prefix in (sys.prefix, sys.base_prefix))
+    sys.path[:] = [place for place in sys.path if os.path.realpath(place) != here or here.startswith(prefixes)]
 
 
 def with_working_directory() -> list[str]:

@@ -356,9 +356,9 @@ def _require_config(config: object, call: str) -> None:
     if isinstance(config, Config):
         return
     if isinstance(config, type):
-        shown, found, given = config.__name__, "a class", f"task={config.__name__}"
+        text, kind, argument = config.__name__, "a class", f"task={config.__name__}"
     else:
-        shown, found = str(config), f"an object of type {type(config).__name__}"
-        given = "{...}" if isinstance(config, Mapping) else "[...]" if isinstance(config, list | tuple) else "..."
-    problem = f"expected a configuration, got {found}"
-    raise ConfigError("config", shown, problem, f"write hpctrain.{call}(hpctrain.compose({given}))")
+        text, kind = str(config), f"an object of type {type(config).__name__}"
+        argument = "{...}" if isinstance(config, Mapping) else "[...]" if isinstance(config, list | tuple) else "..."
+    problem = f"expected a configuration, got {kind}"
+    raise ConfigError("config", text, problem, f"write hpctrain.{call}(hpctrain.compose({argument}))")

@@ -77,7 +77,7 @@ def chosen_runs(options: argparse.Namespace) -> list[RunDirectory]:
     Raises:
         RunDirectoryError: one of the names matches no run.
     """
-    return list(dict.fromkeys(run for typed in options.run for run in runs_of(typed, Path(options.runs_dir))))
+    return list(dict.fromkeys(run for name in options.run for run in runs_of(name, Path(options.runs_dir))))
 
 
 def typed_name(directory: Path, runs_dir: Path) -> str:

@@ -106,28 +106,31 @@ def _table(ranking: Ranking, rows: Sequence[RankedRow], runs_dir: Path) -> list[
 
 def _cells(ranking: Ranking, row: RankedRow, runs_dir: Path, *, over_seeds: bool) -> tuple[str, ...]:
     numbers = _numbers(row)
-    spread = (*(_shown(numbers[name]) for name in ("standard_deviation", "lowest", "highest")), str(len(row.runs)))
+    spread = (
+        *(_number_text(numbers[name]) for name in ("standard_deviation", "lowest", "highest")),
+        str(len(row.runs)),
+    )
     return (
         "-" if row.rank is None else str(row.rank),
         *(_value(row, key) for key in ranking.keys),
-        _shown(row.best),
+        _number_text(row.best),
         *(spread if over_seeds else ()),
         "-" if row.best_step is None else str(row.best_step),
-        _shown(row.last),
+        _number_text(row.last),
         str(row.step) if row.total_steps is None else f"{row.step}/{row.total_steps}",
         duration(row.seconds),
         row.state,
-        listed((typed_name(run.status.path, runs_dir) for run in row.runs), shown=3),
+        listed((typed_name(run.status.path, runs_dir) for run in row.runs), max_names=3),
     )
 
 
 def _value(row: RankedRow, key: str) -> str:
     if key == SEED and len(row.runs) > 1:
-        return listed(row.seeds, shown=4, separator=",")
+        return listed(row.seeds, max_names=4, separator=",")
     return value_text(row.values[key]) if key in row.values else "-"
 
 
-def _shown(value: float | None) -> str:
+def _number_text(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
@@ -207,7 +210,7 @@ def _export_winner(ranking: Ranking, path: Path, *, force: bool, config_dir: str
     if winner is None or ranking.metric is None:
         problem = "there is no winner to export: no run that has completed, or is running, has a value"
         raise RunDirectoryError(f"{problem}; `python -m hpctrain best` without --export lists the others")
-    where = listed((os.path.relpath(run.status.path) for run in winner.runs), shown=3)
+    where = listed((os.path.relpath(run.status.path) for run in winner.runs), max_names=3)
     at = f"mean of {len(winner.runs)} runs" if len(winner.runs) > 1 else f"step {winner.best_step}"
     achieved = f"{ranking.metric.name} {winner.best:.6g} ({at}), {where}"
     command = export(ranking, file, f"The best of a sweep: {achieved}.", force=force, config_dir=config_dir)

@@ -42,18 +42,18 @@ def main(arguments: list[str]) -> int:
     sweeps, runs = _sweeps(options), chosen_runs(options)
     searches = [home for home in sweeps if home.jobs.is_file()]
     # before the runs: neither a process that trains them in turn nor a task that waits may begin another one meanwhile
-    done = [_done(home, lambda home: _stop_process(home, runs)) for home in sweeps]
-    done += [_done(home, _cancel_waiting_tasks) for home in searches]
+    done = [_run_and_print(home, lambda home: _stop_process(home, runs)) for home in sweeps]
+    done += [_run_and_print(home, _cancel_waiting_tasks) for home in searches]
     runs = chosen_runs(options) if searches else runs
     done += [_print_result(run, done_or_error) for run, done_or_error in zip(runs, cancel_all(runs), strict=True)]
     # and last those that run, and were between two runs
-    done += [_done(home, lambda home: _cancel_idle_tasks(home, runs)) for home in searches]
+    done += [_run_and_print(home, lambda home: _cancel_idle_tasks(home, runs)) for home in searches]
     return ExitCode.FINISHED if all(done) else ExitCode.FAILED
 
 
 def _sweeps(options: argparse.Namespace) -> list[RunDirectory]:
     """The folders of sweeps that are named, by a path or by a name in the folder that contains the runs."""
-    folders = [[RunDirectory.at(Path(typed)), RunDirectory.at(Path(options.runs_dir, typed))] for typed in options.run]
+    folders = [[RunDirectory.at(Path(name)), RunDirectory.at(Path(options.runs_dir, name))] for name in options.run]
     return [sweeps[0] for pair in folders if (sweeps := [home for home in pair if home.sweep.is_file()])]
 
 
@@ -94,7 +94,7 @@ def _tasks(home: RunDirectory) -> dict[str, SlurmJob]:
     return {job_id: job for job_id, job in jobs.items() if job is not None}
 
 
-def _done(directory: RunDirectory, act: Callable[[RunDirectory], str]) -> bool:
+def _run_and_print(directory: RunDirectory, act: Callable[[RunDirectory], str]) -> bool:
     try:
         done: str | HpctrainError | OSError = act(directory)
     except (HpctrainError, OSError) as error:

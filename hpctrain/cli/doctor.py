@@ -66,19 +66,19 @@ def main(arguments: list[str]) -> int:
         if len(options.overrides) > 1 or not folder.request.is_file():
             parser.error(f"{earlier[0]} is neither KEY=VALUE nor the folder of an examination")
         # those of the first command belong to its own day
-        typed = dataclasses.replace(read_options(folder), renew=options.new_baseline)
-        examination = Examination(load(folder.request), report, options=typed)
+        doctor_options = dataclasses.replace(read_options(folder), renew=options.new_baseline)
+        examination = Examination(load(folder.request), report, options=doctor_options)
         examination.check_slurm()
         return _examine_nodes(examination, folder, options)
     composer = Composer(options.config_dir)
-    composer.sweeps = False
+    composer.can_sweep = False
     config = composer.compose(options.overrides)
     if config.cluster.dry_run:
         raise ConfigError("cluster.dry_run", True, "the doctor submits a real job", "leave it out")
-    typed = DoctorOptions(
+    doctor_options = DoctorOptions(
         typed=["doctor", *arguments], directory=str(Path.cwd()), site=options.site, renew=options.new_baseline
     )
-    examination = Examination(config, report, options=typed)
+    examination = Examination(config, report, options=doctor_options)
     examination.check_login_node()
     if not isinstance(config.cluster, Slurm):
         return _end(examination.result, options)
@@ -100,9 +100,9 @@ def _examine_nodes(examination: Examination, folder: DoctorFolder | None, option
     except KeyboardInterrupt:
         result = examination.result
         if result.job_id is not None and result.folder is not None:
-            typed = DoctorFolder(result.folder).as_run.as_typed
+            name = DoctorFolder(result.folder).as_run.as_typed
             print(
-                f"\nthe job continues; to see what it finds: python -m hpctrain doctor {typed}; "
+                f"\nthe job continues; to see what it finds: python -m hpctrain doctor {name}; "
                 f"to cancel it: scancel {result.job_id}",
                 file=sys.stderr,
             )

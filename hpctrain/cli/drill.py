@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> int:
         wrong = next(iter(strays), "--")
         parser.error(f"{wrong} is not KEY=VALUE; to drill a program, write {parser.prog} run -- COMMAND")
     composer = Composer(options.config_dir)
-    composer.sweeps = False
+    composer.can_sweep = False
     config = composer.compose(training_drill.overrides_of(options.overrides))
     overrides = training_drill.overrides_of(options.overrides, gpus=resources_of(config).gpus_per_node != 0)
     make = partial(
@@ -129,7 +129,7 @@ def _drill_program(arguments: list[str]) -> int:
     options = parse_words(parser, words, command if "--" in arguments else None)
     refuse_missing_script(command, print_warning)
     composer = ProgramComposer(command, options.config_dir)
-    composer.sweeps = False
+    composer.can_sweep = False
     config = composer.compose_run(program_drill.overrides_of(options.overrides))
     overrides = program_drill.overrides_of(options.overrides, config)
     composer.compose_run(overrides)
@@ -245,7 +245,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "unproven": report.unproven,
         "straight": str(report.straight.path),
         "interrupted": str(report.interrupted.path),
-        "interruptions": [asdict(one) for one in report.interruptions],
+        "interruptions": [asdict(interruption) for interruption in report.interruptions],
         "compared": [asdict(row) for row in report.rows],
         "notes": report.notes,
     }
@@ -259,7 +259,7 @@ def _repeat_advice(home: Path, options: argparse.Namespace) -> str:
 
 
 def _moments(report: Report) -> str:
-    steps = [one.step for one in report.interruptions if one.step is not None]
+    steps = [interruption.step for interruption in report.interruptions if interruption.step is not None]
     if len(steps) == len(report.interruptions):
         return numbered("step", steps)
     return ", ".join(map(stopped_after, report.interruptions))

@@ -45,7 +45,7 @@ environment variables, and the variables themselves. Nothing is started, and SLU
 
 def _report(variables: Mapping[str, str]) -> dict[str, Any]:
     environment = ClusterEnvironment.from_environment(variables)
-    shown = {name: variables[name] for name in VISIBLE_DEVICES if name in variables}
+    device_variables = {name: variables[name] for name in VISIBLE_DEVICES if name in variables}
     return {
         "hostname": socket.gethostname(),
         "is_rank": is_rank(variables),
@@ -55,7 +55,7 @@ def _report(variables: Mapping[str, str]) -> dict[str, Any]:
             for item in fields(environment)
             if item.name not in {"variables", "unparsable"}
         },
-        "variables": dict(sorted({**environment.variables, **shown}.items())),
+        "variables": dict(sorted({**environment.variables, **device_variables}.items())),
         "unparsable": dict(environment.unparsable),
     }
 

@@ -36,7 +36,7 @@ run."""
 SHOWN = 5
 """Files that are listed though they weren't reported; the others are only counted."""
 HOW_TO_REPORT = "`python -m hpctrain run --help` shows how"
-_OF_THE_NEWEST = ("step", "samples_seen", "world_size", "weights_digest", "config_digest")
+_NEWEST_FIELDS = ("step", "samples_seen", "world_size", "weights_digest", "config_digest")
 
 
 def main(arguments: list[str]) -> int:
@@ -52,19 +52,19 @@ def main(arguments: list[str]) -> int:
         of_program = _saves_report(directory)
         print(json.dumps(of_program, indent=2) if options.json else _saves_table(of_program))
         return ExitCode.FAILED if of_program["saves"] and of_program["step"] is None else ExitCode.FINISHED
-    found = list_checkpoints(directory, verify=not options.quick)
-    report = _report(directory, found)
-    print(json.dumps(report, indent=2) if options.json else _table(report, found))
-    lost = report["step"] is None and (found or report["gone_step"] is not None)
+    checkpoints = list_checkpoints(directory, verify=not options.quick)
+    report = _report(directory, checkpoints)
+    print(json.dumps(report, indent=2) if options.json else _table(report, checkpoints))
+    lost = report["step"] is None and (checkpoints or report["gone_step"] is not None)
     return ExitCode.FAILED if lost else ExitCode.FINISHED
 
 
-def _report(directory: RunDirectory, found: list[CheckpointInfo]) -> dict[str, Any]:
-    newest = next((info for info in reversed(found) if info.intact), None)
-    best = BestCheckpoint.of(directory, found)
+def _report(directory: RunDirectory, checkpoints: list[CheckpointInfo]) -> dict[str, Any]:
+    newest = next((info for info in reversed(checkpoints) if info.intact), None)
+    best = BestCheckpoint.of(directory, checkpoints)
     return {
         "run_dir": str(directory.path),
-        **{name: getattr(newest, name, None) for name in _OF_THE_NEWEST},
+        **{name: getattr(newest, name, None) for name in _NEWEST_FIELDS},
         "best": None if best.info is None else best.info.step,
         "best_warning": best.warning,
         "checkpoints": [
@@ -76,7 +76,7 @@ def _report(directory: RunDirectory, found: list[CheckpointInfo]) -> dict[str, A
                 "problem": info.problem,
                 "score": None if info.score is None else asdict(info.score),
             }
-            for info in found
+            for info in checkpoints
         ],
         "gone_step": gone_step(directory),
         "set_aside": [str(path) for path in directory.set_aside()],
@@ -84,20 +84,20 @@ def _report(directory: RunDirectory, found: list[CheckpointInfo]) -> dict[str, A
     }
 
 
-def _table(report: dict[str, Any], found: list[CheckpointInfo]) -> str:
+def _table(report: dict[str, Any], checkpoints: list[CheckpointInfo]) -> str:
     lines = [f"run             {os.path.relpath(report['run_dir'])}"]
-    lines += [f"{name:<14}  {'-' if report[name] is None else report[name]}" for name in _OF_THE_NEWEST]
-    lines += ["checkpoints" if found else "checkpoints     none"]
+    lines += [f"{name:<14}  {'-' if report[name] is None else report[name]}" for name in _NEWEST_FIELDS]
+    lines += ["checkpoints" if checkpoints else "checkpoints     none"]
     if report["gone_step"] is not None:
         lines += [f"  step {report['gone_step']}, which the run saved, is gone"]
-    for info in reversed(found):
-        written = "-" if info.time is None else local_time(info.time)
+    for info in reversed(checkpoints):
+        saved_at = "-" if info.time is None else local_time(info.time)
         condition = "intact" if info.intact else f"damaged: {info.problem}"
         if info.score is not None:
             which = "the best on disk" if report["best_warning"] else "the best"
             best = f", {which}" if info.step == report["best"] else ""
             condition += f"  {info.score.name} {info.score.value:.6g}{best}"
-        lines.append(f"  {info.path.name}  {byte_size(info.bytes):>10}  {written:<19}  {condition}")
+        lines.append(f"  {info.path.name}  {byte_size(info.bytes):>10}  {saved_at:<19}  {condition}")
     lines += [f"  {Path(path).name}  damaged: skipped by a resume" for path in report["set_aside"]]
     unfinished = "unfinished: still being written, or left by a crash"
     lines += [f"  {Path(path).name}  {unfinished}" for path in report["unfinished"]]
@@ -145,8 +145,8 @@ def _saves_table(report: dict[str, Any]) -> str:
     if unreported := report["unreported"]:
         lines.append("not reported")
         for file in unreported[:SHOWN]:
-            shown = f"{byte_size(file['bytes']):>10}  {local_time(file['time'])}  {os.path.relpath(file['path'])}"
-            lines.append(f"  {shown}")
+            description = f"{byte_size(file['bytes']):>10}  {local_time(file['time'])}  {os.path.relpath(file['path'])}"
+            lines.append(f"  {description}")
         if len(unreported) > SHOWN:
             lines.append(f"  and {len(unreported) - SHOWN} more")
     return "\n".join(lines)

@@ -37,18 +37,18 @@ def main(arguments: list[str]) -> int:
     )
     add_runs_dir(parser)
     options = parser.parse_args(arguments)
-    found = runs_of(options.run, Path(options.runs_dir))
-    named = (RunDirectory.at(options.run).path, RunDirectory.at(Path(options.runs_dir) / options.run).path)
-    home = next(folder for folder in named if found[0].path.is_relative_to(folder))
-    if len(found) > 1 or (home != found[0].path and (home / "sweep.json").is_file()):
+    runs = runs_of(options.run, Path(options.runs_dir))
+    folders = (RunDirectory.at(options.run).path, RunDirectory.at(Path(options.runs_dir) / options.run).path)
+    home = next(folder for folder in folders if runs[0].path.is_relative_to(folder))
+    if len(runs) > 1 or (home != runs[0].path and (home / "sweep.json").is_file()):
         from hpctrain.report.sweep_page import sweep_page
 
-        text = sweep_page(home, found)
+        text = sweep_page(home, runs)
     else:
         from hpctrain.report.run_page import run_page
 
-        home = found[0].path
-        text = run_page(found[0])
+        home = runs[0].path
+        text = run_page(runs[0])
     file = home / FILE_NAME if options.output is None else Path(options.output)
     _write(file, text, None if options.output is not None else RunDirectory(home))
     print(f"wrote {os.path.relpath(file)} ({byte_size(len(text.encode()))})")

@@ -61,9 +61,9 @@ def main(arguments: list[str]) -> int:
         ConfigError: an override is invalid.
     """
     if "--" in arguments:
-        typed = shlex.join(split_command(arguments)[1])
+        program = shlex.join(split_command(arguments)[1])
         remedy = "start another run with python -m hpctrain run -- COMMAND, or change args.NAME=VALUE"
-        raise ConfigError("run.command", typed, "a run keeps its command", remedy)
+        raise ConfigError("run.command", program, "a run keeps its command", remedy)
     options = _parse(arguments)
     command = ["python", "-m", "hpctrain", "resume", *arguments]
     runs_dir = Path(options.runs_dir)

@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> int:
     from hpctrain.config.compose import ProgramComposer
 
     composer = ProgramComposer(command, options.config_dir)
-    typed = ["python", "-m", "hpctrain", "run", *arguments]
+    hpctrain_command = ["python", "-m", "hpctrain", "run", *arguments]
     if options.cfg:
         from hpctrain.config.stored import to_yaml
 
@@ -71,10 +71,10 @@ def main(arguments: list[str]) -> int:
     if options.multirun:
         from hpctrain.search.multirun import multirun
 
-        return multirun(composer, options.overrides, typed)
+        return multirun(composer, options.overrides, hpctrain_command)
     from hpctrain.launch.launcher import launch
 
-    return launch(composer.compose_run(options.overrides), typed)
+    return launch(composer.compose_run(options.overrides), hpctrain_command)
 
 
 def _refuse_rank() -> NoReturn:
@@ -123,12 +123,12 @@ def parse_words(
 
 
 def _about_unknown(option: str) -> str:
-    known = {
+    remedies = {
         "--code": "a new run copies the code as it is now; leave it out",
         "-m": "a drill is of one run; type one command for each value",
         "--multirun": "a drill is of one run; type one command for each value",
     }
-    remedy = known.get(option.partition("=")[0], "options of the program belong after --")
+    remedy = remedies.get(option.partition("=")[0], "options of the program belong after --")
     return f"{option} is not an option here: {remedy}"
 
 
@@ -139,6 +139,6 @@ def _about_stray(prog: str, words: Sequence[str], stray: str, command: Sequence[
     is_key = stray.partition(".")[0] in ProgramConfig.__dataclass_fields__ and Path(stray).suffix not in INTERPRETERS
     if is_key and not (command and command[0].startswith("-")):
         return f"{stray} has no value; write {stray}=VALUE"
-    whole = shlex.join([*words[place:], *(command or [])])
+    program = shlex.join([*words[place:], *(command or [])])
     before = "".join(f" {shlex.quote(word)}" for word in words[:place])
-    return f"-- belongs before {stray}; write {prog}{before} -- {whole}"
+    return f"-- belongs before {stray}; write {prog}{before} -- {program}"

@@ -62,8 +62,8 @@ def _running_attempt(directory: RunDirectory) -> int:
     # a run whose state can't be determined here may be running
     if attempt and status.state in (RunState.STARTING, RunState.RUNNING, RunState.UNKNOWN):
         return attempt
-    written = sorted(os.path.relpath(path) for path in directory.logs.glob("stacks_*.txt"))
-    earlier = f"; earlier stacks: {listed(written)}" if written else ""
+    stack_files = sorted(os.path.relpath(path) for path in directory.logs.glob("stacks_*.txt"))
+    earlier = f"; earlier stacks: {listed(stack_files)}" if stack_files else ""
     raise RunDirectoryError(
         f"{os.path.relpath(directory.path)} is {status.state}, and only a running run has stacks to show{earlier}"
     )

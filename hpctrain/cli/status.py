@@ -86,10 +86,10 @@ def _is_number(text: str) -> bool:
 
 def _show(options: argparse.Namespace, ask: Ask) -> None:
     runs_dir = Path(options.runs_dir)
-    found = chosen_runs(options) if options.run else find_runs(runs_dir)
-    shown = found if options.all or options.run else found[:SHOWN]
-    single = len(options.run) == 1 and len(shown) == 1
-    statuses = read_statuses(shown, brief=not (single or options.json), ask=ask)
+    runs = chosen_runs(options) if options.run else find_runs(runs_dir)
+    visible_runs = runs if options.all or options.run else runs[:SHOWN]
+    single = len(options.run) == 1 and len(visible_runs) == 1
+    statuses = read_statuses(visible_runs, brief=not (single or options.json), ask=ask)
     if options.json:
         records = [_as_json(status) for status in statuses]
         # one run per line: an indented list of a thousand takes longer than all else
@@ -101,8 +101,8 @@ def _show(options: argparse.Namespace, ask: Ask) -> None:
         print(run_details(statuses[0], time.time()))
     elif statuses:
         print(_table(statuses, runs_dir, time.time()))
-        if len(shown) < len(found):
-            print(f"{counted(len(found) - len(shown), 'older run')}: --all shows them")
+        if len(visible_runs) < len(runs):
+            print(f"{counted(len(runs) - len(visible_runs), 'older run')}: --all shows them")
     else:
         print(f"no runs under {runs_dir}/; `python -m hpctrain` starts one")
 

@@ -92,10 +92,10 @@ def _services(directory: RunDirectory, options: argparse.Namespace) -> Sequence[
         return [options.service]
     logger = read_plain_config(directory.config).get("logger")
     groups = logger if isinstance(logger, dict) else {}
-    found = [name for name in SERVICES if isinstance(group := groups.get(name), dict) and group.get("enabled")]
-    if not found:
+    enabled = [name for name in SERVICES if isinstance(group := groups.get(name), dict) and group.get("enabled")]
+    if not enabled:
         raise RunDirectoryError(f"{directory.path} enables no service; name one: --service {' or '.join(SERVICES)}")
-    return [name for name in found if name == "wandb"] if options.offline else found
+    return [name for name in enabled if name == "wandb"] if options.offline else enabled
 
 
 def _send(transfer: Transfer, options: argparse.Namespace) -> int:
@@ -123,7 +123,7 @@ def _send_apart(transfer: Transfer, options: argparse.Namespace) -> int:
     # a process for each: wandb's client has one run at a time, and one service must not hold up another
     command = [sys.executable, "-m", "hpctrain", "sync", str(transfer.directory.path), "--service", transfer.service]
     flags = {"--follow": options.follow, "--all": options.all, "--offline": options.offline}
-    command += [flag for flag, given in flags.items() if given]
+    command += [flag for flag, is_set in flags.items() if is_set]
     if transfer.server is not None:
         command += ["--server", transfer.server]
     return subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode

@@ -52,8 +52,8 @@ def main(arguments: list[str]) -> int:
     return ExitCode.FINISHED
 
 
-def _folder(typed: str, runs_dir: Path) -> Path:
-    for path in (Path(typed), runs_dir / typed):
+def _folder(name: str, runs_dir: Path) -> Path:
+    for path in (Path(name), runs_dir / name):
         if path.is_dir():
             return path
-    raise RunDirectoryError(f"{typed}: no such folder, here or under {runs_dir}/")
+    raise RunDirectoryError(f"{name}: no such folder, here or under {runs_dir}/")

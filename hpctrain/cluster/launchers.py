@@ -58,8 +58,8 @@ class Launcher:
     @property
     def variables(self) -> tuple[str, ...]:
         """All variables that a place needs."""
-        given = (self.rank, self.size, self.local_rank, self.local_size, self.num_nodes)
-        return tuple(name for name in given if name is not None)
+        names = (self.rank, self.size, self.local_rank, self.local_size, self.num_nodes)
+        return tuple(name for name in names if name is not None)
 
 
 OPENMPI = Launcher(
@@ -194,9 +194,9 @@ def torchrun_place(variables: Variables) -> Place:
 
 
 def _local_world_size(variables: Variables, world_size: int) -> int:
-    given = variables.number("LOCAL_WORLD_SIZE")
-    if given:
-        return given
+    exported_size = variables.number("LOCAL_WORLD_SIZE")
+    if exported_size:
+        return exported_size
     # without LOCAL_WORLD_SIZE, the launcher is trusted only on a single node
     if variables.number("RANK") == variables.number("LOCAL_RANK") and is_loopback(
         variables.needed_text("MASTER_ADDR", "RANK")
@@ -303,24 +303,24 @@ def _refuse_inner_step(variables: Variables, launcher: Launcher) -> None:
 def _nodes(variables: Variables, num_nodes: int) -> tuple[str, ...]:
     """The names of the nodes from SLURM's or LSF's variables; empty if they don't name as many."""
     names = job_nodes(variables)
-    listed = variables.text("LSB_MCPU_HOSTS")
-    if not names and listed is not None:
+    lsf_hosts = variables.text("LSB_MCPU_HOSTS")
+    if not names and lsf_hosts is not None:
         # HOST SLOTS HOST SLOTS ...; jsrun's ranks don't run on the first, which runs the batch script
-        hosts = tuple(listed.split()[::2])
+        hosts = tuple(lsf_hosts.split()[::2])
         names = hosts[1:] if len(hosts) == num_nodes + 1 else hosts
     return names if len(names) == num_nodes else ()
 
 
 def _master_addr(variables: Variables, launcher: Launcher, num_nodes: int, nodes: tuple[str, ...]) -> str:
-    given = variables.text("MASTER_ADDR")
-    if given is not None:
-        if num_nodes > 1 and is_loopback(given):
+    address = variables.text("MASTER_ADDR")
+    if address is not None:
+        if num_nodes > 1 and is_loopback(address):
             raise variables.error(
                 "expected MASTER_ADDR to reach rank zero from every node, got a loopback address; "
                 f"{launcher.address_option}, where HOST is the first host in its list",
                 *("MASTER_ADDR", launcher.size),
             )
-        return given
+        return address
     if num_nodes == 1:
         return "127.0.0.1"
     if nodes:

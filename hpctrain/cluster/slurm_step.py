@@ -183,8 +183,8 @@ def place(variables: Variables) -> Place:
     names = _names(variables, len(counts))
     _refuse_loopback(variables, len(counts))
     # local ranks follow the order of ranks: if both numbers are equal, ranks 0 to `rank` are all on this node
-    own = names[node_rank] if names and rank == local_rank else None
-    addresses = _addresses(variables, names[:1] if _follows_node_list(variables) else names, own)
+    rank_zero_node = names[node_rank] if names and rank == local_rank else None
+    addresses = _addresses(variables, names[:1] if _follows_node_list(variables) else names, rank_zero_node)
     return Place(
         rank=rank,
         local_rank=local_rank,
@@ -228,17 +228,17 @@ def _refuse_loopback(variables: Variables, num_nodes: int) -> None:
         )
 
 
-def _addresses(variables: Variables, names: tuple[str, ...], own: str | None) -> tuple[str, ...]:
+def _addresses(variables: Variables, names: tuple[str, ...], rank_zero_node: str | None) -> tuple[str, ...]:
     """The nodes on which rank zero may be, the likeliest first.
 
     Args:
         variables: of this process.
         names: of the nodes that come into question.
-        own: this process's node, if rank zero is there; None if that isn't known.
+        rank_zero_node: this process's node, if rank zero is there; None if that isn't known.
     """
     if (master_addr := variables.text("MASTER_ADDR")) is not None:
         return (master_addr,)
-    return (own,) if own is not None else names or ("127.0.0.1",)
+    return (rank_zero_node,) if rank_zero_node is not None else names or ("127.0.0.1",)
 
 
 def _follows_node_list(variables: Variables) -> bool:
@@ -287,13 +287,13 @@ def tasks_per_node(text: str, *, variable: str = "tasks_per_node") -> list[int]:
     """
     counts: list[int] = []
     for part in text.split(","):
-        found = _COUNT.fullmatch(part)
-        if found is None or int(found[2] or 1) > _MOST_NODES:
+        match = _COUNT.fullmatch(part)
+        if match is None or int(match[2] or 1) > _MOST_NODES:
             raise ClusterEnvironmentError(
                 f"expected {variable} to read like 2(x3),1; start the ranks with srun, or unset {variable}",
                 {variable: text},
             )
-        counts += [int(found[1])] * int(found[2] or 1)
+        counts += [int(match[1])] * int(match[2] or 1)
     return counts
 
 
@@ -311,10 +311,10 @@ def _numbers(inside: str, nodelist: str, variable: str) -> list[str]:
     """Expand the numbers of one bracket, such as `000-002,7`."""
     numbers: list[str] = []
     for part in inside.split(","):
-        found = _RANGE.fullmatch(part)
-        if found is None:
+        match = _RANGE.fullmatch(part)
+        if match is None:
             raise _unreadable(nodelist, f"{part!r} is not a range of numbers", variable)
-        first, last = found[1], found[2] or found[1]
+        first, last = match[1], match[2] or match[1]
         if int(last) < int(first):
             raise _unreadable(nodelist, f"the range {part} runs backwards", variable)
         if int(last) - int(first) >= _MOST_NODES:
@@ -323,9 +323,9 @@ def _numbers(inside: str, nodelist: str, variable: str) -> list[str]:
     return numbers
 
 
-def _unreadable(nodelist: str, found: str, variable: str) -> ClusterEnvironmentError:
+def _unreadable(nodelist: str, problem: str, variable: str) -> ClusterEnvironmentError:
     return ClusterEnvironmentError(
-        f"expected {variable} to be a node list such as rack[01-02]n[1-2], but {found}; "
+        f"expected {variable} to be a node list such as rack[01-02]n[1-2], but {problem}; "
         f"start the ranks with srun, or unset {variable}",
         {variable: nodelist},
     )

@@ -49,7 +49,7 @@ _NAMES = frozenset(
         "MP_CHILD",
     }
 )
-_KEPT = frozenset(
+_PASSED_ON = frozenset(
     {
         "SLURM_CONF",  # without it, the commands may not find the controller
         "SLURM_JWT",  # without it, a site that uses tokens rejects the commands
@@ -93,13 +93,13 @@ class Variables:
         mapping: such as `os.environ`.
 
     Attributes:
-        seen: the variables that were read and set, with their values.
+        values_read: the variables that were read and set, with their values.
         unparsable: those among them that were ignored, because their values can't be parsed and aren't needed.
     """
 
     def __init__(self, mapping: Mapping[str, str]) -> None:
         self._mapping = mapping
-        self.seen: dict[str, str] = {}
+        self.values_read: dict[str, str] = {}
         self.unparsable: dict[str, str] = {}
 
     def text(self, name: str) -> str | None:
@@ -108,7 +108,7 @@ class Variables:
         value = self._mapping.get(name, "").strip()
         if not value:
             return None
-        self.seen[name] = value
+        self.values_read[name] = value
         return value
 
     def number(self, name: str) -> int | None:
@@ -180,8 +180,8 @@ class Variables:
 
     def require_equal(self, first: str, second: str) -> None:
         """Raise if both are set to different numbers, since two launchers then disagree."""
-        one, other = self.number(first), self.number(second)
-        if one is not None and other is not None and one != other:
+        first_number, second_number = self.number(first), self.number(second)
+        if first_number is not None and second_number is not None and first_number != second_number:
             raise self.error(
                 f"expected {first} and {second} to be equal; unset {first} if an outer shell or script exported it, "
                 "or start the ranks with one launcher only",
@@ -199,8 +199,8 @@ class Variables:
 
 def ignored_message(values: Mapping[str, str]) -> str:
     """A line for the log about variables that were ignored, with their values; empty without any."""
-    shown = ", ".join(f"{name}={value}" for name, value in values.items())
-    return f"ignoring {shown}: hpctrain can't parse this, and doesn't need it" if shown else ""
+    assignments = ", ".join(f"{name}={value}" for name, value in values.items())
+    return f"ignoring {assignments}: hpctrain can't parse this, and doesn't need it" if assignments else ""
 
 
 def is_loopback(address: str) -> bool:
@@ -208,7 +208,7 @@ def is_loopback(address: str) -> bool:
     return address in {"localhost", "::1"} or address.startswith("127.")
 
 
-def scrubbed(variables: Mapping[str, str]) -> dict[str, str]:
+def without_job_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """`variables` without those that SLURM, submitit, torchrun and MPI launchers set for the processes of a job.
 
     A user's own defaults, such as `SBATCH_ACCOUNT`, are removed as well: `config.cluster` has read them already.
@@ -217,5 +217,5 @@ def scrubbed(variables: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in variables.items()
-        if name in _KEPT or not (name in _NAMES or name.startswith(_PREFIXES))
+        if name in _PASSED_ON or not (name in _NAMES or name.startswith(_PREFIXES))
     }

@@ -33,8 +33,8 @@ SHEBANG_BYTES = 200
 
 def interpreter_of(script: str) -> str:
     """The program that runs a script: by its suffix, otherwise by its first line, otherwise bash."""
-    if (known := INTERPRETERS.get(Path(script).suffix)) is not None:
-        return known
+    if (interpreter := INTERPRETERS.get(Path(script).suffix)) is not None:
+        return interpreter
     try:
         with Path(script).open("rb") as file:
             line = file.readline(SHEBANG_BYTES)
@@ -50,7 +50,7 @@ def near_script(word: str) -> str | None:
     """The script whose name was probably meant; None if no name in that folder is similar."""
     path = Path(word)
     try:
-        names = [other.name for other in path.parent.iterdir() if other.suffix == path.suffix]
+        names = [file.name for file in path.parent.iterdir() if file.suffix == path.suffix]
     except OSError:
         return None
     near = difflib.get_close_matches(path.name, names, n=1)
@@ -218,13 +218,13 @@ class RankLauncher:
             if name in _PROGRAMS:
                 return _launcher(name, words)
             if name == "python":
-                return _of_python(words)
+                return _launcher_in_python(words)
             if name in _SHELLS:
-                return _of_shell(words, depth)
+                return _launcher_in_shell(words, depth)
             if name == "eval":
-                return _in_text(" ".join(words), (), depth)
+                return _launcher_in_text(" ".join(words), (), depth)
             if name not in _PREFIXES:
-                return _of_script(word, words, depth) if "/" in word else None
+                return _launcher_in_script(word, words, depth) if "/" in word else None
             words = _without_options(words, *_PREFIXES[name])
         return None
 
@@ -256,7 +256,7 @@ def _without_options(words: Sequence[str], num_words: int, with_value: str) -> l
     return command
 
 
-def _of_python(words: Sequence[str]) -> RankLauncher | None:
+def _launcher_in_python(words: Sequence[str]) -> RankLauncher | None:
     arguments = list(words)
     while arguments:
         word = arguments.pop(0)
@@ -276,7 +276,7 @@ def _of_python(words: Sequence[str]) -> RankLauncher | None:
     return None
 
 
-def _of_shell(words: Sequence[str], depth: int) -> RankLauncher | None:
+def _launcher_in_shell(words: Sequence[str], depth: int) -> RankLauncher | None:
     arguments, is_text = list(words), False
     while arguments and arguments[0][:1] in ("-", "+"):
         option = arguments.pop(0)
@@ -286,13 +286,15 @@ def _of_shell(words: Sequence[str], depth: int) -> RankLauncher | None:
     if not arguments:
         return None
     return (
-        _in_text(arguments[0], arguments[2:], depth)
+        _launcher_in_text(arguments[0], arguments[2:], depth)
         if is_text
-        else _of_script(arguments[0], arguments[1:], depth, is_shell=True)
+        else _launcher_in_script(arguments[0], arguments[1:], depth, is_shell=True)
     )
 
 
-def _of_script(word: str, arguments: Sequence[str], depth: int, *, is_shell: bool = False) -> RankLauncher | None:
+def _launcher_in_script(
+    word: str, arguments: Sequence[str], depth: int, *, is_shell: bool = False
+) -> RankLauncher | None:
     if depth == MAX_DEPTH:
         return None
     try:
@@ -304,11 +306,11 @@ def _of_script(word: str, arguments: Sequence[str], depth: int, *, is_shell: boo
     shells = [name for name in _SHELLS if re.search(rf"\b{name}\b".encode(), first)]
     if b"\0" in data or not (is_shell or (first.startswith(b"#!") and shells)):
         return None
-    launcher = _in_text(data.decode(errors="replace"), arguments, depth + 1)
+    launcher = _launcher_in_text(data.decode(errors="replace"), arguments, depth + 1)
     return None if launcher is None else replace(launcher, script=launcher.script or word)
 
 
-def _in_text(text: str, arguments: Sequence[str], depth: int) -> RankLauncher | None:
+def _launcher_in_text(text: str, arguments: Sequence[str], depth: int) -> RankLauncher | None:
     """The launcher that shell code runs; of several, the first that it always runs."""
     uncertain: RankLauncher | None = None
     for words, is_certain in _simple_commands(text, arguments):

@@ -9,14 +9,20 @@ from urllib.parse import urlsplit
 from hpctrain.config import require
 from hpctrain.errors import ConfigError
 
-OF_DDP = ("find_unused_parameters", "bucket_cap_mb", "static_graph", "gradient_as_bucket_view", "gradient_compression")
+DDP_KEYS = (
+    "find_unused_parameters",
+    "bucket_cap_mb",
+    "static_graph",
+    "gradient_as_bucket_view",
+    "gradient_compression",
+)
 """Keys that only DDP uses."""
 DIVISION_BY_MESH = (
     *("replicate_degree", "shard_degree", "tensor_degree", "pipeline_degree"),
     *("stages_per_rank", "stages", "blocks", "keep_gradients_whole", "cpu_offload"),
 )
 """Keys of a mesh that decide the weights."""
-OF_MESH = (*DIVISION_BY_MESH, "reshard_after_forward", "prefetch_blocks")
+MESH_KEYS = (*DIVISION_BY_MESH, "reshard_after_forward", "prefetch_blocks")
 """Keys that only a mesh uses."""
 
 
@@ -99,13 +105,15 @@ class Parallel(require.Checked):
     def __post_init__(self) -> None:
         """Also refuse keys of another kind, which would have no effect, and degrees that leave each other open."""
         require.Checked.__post_init__(self)
-        unused = OF_DDP if self.kind == "mesh" else OF_MESH
-        for own in fields(self):
-            value = getattr(self, own.name)
-            default = own.default_factory() if own.default_factory is not MISSING else own.default
-            if own.name in unused and value != default:
+        unused = DDP_KEYS if self.kind == "mesh" else MESH_KEYS
+        for key_field in fields(self):
+            value = getattr(self, key_field.name)
+            default = key_field.default_factory() if key_field.default_factory is not MISSING else key_field.default
+            if key_field.name in unused and value != default:
                 remedy = f"leave it out, or use parallel={'ddp' if self.kind == 'mesh' else 'mesh'}"
-                raise ConfigError(f"parallel.{own.name}", value, f"has no effect with parallel={self.kind}", remedy)
+                raise ConfigError(
+                    f"parallel.{key_field.name}", value, f"has no effect with parallel={self.kind}", remedy
+                )
         names = ("pipeline_degree", "tensor_degree", "shard_degree", "replicate_degree")
         derived = [name for name in names if getattr(self, name) == -1]
         if len(derived) > 1:

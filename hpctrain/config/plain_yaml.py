@@ -105,8 +105,8 @@ def read_plain_values(path: Path, keys: Collection[str]) -> dict[str, Any]:
     """
     with contextlib.suppress(OSError, ValueError, yaml.YAMLError, RecursionError):
         # an alias of an anchor under another key, for example, is an error here
-        if (found := _from_blocks(read_bytes(path).decode(), keys)) is not None:
-            return found
+        if (block_values := _from_blocks(read_bytes(path).decode(), keys)) is not None:
+            return block_values
     config, values = read_plain_config(path), dict[str, Any]()
     for key in keys:
         group, _, name = key.rpartition(".")
@@ -124,7 +124,7 @@ def _from_blocks(text: str, keys: Collection[str]) -> dict[str, Any] | None:
     by_key = {block["key"]: block[0] for block in blocks}
     if len(by_key) < len(blocks):
         return None
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key in keys:
         group, _, name = key.partition(".")
         block = by_key.get(group, "")
@@ -136,8 +136,8 @@ def _from_blocks(text: str, keys: Collection[str]) -> dict[str, Any] | None:
         elif name or len(block) > UNCHECKED_BYTES // 4:  # characters may have several bytes
             return None
         if block:
-            found[key] = _value(block, group)
-    return found
+            values[key] = _value(block, group)
+    return values
 
 
 def _value(block: str, key: str) -> Any:
@@ -152,11 +152,11 @@ def is_program(path: Path) -> bool:
     return "run" in read_plain_config(path)
 
 
-MAY_BE_SECRET = ("cluster.env", "cluster.container.env", "cluster.setup", "notify.command")
+SECRET_KEYS = ("cluster.env", "cluster.container.env", "cluster.setup", "notify.command")
 """Keys that, with those below them, are neither sent to services nor shown in reports."""
 
 
 def may_be_secret(key: str) -> bool:
     """Return whether a key is one of them, however many plus signs precede it."""
     key = key.lstrip("+")
-    return any(key == name or key.startswith(f"{name}.") for name in MAY_BE_SECRET)
+    return any(key == name or key.startswith(f"{name}.") for name in SECRET_KEYS)

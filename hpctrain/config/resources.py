@@ -16,7 +16,7 @@ from hpctrain.config.visible_gpus import installed_build, visible_gpus
 from hpctrain.errors import ConfigError
 from hpctrain.phrases import counted
 
-SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
+SHARED_GPU_VARIABLE = "NCCL_MULTI_RANK_GPU_ENABLE"
 """The variable by which newer versions of NCCL let ranks share a GPU."""
 PIECES_PER_STAGE = 4
 """Micro-batches for each place in a pipeline, if a share has so many samples: ranks then wait for less than a fifth of
@@ -135,16 +135,16 @@ def require_gpu_for_each_rank(config: Config, resources: Resources, environ: Map
     processes, gpus = resources.processes_per_node, resources.gpus_per_node
     if not gpus or processes == 1 or config.parallel.backend == "gloo":
         return
-    if {**environ, **config.cluster.env}.get(SHARING):
+    if {**environ, **config.cluster.env}.get(SHARED_GPU_VARIABLE):
         return
-    each = config.cluster.gpus_per_process
-    if processes * each <= gpus:
+    per_process = config.cluster.gpus_per_process
+    if processes * per_process <= gpus:
         return
     problem = (
-        f"{processes} processes with {counted(each, 'GPU')} each need {processes * each} GPUs per node, but a node has "
-        f"{gpus}, and with NCCL no two ranks may share a GPU"
+        f"{processes} processes with {counted(per_process, 'GPU')} each need {processes * per_process} GPUs per node, "
+        f"but a node has {gpus}, and with NCCL no two ranks may share a GPU"
     )
-    fitting = gpus // each
+    fitting = gpus // per_process
     remedy = f"set it to {fitting}, or add parallel.backend=gloo" if fitting else "set cluster.gpus_per_process=1"
     raise ConfigError("cluster.processes_per_node", processes, problem, remedy)
 
@@ -166,15 +166,17 @@ def micro_batch_size_of(config: Config, world_size: int, pipeline_degree: int = 
     if trainer.micro_batch_size is not None:
         return trainer.micro_batch_size
     share = trainer.global_batch_size // world_size
-    size = _piece(share, pipeline_degree)
+    size = _piece_size(share, pipeline_degree)
     if not isinstance(config.cluster, Slurm) or config.cluster.min_nodes is None:
         return size
     resources = resources_of(config)
     num_shares, degree = shares_and_stages(config.parallel, resources.world_size, resources.processes_per_node)
-    return _piece(share, pipeline_degree, largest=_piece(max(1, trainer.global_batch_size // num_shares), degree))
+    return _piece_size(
+        share, pipeline_degree, largest=_piece_size(max(1, trainer.global_batch_size // num_shares), degree)
+    )
 
 
-def _piece(share: int, pipeline_degree: int, largest: int | None = None) -> int:
+def _piece_size(share: int, pipeline_degree: int, largest: int | None = None) -> int:
     """Return the size of equal pieces of a share: as large as it may be."""
     fewest = min(share, PIECES_PER_STAGE * pipeline_degree) if pipeline_degree > 1 else 1
     bound = min(share // fewest, largest or share)
@@ -261,17 +263,17 @@ def check_divisible(global_batch_size: int, micro_batch_size: int | None, world_
     among = counted_shares(world_size, ranks_each)
     if ranks_each > 1:
         among = f"{among} that share samples{',' * bool(micro_batch_size)}"
-    each = f" with micro-batches of {micro_batch_size}" if micro_batch_size else ""
-    pieces, rest = divmod(global_batch_size, micro_batch_size or 1)
+    micro_batches = f" with micro-batches of {micro_batch_size}" if micro_batch_size else ""
+    pieces, remainder = divmod(global_batch_size, micro_batch_size or 1)
     # a bound, since a batch may have billions of samples
-    fitting = [] if rest else [n for n in range(1, min(pieces, MAX_NODES) + 1) if pieces % n == 0]
+    fitting = [] if remainder else [n for n in range(1, min(pieces, MAX_NODES) + 1) if pieces % n == 0]
     names = [str(n * ranks_each) for n in sorted(sorted(fitting, key=lambda n: abs(n - world_size))[:SHOWN])]
     noun = "process" if names == ["1"] else "processes"
     worlds = f", or run {' or '.join(filter(None, [', '.join(names[:-1]), names[-1]]))} {noun}" if names else ""
     raise ConfigError(
         "trainer.global_batch_size",
         global_batch_size,
-        f"cannot be divided among {among}{each}",
+        f"cannot be divided among {among}{micro_batches}",
         f"set it to {' or '.join(map(str, sizes))}{worlds}",
     )
 
@@ -289,7 +291,7 @@ def node_counts(config: RunConfig, resources: Resources) -> tuple[int, ...]:
     """
     least = _min_nodes(config)
     fewer = range(resources.num_nodes - 1, least - 1, -1) if least is not None else ()
-    return (resources.num_nodes, *(number for number in fewer if _problem(config, resources, number) is None))
+    return (resources.num_nodes, *(number for number in fewer if _node_count_error(config, resources, number) is None))
 
 
 def check_node_counts(config: RunConfig, resources: Resources) -> None:
@@ -309,13 +311,17 @@ def check_node_counts(config: RunConfig, resources: Resources) -> None:
     if least > resources.num_nodes:
         raise ConfigError(key, least, f"is more than nodes={resources.num_nodes}", "lower it, or raise nodes")
     if len(node_counts(config, resources)) == 1:
-        most = resources.num_nodes - 1
-        problem = _problem(config, resources, most)
+        largest = resources.num_nodes - 1
+        problem = _node_count_error(config, resources, largest)
         assert problem is not None
-        why = f"the run can't train on {most} nodes" if least == most else f"no number from {least} to {most} works"
-        found = f"with {most}, {problem.key}={problem.value} {problem.problem}"
+        why = (
+            f"the run can't train on {largest} nodes"
+            if least == largest
+            else f"no number from {least} to {largest} works"
+        )
+        example = f"with {largest}, {problem.key}={problem.value} {problem.problem}"
         raise ConfigError(
-            key, least, f"{why}: {found}", f"lower it, change {problem.key}, or leave cluster.min_nodes out"
+            key, least, f"{why}: {example}", f"lower it, change {problem.key}, or leave cluster.min_nodes out"
         )
 
 
@@ -323,7 +329,7 @@ def _min_nodes(config: RunConfig) -> int | None:
     return config.cluster.min_nodes if isinstance(config.cluster, Slurm) else None
 
 
-def _problem(config: RunConfig, resources: Resources, number: int) -> ConfigError | None:
+def _node_count_error(config: RunConfig, resources: Resources, number: int) -> ConfigError | None:
     """Why a number of nodes doesn't work; None if it does."""
     if not isinstance(config, Config):
         return None

@@ -34,9 +34,9 @@ from hpctrain.errors import ConfigError
 
 OPEN_GROUPS = ("task", "model", "optimizer", "callbacks")
 """Groups whose keys are arguments of the class in `_target_`."""
-OPEN_OF_PROGRAMS = ("args",)
+OPEN_PROGRAM_GROUPS = ("args",)
 """Groups of a program's run whose keys the user chooses."""
-OWN_KEYS = ("put keys of your own under task, model or optimizer", "put values of your own under args")
+OWN_KEY_REMEDIES = ("put keys of your own under task, model or optimizer", "put values of your own under args")
 """Where keys of their own belong in a training, and in a program's run."""
 
 FOLDER_NAME = require.that(
@@ -47,8 +47,8 @@ FOLDER_NAME = require.that(
     quoted=True,
 )
 NOT_EMPTY = require.that(str.strip, "is empty", "name a folder, or omit the key", quoted=True)
-A_RUN = require.that(str.strip, "contains an empty name", "name runs: after=RUN,RUN; after=[] for none", quoted=True)
-OWNER_MAY_ALL = require.that(
+RUN_NAME = require.that(str.strip, "contains an empty name", "name runs: after=RUN,RUN; after=[] for none", quoted=True)
+OCTAL_MODE = require.that(
     lambda mode: re.fullmatch(r"0?2?7[0-7][0145]", mode),
     "must be octal, give the owner all permissions, and not let every user of the machine write",
     "set {key}='0750'",
@@ -68,10 +68,10 @@ class RunConfig(require.Checked):
     run_dir: Annotated[str | None, require.single_line, NOT_EMPTY] = None
     """Run directory, which contains everything about the run; null: runs/NAME/DATE_TIME."""
     # a text: as a number, YAML 1.1 would read 0750 as 488
-    run_mode: Annotated[str, OWNER_MAY_ALL] = "0750"
+    run_mode: Annotated[str, OCTAL_MODE] = "0750"
     """Octal permissions of the run directory, of a sweep's directory, and of everything that a run creates in them,
     whatever the umask; 2770 lets a group share runs."""
-    after: Annotated[list[str], require.each(require.single_line), require.each(A_RUN)] = field(default_factory=list)
+    after: Annotated[list[str], require.each(require.single_line), require.each(RUN_NAME)] = field(default_factory=list)
     """Start when these runs have completed: their directories, their names under runs/, or a sweep for all of its runs;
     after=RUN,RUN needs no brackets, also in a sweep, where every run waits for all of them."""
     after_failure: Annotated[str, require.one_of("end", "start", "wait")] = "end"
@@ -327,14 +327,14 @@ def to_config(node: DictConfig, schema: type[AnyConfig]) -> AnyConfig:
         ConfigError: an unknown key or an invalid value.
         OmegaConfBaseException: a missing value, a wrong type or an interpolation of a key that doesn't exist.
     """
-    known, names = {item.name for item in fields(schema)}, set(map(str, node))
-    for name in sorted(names - known):
-        raise ConfigError(name, node[name], "is not a known key", OWN_KEYS[schema is ProgramConfig])
-    for name in sorted(known - names):
+    field_names, names = {item.name for item in fields(schema)}, set(map(str, node))
+    for name in sorted(names - field_names):
+        raise ConfigError(name, node[name], "is not a known key", OWN_KEY_REMEDIES[schema is ProgramConfig])
+    for name in sorted(field_names - names):
         raise ConfigError(f"~{name}", None, "is required", "do not remove it")
-    beyond = list(_beyond_the_schema(node))
+    extra = list(_extra_keys(node))
     open_groups = _open_groups(node)
-    for key in beyond:
+    for key in extra:
         if key.partition(".")[0] not in open_groups:
             raise ConfigError(key, OmegaConf.select(node, key), "is not a known key", "remove it, or correct it")
     plain = {
@@ -343,7 +343,7 @@ def to_config(node: DictConfig, schema: type[AnyConfig]) -> AnyConfig:
         if isinstance(node[key], DictConfig)
     }
     # to_object sets every key as an attribute, which slots refuse for those that the class lacks
-    for key in beyond:
+    for key in extra:
         group, _, name = key.rpartition(".")
         inside = OmegaConf.select(node, group)
         OmegaConf.set_struct(inside, False)
@@ -357,19 +357,19 @@ def to_config(node: DictConfig, schema: type[AnyConfig]) -> AnyConfig:
 
 def _open_groups(node: DictConfig) -> tuple[str, ...]:
     if "schedule" not in node:
-        return OPEN_OF_PROGRAMS
+        return OPEN_PROGRAM_GROUPS
     # without a type: stored, with the arguments of a class
     is_open = OmegaConf.get_type(node.schedule) in (schedule.Custom, dict)
     return (*OPEN_GROUPS, "schedule") if is_open else OPEN_GROUPS
 
 
-def _beyond_the_schema(node: DictConfig, prefix: str = "") -> Iterator[str]:
+def _extra_keys(node: DictConfig, prefix: str = "") -> Iterator[str]:
     """Yield the full names of the keys that were added to a typed group."""
     schema = OmegaConf.get_type(node)
-    known = {item.name for item in fields(schema)} if is_dataclass(schema) else None
+    field_names = {item.name for item in fields(schema)} if is_dataclass(schema) else None
     for name in map(str, node):
         key = f"{prefix}{name}"
-        if known is not None and name not in known:
+        if field_names is not None and name not in field_names:
             yield key
         elif isinstance(inside := node._get_node(name), DictConfig) and not inside._is_none():
-            yield from _beyond_the_schema(inside, f"{key}.")
+            yield from _extra_keys(inside, f"{key}.")

@@ -21,7 +21,7 @@ from hpctrain.config.schedule import Custom, schema_of
 from hpctrain.errors import ConfigError
 from hpctrain.startup import __version__
 
-FOR_MODEL = ("name", "seed", "task", "model", "precision.kind", "trainer.eval_ema")
+MODEL_KEYS = ("name", "seed", "task", "model", "precision.kind", "trainer.eval_ema")
 """What building a run's task and model, and loading its weights, depends on."""
 
 
@@ -44,10 +44,10 @@ def load_for_model(path: Path) -> Config:
     Raises:
         ConfigError: as `load`.
     """
-    return load(path, only=FOR_MODEL)
+    return load(path, only=MODEL_KEYS)
 
 
-def _part(stored: Any, keys: Sequence[str]) -> DictConfig:
+def _select(stored: Any, keys: Sequence[str]) -> DictConfig:
     part = OmegaConf.create()
     for key in keys:
         if (value := OmegaConf.select(stored, key)) is not None:
@@ -55,18 +55,18 @@ def _part(stored: Any, keys: Sequence[str]) -> DictConfig:
     return part
 
 
-def _refuse_unknown(path: Path, known: object, stored: object, prefix: str = "") -> None:
+def _refuse_unknown(path: Path, schema_node: object, stored: object, prefix: str = "") -> None:
     """Refuse stored keys that a typed group lacks."""
-    if not isinstance(known, DictConfig) or not isinstance(stored, DictConfig) or stored._is_none():
+    if not isinstance(schema_node, DictConfig) or not isinstance(stored, DictConfig) or stored._is_none():
         return
-    if not dataclasses.is_dataclass(OmegaConf.get_type(known)):
+    if not dataclasses.is_dataclass(OmegaConf.get_type(schema_node)):
         return  # of any keys
     for name in map(str, stored):
-        if name not in known:
+        if name not in schema_node:
             problem = f"is in {path}, but is not a key of this version of hpctrain ({__version__})"
             remedy = "if another version wrote the file (manifest.json names it), use that version"
             raise ConfigError(f"{prefix}{name}", stored._get_node(name), problem, f"{remedy}; or remove the key there")
-        _refuse_unknown(path, known._get_node(name), stored._get_node(name), f"{prefix}{name}.")
+        _refuse_unknown(path, schema_node._get_node(name), stored._get_node(name), f"{prefix}{name}.")
 
 
 def load(path: Path, overrides: list[str] | None = None, *, only: Sequence[str] = ()) -> Config:
@@ -96,7 +96,7 @@ def load_run(path: Path, overrides: list[str] | None = None, *, only: Sequence[s
         stored: Any = OmegaConf.load(stream)
         is_program = "run" in stored
         if only and not is_program:
-            stored = _part(stored, only)
+            stored = _select(stored, only)
         command, texts = _take_run(stored) if is_program else ([], {})
         root = _root(stored, ProgramConfig if is_program else Config)
         _refuse_unknown(path, root, stored)
@@ -134,11 +134,11 @@ def load_run(path: Path, overrides: list[str] | None = None, *, only: Sequence[s
 def to_program(node: DictConfig, command: Sequence[str]) -> ProgramConfig:
     """Convert a composed or stored configuration of a program, as `to_config`; the command stays as it was typed."""
     if OmegaConf.select(node, "run.command"):
-        typed = OmegaConf.to_container(node.run.command, resolve=False)
-        raise ConfigError("run.command", typed, "is set by what follows --", USAGE)
+        typed_value = OmegaConf.to_container(node.run.command, resolve=False)
+        raise ConfigError("run.command", typed_value, "is set by what follows --", USAGE)
     if OmegaConf.select(node, "run.args_as_typed"):
-        typed = OmegaConf.to_container(node.run.args_as_typed, resolve=False)
-        raise ConfigError("run.args_as_typed", typed, "is set by the values of args", "write args.NAME=VALUE")
+        typed_value = OmegaConf.to_container(node.run.args_as_typed, resolve=False)
+        raise ConfigError("run.args_as_typed", typed_value, "is set by the values of args", "write args.NAME=VALUE")
     config = to_config(node, ProgramConfig)
     config.run.command = list(command)
     return config

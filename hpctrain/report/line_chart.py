@@ -41,27 +41,27 @@ class Scale:
             return (math.log(value) - low) / (math.log(self.high) - low)
         return (value - self.low) / (self.high - self.low)
 
-    def ticks(self, most: int) -> list[tuple[float, str]]:
+    def ticks(self, max_ticks: int) -> list[tuple[float, str]]:
         """Round values on the scale, at most so many, each with its text."""
-        values = self._log_ticks(most) if self.log else self._linear_ticks(most)
+        values = self._log_ticks(max_ticks) if self.log else self._linear_ticks(max_ticks)
         return [(value, number_text(value)) for value in values]
 
-    def _linear_ticks(self, most: int) -> list[float]:
-        rough = (self.high - self.low) / most
+    def _linear_ticks(self, max_ticks: int) -> list[float]:
+        rough = (self.high - self.low) / max_ticks
         power = 10.0 ** math.floor(math.log10(rough))
         size = next(power * factor for factor in (1, 2, 5, 10, 20) if power * factor >= rough)
         first, last = math.ceil(self.low / size - 1e-9), math.floor(self.high / size + 1e-9)
         return [round(number * size, 15 - math.ceil(math.log10(size))) if size < 1e15 else number * size
                 for number in range(first, last + 1)]  # fmt: skip
 
-    def _log_ticks(self, most: int) -> list[float]:
+    def _log_ticks(self, max_ticks: int) -> list[float]:
         powers = range(math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9) + 1)
         if len(powers) < 2:
             below = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
             every = [factor * 10.0**power for power in below for factor in (1, 2, 5)]
-            found = [value for value in every if self.low * (1 - 1e-9) <= value <= self.high * (1 + 1e-9)]
-            return found[:: math.ceil(len(found) / most) or 1]
-        return [10.0**power for power in powers[:: math.ceil(len(powers) / most)]]
+            values = [value for value in every if self.low * (1 - 1e-9) <= value <= self.high * (1 + 1e-9)]
+            return values[:: math.ceil(len(values) / max_ticks) or 1]
+        return [10.0**power for power in powers[:: math.ceil(len(powers) / max_ticks)]]
 
 
 def scale_of(values: Iterable[float], *, log: bool | None = None, margin: float = 0.0) -> Scale:
@@ -256,8 +256,8 @@ def line_chart(
     frame = Frame(x, y)
     shading = map(frame.band, bands) if len(bands) <= FEW_BANDS else ()
     parts = [*shading, frame.axes(x_label), *frame.marks(marks), *(drawn_line(line, frame) for line in lines)]
-    shown = f"{caption}, from {number_text(y.low)} to {number_text(y.high)} over {x_label}"
-    drawing = element("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=shown)
+    description = f"{caption}, from {number_text(y.low)} to {number_text(y.high)} over {x_label}"
+    drawing = element("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=description)
     note = element("small", " log scale") if y.log else ""
     return element("figure", element("figcaption", caption, note, legend(lines)), drawing)
 

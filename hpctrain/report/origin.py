@@ -29,7 +29,7 @@ def configuration(directory: RunDirectory) -> Markup:
         return remark("config.yaml can't be read.")
     changed = changed_values(directory)
     values = {key: changed.get(key, value) for key, value in described.config.items()}
-    text = "\n".join(f"{key}={_shown(value)}" for key, value in values.items())
+    text = "\n".join(f"{key}={_value_text(value)}" for key, value in values.items())
     note = "The variables in cluster.env and the commands in cluster.setup aren't shown: they may hold secrets."
     keys = folded(f"All {counted(len(described.config), 'key')}", _cut(text), remark(note))
     command = descriptions([("command", described.origin.get("command", ""))])
@@ -53,8 +53,8 @@ def code(directory: RunDirectory) -> Markup:
     if git.get("diff_left_out"):
         changes = "there were some, or they couldn't be read; the manifest leaves them out"
     pairs = [("copy", copied), ("git commit", str(git.get("commit") or "")), ("changes", changes)]
-    shown = descriptions(pairs) or remark("No copy of the code, and no git repository.")
-    return joined([shown, folded("Changes against the commit", _cut(diff), long=True) if diff else ""])
+    summary = descriptions(pairs) or remark("No copy of the code, and no git repository.")
+    return joined([summary, folded("Changes against the commit", _cut(diff), long=True) if diff else ""])
 
 
 def environment(directory: RunDirectory) -> Markup:
@@ -64,8 +64,8 @@ def environment(directory: RunDirectory) -> Markup:
     pairs = [(str(name), str(value)) for name, value in versions.items()] if isinstance(versions, dict) else []
     begun = manifest.get("time")
     when = local_time(float(begun or 0)) if TIME.accepts(begun) else ""
-    named = [(name, str(manifest.get(name) or "")) for name in ("host", "user", "folder", "executable")]
-    return descriptions([("launched", when), *named, *pairs]) or remark("manifest.json can't be read.")
+    host_pairs = [(name, str(manifest.get(name) or "")) for name in ("host", "user", "folder", "executable")]
+    return descriptions([("launched", when), *host_pairs, *pairs]) or remark("manifest.json can't be read.")
 
 
 def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: "***" if may_be_secret(key) else value for key, value in values.items()}
 
 
-def _shown(value: object) -> str:
+def _value_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 

@@ -37,9 +37,9 @@ def element(name: str, *inner: object, **attributes: object) -> Markup:
         attributes: values are escaped, and those that are None are left out. In a name, a `_` at the end is dropped,
             and any other is a `-`.
     """
-    given = ((key, value) for key, value in attributes.items() if value is not None)
-    shown = "".join(f' {key.rstrip("_").replace("_", "-")}="{safe(value)}"' for key, value in given)
-    return Markup(f"<{name}{shown}>{joined(inner)}</{name}>")
+    pairs = ((key, value) for key, value in attributes.items() if value is not None)
+    attributes_text = "".join(f' {key.rstrip("_").replace("_", "-")}="{safe(value)}"' for key, value in pairs)
+    return Markup(f"<{name}{attributes_text}>{joined(inner)}</{name}>")
 
 
 STYLE = Path(__file__).with_name("style.css")
@@ -55,11 +55,11 @@ def html_page(title: str, head: Markup, sections: Mapping[str, Markup]) -> str:
         head: what comes first, with the main heading.
         sections: the rest, by heading; those without content are left out.
     """
-    written = f"Written {local_time(time.time())} by hpctrain {__version__}"
+    footer = f"Written {local_time(time.time())} by hpctrain {__version__}"
     body = [
         element("header", head),
         *(element("section", element("h2", title), content) for title, content in sections.items() if content),
-        element("footer", written),
+        element("footer", footer),
     ]
     top = [
         Markup('<meta charset="utf-8">'),
@@ -82,11 +82,13 @@ def remark(text: str) -> Markup:
     return element("p", text, class_="faint")
 
 
-def charts_in_rows(charts: Sequence[Markup], shown: int, noun: str) -> list[Markup]:
+def charts_in_rows(charts: Sequence[Markup], num_open: int, noun: str) -> list[Markup]:
     """Charts side by side; after the first ones, a click opens the others."""
-    rows = [element("div", *charts[:shown], class_="charts")]
-    if more := charts[shown:]:
-        rows.append(folded(counted(len(more), f"more {noun}"), element("div", *more, class_="charts")))
+    rows = [element("div", *charts[:num_open], class_="charts")]
+    if closed_charts := charts[num_open:]:
+        rows.append(
+            folded(counted(len(closed_charts), f"more {noun}"), element("div", *closed_charts, class_="charts"))
+        )
     return rows
 
 
@@ -97,8 +99,8 @@ def facts(pairs: Sequence[tuple[str, str]]) -> Markup:
 
 def descriptions(pairs: Sequence[tuple[str, str]]) -> Markup:
     """Names with their values, a line for each; those without a value are left out."""
-    shown = [element("dt", name) + element("dd", value) for name, value in pairs if value]
-    return element("dl", *map(Markup, shown)) if shown else Markup("")
+    lines = [element("dt", name) + element("dd", value) for name, value in pairs if value]
+    return element("dl", *map(Markup, lines)) if lines else Markup("")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[int] = ()) -> Markup:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from hpctrain.config.plain_yaml import read_plain_config
 from hpctrain.phrases import counted, duration, local_time
-from hpctrain.report.bar_rows import Part, waterfall
+from hpctrain.report.bar_rows import BarPart, waterfall
 from hpctrain.report.line_chart import Band, Line, Mark, line_chart
 from hpctrain.report.page import Markup, element, folded, joined, remark, table
 from hpctrain.results.curves import Curve, read_curves
@@ -102,15 +102,15 @@ class RunRecord:
     @cached_property
     def spans(self) -> Sequence[AttemptSpan]:
         """Of the attempts whose times are known, oldest first."""
-        accounts = {one.attempt: one for one in self.status.account.attempts}
-        found = []
+        accounts = {account.attempt: account for account in self.status.account.attempts}
+        spans = []
         for attempt in self.status.attempts:
             account = accounts[attempt.attempt]
             is_running = attempt.open and attempt is self.status.attempts[-1] and self.status.state is RunState.RUNNING
             end = time.time() if is_running else _end(attempt)
             if end is not None:
-                found.append(AttemptSpan(attempt, account, end - account.spent.total_s, end))
-        return found
+                spans.append(AttemptSpan(attempt, account, end - account.spent.total_s, end))
+        return spans
 
     @cached_property
     def axis(self) -> TimeAxis:
@@ -118,8 +118,8 @@ class RunRecord:
         logged = [when for curve in self.curves.values() for when in (*curve.times[:1], *curve.times[-1:])]
         moments = [when for span in self.spans for when in (span.begin, span.end)]
         moments = [*moments, *filter(math.isfinite, logged)] or [time.time()]
-        origin, whole = min(moments), max(moments) - min(moments)
-        size, unit = next((size, unit) for least, size, unit in _UNITS if whole >= least)
+        origin, length_s = min(moments), max(moments) - min(moments)
+        size, unit = next((size, unit) for least, size, unit in _UNITS if length_s >= least)
         bands = [
             Band(
                 (span.begin + span.account.spent.queued_s - origin) / size,
@@ -168,8 +168,8 @@ class RunRecord:
 
 
 def _end(attempt: Attempt) -> float | None:
-    known = (attempt.died_at, attempt.seen, attempt.start_time, attempt.end_time)
-    return next((moment for moment in known if moment is not None), None)
+    moments = (attempt.died_at, attempt.seen, attempt.start_time, attempt.end_time)
+    return next((moment for moment in moments if moment is not None), None)
 
 
 POINTS = 220
@@ -186,9 +186,9 @@ def speed_charts(record: RunRecord) -> Markup:
     """Draw the speed; empty if nothing of it was measured."""
     numbers = [span.attempt.attempt for span in record.spans]
     records = {number: read_bottleneck(record.directory.attempt(number)) for number in numbers}
-    bottlenecks = {number: found for number, found in records.items() if found is not None}
+    bottlenecks = {number: bottleneck for number, bottleneck in records.items() if bottleneck is not None}
     curves = [curve for name in SHOWN if (curve := record.curves.get(name)) is not None]
-    parts: list[object] = [_bottleneck(found, number) for number, found in list(bottlenecks.items())[-1:]]
+    parts: list[object] = [_bottleneck(bottleneck, number) for number, bottleneck in list(bottlenecks.items())[-1:]]
     charts = _charts(curves, record.axis)
     if points := _slowest_points(record):
         charts.append(_slowest_rank_chart(points, record.axis))
@@ -196,37 +196,47 @@ def speed_charts(record: RunRecord) -> Markup:
         explained = "Over time, since the run began. Shaded: an attempt was at work."
         parts += [remark(explained), element("div", *charts, class_="charts")]
     rows = [
-        (str(number), str(found.slowest_rank), found.slowest_host or "?", f"{found.slowest_ratio:.2f}", str(found.step))
-        for number, found in bottlenecks.items()
-        if found.slowest_rank is not None and found.slowest_ratio is not None
+        (
+            str(number),
+            str(bottleneck.slowest_rank),
+            bottleneck.slowest_host or "?",
+            f"{bottleneck.slowest_ratio:.2f}",
+            str(bottleneck.step),
+        )
+        for number, bottleneck in bottlenecks.items()
+        if bottleneck.slowest_rank is not None and bottleneck.slowest_ratio is not None
     ]
     if rows:
         head = ("attempt", "slowest rank", "host", "times the others", "up to step")
-        shown = [table(head, rows[-ROWS:], numbers=(0, 1, 3, 4))]
+        contents = [table(head, rows[-ROWS:], numbers=(0, 1, 3, 4))]
         if earlier := rows[:-ROWS]:
             where = "see attempts/*/verdict.json in the run directory"
-            shown.append(remark(f"{counted(len(earlier), 'earlier attempt')} not shown, {where}"))
-        parts.append(folded("The slowest rank of each attempt", *shown))
+            contents.append(remark(f"{counted(len(earlier), 'earlier attempt')} not shown, {where}"))
+        parts.append(folded("The slowest rank of each attempt", *contents))
     return joined(parts)
 
 
-def _bottleneck(found: Bottleneck, attempt: int) -> Markup:
-    parts: list[object] = [element("p", element("b", "Bottleneck: "), found.text)]
-    if found.also:
-        parts.append(element("ul", *(element("li", text) for text in found.also)))
+def _bottleneck(bottleneck: Bottleneck, attempt: int) -> Markup:
+    parts: list[object] = [element("p", element("b", "Bottleneck: "), bottleneck.text)]
+    if bottleneck.also:
+        parts.append(element("ul", *(element("li", text) for text in bottleneck.also)))
     figures = [
-        f"{found.samples_per_s_per_device:.4g} samples/s per device" if found.samples_per_s_per_device else "",
-        f"MFU {found.mfu:.1%}" if found.mfu is not None else "",
-        f"memory peak {found.memory_peak_bytes / 1e9:.2f} GB" if found.memory_peak_bytes else "",
+        f"{bottleneck.samples_per_s_per_device:.4g} samples/s per device"
+        if bottleneck.samples_per_s_per_device
+        else "",
+        f"MFU {bottleneck.mfu:.1%}" if bottleneck.mfu is not None else "",
+        f"memory peak {bottleneck.memory_peak_bytes / 1e9:.2f} GB" if bottleneck.memory_peak_bytes else "",
     ]
     if text := ", ".join(filter(None, figures)):
         parts.append(element("p", text))
-    if found.shares:
+    if bottleneck.shares:
         shares = [
-            Part(name=part.replace("_", " "), share=share, result=f"{share:.1%}", kind=KINDS.get(part, "working"))
-            for part, share in found.shares.items()
+            BarPart(name=part.replace("_", " "), share=share, result=f"{share:.1%}", kind=KINDS.get(part, "working"))
+            for part, share in bottleneck.shares.items()
         ]
-        heading = f"Time after the first step of attempt {attempt}, up to step {found.step}, as the mean over the ranks"
+        heading = (
+            f"Time after the first step of attempt {attempt}, up to step {bottleneck.step}, as the mean over the ranks"
+        )
         parts += [element("h3", heading), waterfall(shares)]
     return joined(parts)
 
@@ -272,14 +282,14 @@ def _slowest_points(record: RunRecord) -> list[_Point]:
         if step in rank_at and math.isfinite(when) and math.isfinite(ratio)
     )
     size = max(1, math.ceil(len(points) / POINTS))
-    return [max(points[first : first + size], key=lambda one: one.ratio) for first in range(0, len(points), size)]
+    return [max(points[first : first + size], key=lambda point: point.ratio) for first in range(0, len(points), size)]
 
 
 def _slowest_rank_chart(points: Sequence[_Point], axis: TimeAxis) -> Markup:
     often = [rank for rank, _ in Counter(point.rank for point in points).most_common(NAMED)]
     lines = []
     # no line leads from one rank to another either
-    together = itertools.groupby(points, lambda one: (one.rank, axis.attempt_at(axis.place(one.when))))
+    together = itertools.groupby(points, lambda point: (point.rank, axis.attempt_at(axis.place(point.when))))
     for (rank, _), group in together:
         stretch = list(group)
         lines.append(

@@ -169,11 +169,11 @@ def attempt_chart(record: RunRecord) -> Markup:
     if not spans:
         return remark("No attempt has begun.")
     begin = min(span.begin for span in spans)
-    whole = max(span.end for span in spans) - begin or 1.0
-    rows = [_row(span, begin, whole, record) for span in spans]
-    used = [part for part in PARTS if any(_seconds(span.account.spent, part[2]) > 0 for span in spans)]
-    axis = f"From {local_time(begin)} to {local_time(begin + whole)}, {duration(whole)}."
-    parts = [remark(axis), bar_legend([(kind, text) for kind, text, _ in used])]
+    length_s = max(span.end for span in spans) - begin or 1.0
+    rows = [_row(span, begin, length_s, record) for span in spans]
+    kinds = [part for part in PARTS if any(_seconds(span.account.spent, part[2]) > 0 for span in spans)]
+    axis = f"From {local_time(begin)} to {local_time(begin + length_s)}, {duration(length_s)}."
+    parts = [remark(axis), bar_legend([(kind, text) for kind, text, _ in kinds])]
     if earlier := rows[:-SHOWN_ATTEMPTS]:
         parts.append(folded(counted(len(earlier), "earlier attempt"), bar_rows(earlier)))
     parts.append(bar_rows(rows[-SHOWN_ATTEMPTS:]))
@@ -182,7 +182,7 @@ def attempt_chart(record: RunRecord) -> Markup:
     return joined(parts)
 
 
-def _row(span: AttemptSpan, begin: float, whole: float, record: RunRecord) -> Markup:
+def _row(span: AttemptSpan, begin: float, length_s: float, record: RunRecord) -> Markup:
     attempt, spent = span.attempt, span.account.spent
     stretches = []
     at = span.begin
@@ -190,13 +190,13 @@ def _row(span: AttemptSpan, begin: float, whole: float, record: RunRecord) -> Ma
         seconds = _seconds(spent, names)
         if seconds > 0:
             title = ", ".join(f"{name.removesuffix('_s')} {duration(getattr(spent, name))}" for name in names)
-            stretches.append(stretch(kind, (at - begin) / whole, seconds / whole, title))
+            stretches.append(stretch(kind, (at - begin) / length_s, seconds / length_s, title))
             at += seconds
     if not stretches:
-        stretches = [stretch("working", (at - begin) / whole, 0.0)]
+        stretches = [stretch("working", (at - begin) / length_s, 0.0)]
     about = []
     if attempt.world_size:
-        nodes = listed(attempt.nodes, shown=4, separator=" ")
+        nodes = listed(attempt.nodes, max_names=4, separator=" ")
         about.append(f"{counted(attempt.world_size, 'rank')} on {nodes}")
     if attempt.job_id:
         about.append(f"job {attempt.job_id}")

@@ -13,7 +13,7 @@ from typing import Any
 from hpctrain.errors import RunDirectoryError
 from hpctrain.files import on_each_file
 from hpctrain.phrases import counted
-from hpctrain.report.bar_rows import Part, waterfall
+from hpctrain.report.bar_rows import BarPart, waterfall
 from hpctrain.report.line_chart import HEIGHT, WIDTH, Frame, Scale, number_text, scale_of
 from hpctrain.report.origin import without_secrets
 from hpctrain.report.page import Markup, charts_in_rows, element, joined, remark
@@ -103,22 +103,25 @@ class SweepResults:
         metric = self.ranking.metric
         if metric is None:
             return []
-        most = max(16, CURVE_POINTS // max(1, len(self.points)))
+        max_points = max(16, CURVE_POINTS // max(1, len(self.points)))
 
         def read(point: SweepPoint) -> Curve | None:
             path, attempts = point.result.directory.metrics, point.result.status.attempts
             curve = read_curves(path, attempts=attempts, containing=f'"{metric.name}"').get(metric.name)
-            return None if curve is None else curve.thinned(min(most, 200))
+            return None if curve is None else curve.thinned(min(max_points, 200))
 
-        found = zip(self.points, on_each_file(read, self.points), strict=True)
-        return [(point, curve) for point, curve in found if curve is not None]
+        curves = zip(self.points, on_each_file(read, self.points), strict=True)
+        return [(point, curve) for point, curve in curves if curve is not None]
 
     @property
     def spent(self) -> WallTime:
         """The wall time of all runs together."""
         spent = [point.result.status.account.spent for point in self.points]
         return WallTime(
-            **{field.name: math.fsum(getattr(one, field.name) for one in spent) for field in fields(WallTime)}
+            **{
+                field.name: math.fsum(getattr(wall_time, field.name) for wall_time in spent)
+                for field in fields(WallTime)
+            }
         )
 
 
@@ -151,13 +154,13 @@ class KeyAxis:
     @classmethod
     def of(cls, name: str, values: Iterable[object]) -> KeyAxis:
         """The axis that holds all values; None stands for a run without one."""
-        known = [value for value in values if value is not None]
-        numbers = [number for value in known if (number := _number(value)) is not None]
-        if known and len(numbers) == len(known):
+        present = [value for value in values if value is not None]
+        numbers = [number for value in present if (number := _number(value)) is not None]
+        if present and len(numbers) == len(present):
             low, high = min(numbers), max(numbers)
             few = sorted(set(numbers)) if len(set(numbers)) <= FEW else []
             return cls(name, scale_of(numbers, log=low > 0 and high / low >= LOG_FROM, margin=0.06), few=few)
-        texts = list(dict.fromkeys(value_text(value) for value in known))
+        texts = list(dict.fromkeys(value_text(value) for value in present))
         return cls(
             name, Scale(-0.6, max(len(texts), 1) - 0.4), {text: float(place) for place, text in enumerate(texts)}
         )
@@ -170,14 +173,14 @@ class KeyAxis:
             return self.texts.get(value_text(value))
         return _number(value)
 
-    def ticks(self, most: int) -> Sequence[tuple[float, str]]:
+    def ticks(self, max_ticks: int) -> Sequence[tuple[float, str]]:
         """Places with their texts, at most so many."""
         if self.texts is None:
             # a grid's few values are better ticks than round numbers
-            return [(value, number_text(value)) for value in self.few] if self.few else self.scale.ticks(most)
+            return [(value, number_text(value)) for value in self.few] if self.few else self.scale.ticks(max_ticks)
         ticks = [(place, text if len(text) <= MOST_TICK_CHARS else f"{text[:MOST_TICK_CHARS - 1]}\u2026")
                  for text, place in self.texts.items()]  # fmt: skip
-        return ticks[:: math.ceil(len(ticks) / most) or 1]
+        return ticks[:: math.ceil(len(ticks) / max_ticks) or 1]
 
 
 def _number(value: object) -> float | None:
@@ -235,9 +238,9 @@ def _chart(key: str, metric: str, points: Sequence[SweepPoint]) -> Markup:
     drawn = [
         element("path", title, d="".join(places), class_=f"dots {style}") for (style, title), places in paths.items()
     ]
-    shown = f"best {metric} of each run over {key}"
+    description = f"best {metric} of each run over {key}"
     parts = (frame.axes(key), *drawn, *ranks)
-    drawing = element("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=shown)
+    drawing = element("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=description)
     notes = ", ".join(f"{name} on a log scale" for name, scale in ((key, axis.scale), (metric, y)) if scale.log)
     return element("figure", element("figcaption", key, element("small", f" {notes}")), drawing)
 
@@ -286,9 +289,9 @@ def parallel_coordinates(record: SweepResults) -> Markup:
         lines.append(element("path", _title(point, points), d="".join(words), class_=f"line {point.style}"))
     drawn = [_axis(axis, place, reverse=reverse) for place, (axis, reverse) in enumerate(axes)]
     style = f"min-width:{width}px;max-width:{math.floor(1.2 * width)}px"
-    shown = f"the values of each run, and its best {metric.name}"
+    description = f"the values of each run, and its best {metric.name}"
     box = f"0 0 {width} {LINES_HEIGHT}"
-    drawing = element("svg", *lines, *drawn, viewBox=box, style=style, role="img", aria_label=shown)
+    drawing = element("svg", *lines, *drawn, viewBox=box, style=style, role="img", aria_label=description)
     note = f" Without {len(every) - len(keys)} more keys." if len(every) > len(keys) else ""
     caption = element("figcaption", "Each line is a run; the best metric is at the top of the last axis.", note)
     return element("figure", caption, drawing, class_="wide")
@@ -332,6 +335,6 @@ def rung_chart(home: Path) -> Markup:
         share = spent / (steps.total() or 1)
         about = f"{counted(len(runs), 'run')}, {len(valued)} with a value"
         result = f"{number_text(spent)} steps, {share:.1%}"
-        parts.append(Part(name=f"rung {rung}", about=about, share=share, result=result))
+        parts.append(BarPart(name=f"rung {rung}", about=about, share=share, result=result))
     text = "Steps that were trained to pass each rung, of all runs together; a run continues from the rung before."
     return joined([remark(text), waterfall(parts)])

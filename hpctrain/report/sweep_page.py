@@ -82,11 +82,11 @@ def _learning_curves(record: SweepResults) -> Markup:
     metric = record.ranking.metric
     if metric is None or not record.curves:
         return Markup("")
-    others = {"usual": "others", "pale": "paused, failed or stopped"}
+    labels = {"usual": "others", "pale": "paused, failed or stopped"}
     order = {"pale": 0, "usual": 1}  # the best are drawn last
     lines = [
         Line(
-            label=others.get(point.style) or point.row.label,
+            label=labels.get(point.style) or point.row.label,
             xs=curve.steps,
             ys=curve.values,
             style=point.style,
@@ -116,8 +116,8 @@ def result_table(record: SweepResults) -> Markup:
     numbers = [0, *range(1 + len(keys), len(head) - 2)]
     rows = [_cells(row, keys, record, over_seeds=over_seeds) for row in ranking.rows[:MOST_ROWS]]
     parts = [table(head, rows[:SHOWN_ROWS], numbers=numbers)]
-    if more := rows[SHOWN_ROWS:]:
-        parts.append(folded(f"{counted(len(more), 'more row')}", table(head, more, numbers=numbers)))
+    if closed_rows := rows[SHOWN_ROWS:]:
+        parts.append(folded(f"{counted(len(closed_rows), 'more row')}", table(head, closed_rows, numbers=numbers)))
     if (left_out := len(ranking.rows) - len(rows)) > 0:
         # without a metric, `best` refuses
         command = f"; all of them: python -m hpctrain best {shlex.quote(str(record.home))} --csv"
@@ -140,7 +140,7 @@ def _cells(row: RankedRow, keys: Sequence[str], record: SweepResults, *, over_se
         f"{row.step}{total}",
         duration(row.seconds),
         row.state,
-        listed((os.path.relpath(run.status.path, record.home) for run in row.runs), shown=6, separator=" "),
+        listed((os.path.relpath(run.status.path, record.home) for run in row.runs), max_names=6, separator=" "),
     ]
 
 
@@ -154,5 +154,5 @@ def _winner_text(ranking: Ranking) -> str:
     if winner is None or winner.best is None:
         return ""
     deviation = None if winner.spread is None else winner.spread.deviation
-    more = "" if deviation is None else f" \u00b1 {deviation:.2g} over {len(winner.runs)} seeds"
-    return f"{winner.best:.4g}{more}, with {winner.label}"
+    spread = "" if deviation is None else f" \u00b1 {deviation:.2g} over {len(winner.runs)} seeds"
+    return f"{winner.best:.4g}{spread}, with {winner.label}"

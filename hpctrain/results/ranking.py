@@ -62,15 +62,15 @@ def metric_value(result: RunResult, metric: RankingMetric) -> MetricValue:
     best = result.status.best
     if best is not None and (EVAL_PREFIX + best.name, best.mode) == (metric.name, metric.mode):
         return MetricValue(best.value, result.status.best_step, result.status.metrics.get(metric.name))
-    found = MetricValue()
+    number = MetricValue()
     with contextlib.suppress(OSError):  # such a run has no value
         for record in read_metrics(result.directory.metrics):
             if (value := record.values.get(metric.name)) is None:
                 continue
-            found = replace(found, last=value)
-            if math.isfinite(value) and (found.best is None or metric.loss(value) < metric.loss(found.best)):
-                found = MetricValue(value, record.step, value)
-    return found
+            number = replace(number, last=value)
+            if math.isfinite(value) and (number.best is None or metric.loss(value) < metric.loss(number.best)):
+                number = MetricValue(value, record.step, value)
+    return number
 
 
 def judging_metric(results: Sequence[RunResult]) -> RankingMetric:
@@ -79,17 +79,17 @@ def judging_metric(results: Sequence[RunResult]) -> RankingMetric:
     Raises:
         RunDirectoryError: they are judged by different metrics, or none was evaluated.
     """
-    found = Counter(_judged(results)) or Counter(_configured(results))
-    if not found:
+    metrics = Counter(_judged(results)) or Counter(_configured(results))
+    if not metrics:
         raise RunDirectoryError(_unjudged(results))
-    if len(found) > 1:
-        parts = [f"{one.name} ({one.mode}, {counted(count, 'run')})" for one, count in found.most_common()]
-        example = found.most_common(1)[0][0].name.removeprefix(EVAL_PREFIX)
+    if len(metrics) > 1:
+        parts = [f"{metric.name} ({metric.mode}, {counted(count, 'run')})" for metric, count in metrics.most_common()]
+        example = metrics.most_common(1)[0][0].name.removeprefix(EVAL_PREFIX)
         raise RunDirectoryError(
             f"the runs are judged by different metrics: {listed(parts)}; name the one to compare, such as "
             f"--metric {example}, or name runs with the same metric"
         )
-    return next(iter(found))
+    return next(iter(metrics))
 
 
 def named_metric(results: Sequence[RunResult], name: str, mode: str | None) -> RankingMetric:
@@ -118,15 +118,15 @@ def _judged(results: Iterable[RunResult]) -> Iterable[RankingMetric]:
 
 def _configured(results: Iterable[RunResult]) -> Iterable[RankingMetric]:
     """Yield the metric that each run's configuration names, of runs that logged it: old runs have no other record."""
-    known: dict[str, RankingMetric | None] = {}
+    metric_by_kind: dict[str, RankingMetric | None] = {}
     for result in results:
         if result.is_program or not result.config:
             continue
         keys = ("task._target_", "checkpoint.metric", "checkpoint.metric_mode")
         kind = repr([result.config.get(key) for key in keys])
-        if kind not in known:
-            known[kind] = _metric_of_config(result)
-        metric = known[kind]
+        if kind not in metric_by_kind:
+            metric_by_kind[kind] = _metric_of_config(result)
+        metric = metric_by_kind[kind]
         if metric is not None and metric_value(result, metric).best is not None:
             yield metric
 
@@ -145,7 +145,7 @@ def _metric_of_config(result: RunResult) -> RankingMetric | None:
 
 
 def _unjudged(results: Sequence[RunResult]) -> str:
-    names = listed(sorted(_recent_names(results) - {"train/epoch", "train/lr"}), shown=6)
+    names = listed(sorted(_recent_names(results) - {"train/epoch", "train/lr"}), max_names=6)
     what = "no run has been evaluated by a metric that ranks it"
     if all(result.is_program for result in results):
         what = "a program's run has no metric of its own to be ranked by"
@@ -156,12 +156,12 @@ def _unjudged(results: Sequence[RunResult]) -> str:
 
 def _resolved(results: Sequence[RunResult], name: str) -> str:
     # the last records have nearly every name; only if one isn't there, all records are read
-    for known in (_recent_names(results), _all_names(results)):
+    for recorded_names in (_recent_names(results), _all_names(results)):
         for logged in (name, EVAL_PREFIX + name):
-            if logged in known:
+            if logged in recorded_names:
                 return logged
     names = _all_names(results)
-    near = difflib.get_close_matches(name, [*names, *(one.removeprefix(EVAL_PREFIX) for one in names)], n=1)
+    near = difflib.get_close_matches(name, [*names, *(full_name.removeprefix(EVAL_PREFIX) for full_name in names)], n=1)
     remedy = f"did you mean {near[0]}? " if near else ""
     remedy += f"logged: {listed(sorted(names))}" if names else "the runs have logged nothing"
     raise ConfigError("--metric", name, "no run logged it", remedy)
@@ -250,8 +250,8 @@ class RankedRow:
     @property
     def last(self) -> float | None:
         """The last value, which may be NaN or infinite; of several runs, the mean. None without one."""
-        known = [number.last for number in self.numbers if number.last is not None]
-        return statistics.mean(known) if known else None
+        values = [number.last for number in self.numbers if number.last is not None]
+        return statistics.mean(values) if values else None
 
     @property
     def step(self) -> int:
@@ -311,18 +311,18 @@ def rank(results: Sequence[RunResult], metric: RankingMetric | None) -> Ranking:
     """
     keys = varied_keys(results)
     ranked: dict[str, list[tuple[RunResult, MetricValue]]] = {}
-    others = []
+    unranked_rows = []
     for result in results:
         number = MetricValue() if metric is None else metric_value(result, metric)
         if result.counts and number.best is not None:
             ranked.setdefault(_group(keys, result), []).append((result, number))
         else:
-            others.append(_row(keys, [(result, number)]))
+            unranked_rows.append(_row(keys, [(result, number)]))
     rows = [_row(keys, members) for members in ranked.values()]
     rows.sort(key=lambda row: _loss(row, metric))
-    others.sort(key=lambda row: _loss(row, metric))
+    unranked_rows.sort(key=lambda row: _loss(row, metric))
     placed = [replace(row, rank=number) for number, row in enumerate(rows, 1)]
-    return Ranking(metric, keys.names, (*placed, *others))
+    return Ranking(metric, keys.names, (*placed, *unranked_rows))
 
 
 def _group(keys: VariedKeys, result: RunResult) -> str:

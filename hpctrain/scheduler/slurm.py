@@ -77,12 +77,12 @@ class Slurm:
         """
         # --all: hidden partitions too; --array: a row per task; --states: without it, finished jobs are left out
         options = ("--noheader", "--all", "--array", "--states=all", f"--Format={command.SQUEUE_FORMAT}")
-        found: dict[str, SlurmJob] = {}
+        records: dict[str, SlurmJob] = {}
         for ids in _in_command_lines(_all_checked(job_ids)):
             with suppress(UnknownJobError):
                 answer = self._run("squeue", *options, f"--jobs={ids}")
-                found |= {record.job_id: record for record in command.squeue(answer)}
-        return found
+                records |= {record.job_id: record for record in command.squeue(answer)}
+        return records
 
     def accounting(self, job_ids: Iterable[str]) -> dict[str, SlurmJob]:
         """The accounting database's records of many jobs, from one query; an array's id stands for all of its tasks.
@@ -115,20 +115,20 @@ class Slurm:
             SchedulerMissingError: the controller doesn't answer, and accounting doesn't know all of them: it may not
                 have received the missing ones yet.
         """
-        wanted = list(dict.fromkeys(job_ids))
-        found: dict[str, SlurmJob] = {}
+        ids = list(dict.fromkeys(job_ids))
+        records: dict[str, SlurmJob] = {}
         silent: SchedulerMissingError | None = None
         try:
-            found |= self.queue(wanted)
-            found |= self._cancelled_in_queue([job_id for job_id in wanted if job_id not in found])
+            records |= self.queue(ids)
+            records |= self._cancelled_in_queue([job_id for job_id in ids if job_id not in records])
         except SchedulerMissingError as error:
             silent = error
-        if missing := [job_id for job_id in wanted if job_id not in found]:
+        if missing := [job_id for job_id in ids if job_id not in records]:
             with suppress(SchedulerMissingError):  # many clusters have no accounting
-                found |= self.accounting(missing)
-        if silent is not None and not found.keys() >= set(wanted):
+                records |= self.accounting(missing)
+        if silent is not None and not records.keys() >= set(ids):
             raise silent
-        return {job_id: found.get(job_id) for job_id in wanted}
+        return {job_id: records.get(job_id) for job_id in ids}
 
     def failed_nodes(self, names: Collection[str], since: float) -> tuple[str, ...]:
         """Find those of these nodes that are down, or were restarted after `since` (epoch seconds)."""
@@ -208,7 +208,7 @@ class Slurm:
         except UnknownJobError:
             return ()
         rows = (line.strip().partition("|") for line in answer.splitlines())
-        return tuple(step for step, _, named in rows if named == name and step.rpartition(".")[0] == job_id)
+        return tuple(step for step, _, step_name in rows if step_name == name and step.rpartition(".")[0] == job_id)
 
     def signal_step(self, step_id: str, number: signal.Signals) -> None:
         """Send a signal to the tasks of a step; do nothing if it is over."""
@@ -260,11 +260,11 @@ class Slurm:
     def _cancelled_in_queue(self, tasks: list[str]) -> dict[str, SlurmJob]:
         """Find array tasks that were cancelled before they started: SLURM then remembers only the array."""
         arrays = {task: task.partition("_")[0] for task in tasks if "_" in task}
-        found = self.queue(sorted(set(arrays.values())))
+        records = self.queue(sorted(set(arrays.values())))
         return {
-            task: replace(found[array], job_id=task)
+            task: replace(records[array], job_id=task)
             for task, array in arrays.items()
-            if array in found and found[array].state.is_finished
+            if array in records and records[array].state.is_finished
         }
 
     def _sacct(self, ids: str, duplicates: bool = False) -> list[SlurmJob]:

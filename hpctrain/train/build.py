@@ -136,9 +136,9 @@ def build_model(node: Mapping[str, Any], task: Task) -> nn.Module:
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     if lazy := [name for name, tensor in tensors.items() if is_lazy(tensor)]:
         raise TaskError(
-            f"{listed(lazy, shown=4)} {'has' if len(lazy) == 1 else 'have'} no shape before the first forward pass, as "
-            "in nn.LazyLinear: run one in build_model, with inputs such as torch.zeros(1, 3, 224, 224), before "
-            "returning the model"
+            f"{listed(lazy, max_names=4)} {'has' if len(lazy) == 1 else 'have'} no shape before the first forward "
+            "pass, as in nn.LazyLinear: run one in build_model, with inputs such as torch.zeros(1, 3, 224, 224), "
+            "before returning the model"
         )
     return model
 

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from hpctrain.checkpoint.host_memory import require_storable
 from hpctrain.config.optimizer import (
-    HANDLING_KEYS,
     NAMED_KEYS,
-    Handling,
+    PARAMETER_OPTION_KEYS,
     NamedOptimizer,
+    ParameterOptions,
     entries_of,
-    handling_of,
     named_optimizers,
+    parameter_options,
 )
 from hpctrain.config.target import NEEDS_A_CLOSURE
 from hpctrain.errors import CheckpointError, ConfigError, TaskError
@@ -72,7 +72,7 @@ def _build_optimizer(
     settings: NamedOptimizer, names: ModelNames, own_names: Sequence[str], global_batch_size: int
 ) -> BuiltOptimizer:
     key, node = settings.key, settings.node
-    handling, entries = handling_of(node), entries_of(key, node)
+    handling, entries = parameter_options(node), entries_of(key, node)
     groups = split(assign(names, own_names, entries), handling, names, key)
     trained = [group for group in groups if not group.frozen]
     # as a plain list if there is nothing to tell apart: not every class of a user's own takes groups
@@ -82,7 +82,7 @@ def _build_optimizer(
         if plain
         else [{"params": list(group.parameters.values()), **group.options} for group in trained]
     )
-    handled = NAMED_KEYS if settings.name else HANDLING_KEYS
+    handled = NAMED_KEYS if settings.name else PARAMETER_OPTION_KEYS
     options = {name: value for name, value in node.items() if name not in handled}
     if settings.shared:
         takes = inspect.signature(locate(key, node["_target_"])).parameters
@@ -128,7 +128,7 @@ def _check_options(groups: Sequence[ParameterGroup], optimizer: torch.optim.Opti
                 raise ConfigError(f"{group.entry.key}.{name}", group.entry.options[name], problem, f"it has {choices}")
 
 
-def _learning_rate_scale(handling: Handling, global_batch_size: int) -> float:
+def _learning_rate_scale(handling: ParameterOptions, global_batch_size: int) -> float:
     ratio = global_batch_size / handling.lr_base_batch_size
     return {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[handling.lr_scaling]
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from hpctrain.checkpoint.state import PlainNames
-from hpctrain.config.optimizer import GroupEntry, Handling, NamedOptimizer, entries_of, named_optimizers
+from hpctrain.config.optimizer import GroupEntry, NamedOptimizer, ParameterOptions, entries_of, named_optimizers
 from hpctrain.errors import ConfigError
 from hpctrain.phrases import listed
 
@@ -126,7 +126,9 @@ def _empty_group_error(entry: GroupEntry, matched: Collection[str], entry_names:
     return ConfigError(f"{entry.key}.match", pattern, problem, "list it among the groups of that optimizer")
 
 
-def split(groups: Iterable[ParameterGroup], handling: Handling, names: ModelNames, key: str) -> list[ParameterGroup]:
+def split(
+    groups: Iterable[ParameterGroup], handling: ParameterOptions, names: ModelNames, key: str
+) -> list[ParameterGroup]:
     """Split groups by layer if the learning rate decays over the layers, and by weight decay if some are spared it.
 
     Raises:
@@ -238,7 +240,7 @@ def distribute(optimizers: Sequence[NamedOptimizer], names: ModelNames) -> list[
                 remedy = f"narrow one of the patterns, or add {optimizer.key}.exclude"
                 raise ConfigError(f"{optimizer.key}.match", listed(optimizer.match or ()), problem, remedy)
     if unowned := [name for name in trained if name not in owners]:
-        problem = f"no optimizer trains {listed(unowned, shown=3)}"
+        problem = f"no optimizer trains {listed(unowned, max_names=3)}"
         remedy = "match them, leave match out in one entry, or freeze them in build_model"
         raise ConfigError("optimizer.named", listed(optimizer.name for optimizer in optimizers), problem, remedy)
     return names_by_optimizer

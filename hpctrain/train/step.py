@@ -279,7 +279,7 @@ class Turn:
     def _require_dependence(self, loss: Tensor) -> None:
         if loss.requires_grad:
             return
-        names = listed(self.module.names_of(self.module.unfrozen), shown=3)
+        names = listed(self.module.names_of(self.module.unfrozen), max_names=3)
         raise TaskError(
             f"{self.loss.method} depends on none of the parameters that it trains ({names}): compute it from them, "
             "without detach() and no_grad(), and return it without calling backward()"
@@ -436,7 +436,7 @@ class TrainStep:
         built = self.build_replicas(step)
         for module in (turn.module for turn in built if self.world.is_rank_zero):
             size = f"{sum(map(torch.numel, module.added)):,} parameters in {counted(len(module.added), 'tensor')}"
-            log.info("after step %d: unfroze %s: %s", step, size, listed(module.names_of(module.added), shown=4))
+            log.info("after step %d: unfroze %s: %s", step, size, listed(module.names_of(module.added), max_names=4))
         self._settle(built)
 
     def _settle(self, turns: Sequence[Turn]) -> None:

@@ -322,7 +322,7 @@ class GradientCheck:
 
     def _problem(self, unused: Sequence[nn.Parameter]) -> str:
         optimizers = [f"optimizer.named.{update.name}" for update in self.update.updates if update.name]
-        names = listed(self.module.names_of(unused), shown=5)
+        names = listed(self.module.names_of(unused), max_names=5)
         trains = f"{either(optimizers)} trains for this loss" if optimizers else "it trains"
         return f"{self.method} gave no gradient to {names}, which {trains}"
 

@@ -167,7 +167,7 @@ class TrainingData:
         comparison = RankComparison(self.world)
         with random_states_restored(self.world.gpus):
             first = self._order()(0, np.arange(min(self.plan.num_samples, NUM_ORDERED)))
-        comparison.add("the order of the training samples", listed(first, shown=NUM_ORDERED), SAME_ORDER)
+        comparison.add("the order of the training samples", listed(first, max_names=NUM_ORDERED), SAME_ORDER)
         comparison.require_same()
         self.compare_samples("training", self.dataset, task_state, stop, seed=self.config.seed)
 
