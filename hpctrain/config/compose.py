@@ -102,6 +102,8 @@ class Composer:
         self.folders = [folder for folder in (flag_folder, here) if folder is not None]
         # Hydra refuses a second instance in a process, and a sweeper or a resume may need one
         GlobalHydra.instance().clear()
+        # not @hydra.main, which changes folders, writes .hydra/ and log files from every rank, exits with 1 after a
+        # mistake, and in a sweep writes before anything is checked
         self.hydra = Hydra.create_main_hydra2("hpctrain", search_path)
         self.options = GroupOptions(self.hydra.config_loader)
         self._composed: dict[tuple[str, ...], tuple[bytes, str]] = {}
@@ -344,9 +346,13 @@ class ProgramComposer(Composer):
             config = to_program(self._compose_node(overrides), self.command)
             if any(map(has_differing_text, self.parse(overrides))):
                 with_texts = self._compose_node(overrides, as_typed=True)
-                config.run.args_as_typed = differing_texts(config, with_texts)
                 # variables may refer to args
-                config.cluster.env = to_program(with_texts, self.command).cluster.env
+                env = to_program(with_texts, self.command).cluster.env
+                config = dataclasses.replace(
+                    config,
+                    run=dataclasses.replace(config.run, args_as_typed=differing_texts(config, with_texts)),
+                    cluster=dataclasses.replace(config.cluster, env=env),
+                )
         check(config)
         return config
 

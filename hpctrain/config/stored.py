@@ -113,7 +113,8 @@ def load_run(path: Path, overrides: list[str] | None = None, *, only: Sequence[s
             apply_overrides(merged, overrides)
         config = to_program(merged, command) if is_program else to_config(merged, Config)
         if isinstance(config, ProgramConfig):
-            config.run.args_as_typed = differing_texts(config, with_texts) if overrides else texts
+            texts = differing_texts(config, with_texts) if overrides else texts
+            config = dataclasses.replace(config, run=dataclasses.replace(config.run, args_as_typed=texts))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         from hpctrain.config.explain import unreadable  # for mistakes alone
 
@@ -140,8 +141,7 @@ def to_program(node: DictConfig, command: Sequence[str]) -> ProgramConfig:
         typed_value = OmegaConf.to_container(node.run.args_as_typed, resolve=False)
         raise ConfigError("run.args_as_typed", typed_value, "is set by the values of args", "write args.NAME=VALUE")
     config = to_config(node, ProgramConfig)
-    config.run.command = list(command)
-    return config
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, command=list(command)))
 
 
 def differing_texts(config: ProgramConfig, with_texts: DictConfig) -> dict[str, str]:
@@ -167,7 +167,7 @@ def _take_run(stored: Any) -> tuple[list[str], dict[str, str]]:
         raise ValueError("run.command is not a list of texts")
     if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
         raise ValueError("run.args_as_typed is not a mapping of texts")
-    stored.run.command = []
+    OmegaConf.update(stored, "run.command", [])
     stored.run.pop("args_as_typed", None)
     return list(map(str, words)), {str(key): text for key, text in texts.items()}
 
@@ -178,7 +178,7 @@ def _root(stored: Any, schema: type[RunConfig]) -> DictConfig:
     root.cluster = OmegaConf.structured(GROUPS["cluster"][OmegaConf.select(stored, "cluster.kind") or "local"])
     if schema is Config:
         # a run that lacks the key was made before it existed, and kept none
-        root.checkpoint.keep_best = 0
+        OmegaConf.update(root, "checkpoint.keep_best", 0)
         schedule = schema_of(OmegaConf.select(stored, "schedule") or {})
         root.schedule = None if schedule is Custom else OmegaConf.structured(schedule)
     return root
