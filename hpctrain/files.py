@@ -61,7 +61,7 @@ def describe_os_error(error: OSError) -> str:
 
 @contextlib.contextmanager
 def errors_naming(path: Path) -> Iterator[None]:
-    """Inside the context, an OSError names a file: those of write(2), fsync(2) and close(2) name none.
+    """Context manager in which an OSError names a file: those of write(2), fsync(2) and close(2) name none.
 
     Args:
         path: the file; it also stands for its temporary one.
@@ -261,7 +261,7 @@ def open_below(folder: Path, name: str, *, at_most: int | None = None) -> Binary
 
 @contextlib.contextmanager
 def open_folder_below(folder: Path, name: str, *, create: bool = False) -> Iterator[tuple[int, bool]]:
-    """Inside the context, a folder below another one is open, of whose name no part is a link.
+    """Context manager that opens a folder below another one, if no part of its name is a link.
 
     Args:
         folder: as for `open_below`.

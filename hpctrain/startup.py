@@ -1,4 +1,4 @@
-"""What is known when the package is first imported: its version, when Python started, and Python's search path.
+"""Facts known at the first import of the package: its version, when Python started, and Python's search path.
 
 The working directory stays out of the search path until this process imports the user's code. This module imports
 nothing that Python doesn't load at its start: it could come from the working directory.

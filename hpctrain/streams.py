@@ -98,7 +98,7 @@ def flush_output() -> None:
 
 @contextlib.contextmanager
 def missing_output_discarded() -> Iterator[None]:
-    """Inside the context, standard output and error exist: what is printed to a missing or closed one is discarded."""
+    """Context manager in which output that is printed to a missing or closed standard output or error is discarded."""
     with contextlib.ExitStack() as stack:
         null = stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
         for stream, replaced in ((sys.stdout, contextlib.redirect_stdout), (sys.stderr, contextlib.redirect_stderr)):

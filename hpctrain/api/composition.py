@@ -70,7 +70,7 @@ def compose(
 
 @contextmanager
 def hydra_restored() -> Iterator[None]:
-    """Inside the context, this thread may use Hydra; afterwards Hydra's global state is the program's again.
+    """Context manager in which this thread may use Hydra; afterwards Hydra's global state is the program's again.
 
     In the context, the program's own entries in Hydra's store are hidden: they may have the names of hpctrain's.
     """
@@ -113,7 +113,7 @@ def as_words(overrides: Sequence[str] | Mapping[str, object]) -> list[str]:
 
 
 def _python_equivalent(flag: str) -> str:
-    """What to write in Python instead of a flag of the command."""
+    """Return what replaces a flag of the command in Python."""
     match flag.partition("=")[0]:
         case "-m" | "--multirun":
             return f"call hpctrain.submit for each value, or type the command ({page('how_to/sweep.md')})"

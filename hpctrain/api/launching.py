@@ -43,6 +43,7 @@ SUBMIT = "use hpctrain.submit(config)"
 
 log = logging.getLogger("hpctrain.api")
 _training = threading.Lock()
+"""Held while a run trains here: seeds, signal handlers and torch's settings belong to the whole process."""
 
 
 def launch_detached(config: RunConfig, *, force: bool = False, code_now: bool = False) -> RunDirectory:
@@ -185,7 +186,7 @@ def train_here(config: Config, task: Callable[..., Any] | None = None, *, force:
 
 @contextmanager
 def own_task(config: RunConfig, task: Callable[..., Any] | None) -> Iterator[None]:
-    """Inside the context, the configuration's task is made by ``task``; None: by what its path names."""
+    """Context manager in which ``task`` makes the configuration's task; None: what its path names does."""
     target = str(config.task["_target_"]) if isinstance(config, Config) else ""
     with target_bound(target, task):
         yield
@@ -193,7 +194,7 @@ def own_task(config: RunConfig, task: Callable[..., Any] | None) -> Iterator[Non
 
 @contextmanager
 def working_directory_importable() -> Iterator[None]:
-    """Inside the context, Python imports modules from the working directory as well, as the command does."""
+    """Context manager in which Python also imports modules from the working directory, as the command does."""
     here = str(Path.cwd())
     added = here not in sys.path
     if added:
@@ -263,11 +264,12 @@ def _pass_on(program: HostProgram, directory: RunDirectory) -> None:
     """
     if program.error is not None:
         program.error.add_note(f"the run is in {directory.path}; {resume_hint(directory)}")
-        raise program.error
+        raise program.error  # itself, so that a debugger has its frames
     last = Ledger(directory).attempts()[-1]
     number = None if directory.is_cancelled(last.attempt) else program.stop.last_signal
     if number is not None and may_handle_signals():
         try:
+            # with a return, the cells of a notebook that follow would use half-trained weights
             signal.raise_signal(number)
         except KeyboardInterrupt as stop:
             stop.add_note(f"the training stopped and was saved; {resume_hint(directory)}")

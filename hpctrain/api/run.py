@@ -107,6 +107,7 @@ class Run:
                 raise TimeoutError(f"{self.path} is {status.described} after {timeout_s:g} s")
             time.sleep(min(pause_s, left_s))
             pause_s = min(LONGEST_PAUSE_S, 1.1 * pause_s)
+        # a pipeline must not continue by mistake with the weights of a run that failed
         if check and status.state not in (RunState.COMPLETED, RunState.PAUSED):
             raise RunFailedError(self._describe_end(status))
         return status

@@ -279,7 +279,7 @@ def _result(row: ComparisonRow, report: Report) -> str:
 
 @contextmanager
 def stop_signals_raised() -> Iterator[None]:
-    """Inside the context, the first SIGTERM or SIGHUP raises a KeyboardInterrupt with its name; in the main thread."""
+    """Context manager in which the first SIGTERM or SIGHUP raises a KeyboardInterrupt; in the main thread alone."""
     is_stopping = False
 
     def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - Python's signature

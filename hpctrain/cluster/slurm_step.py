@@ -247,8 +247,10 @@ def _follows_node_list(variables: Variables) -> bool:
     if distribution.startswith(("arbitrary", "cyclic", "plane")):
         return not distribution.startswith("arbitrary")
     # Block distribution put it there, too, before SLURM 26.05. Since then its tasks follow the switches
-    # (_task_layout_topo in slurm_step_layout.c), and no variable names the node. SLURM_TOPOLOGY_ADDR_PATTERN shows only
-    # the switches of the cluster's default topology, so versions that are about as new, with a SLUID, are in doubt too.
+    # (_task_layout_topo in slurm_step_layout.c): with n3 and n4 on the first switch, ranks 0 to 7 of `-N4` on n[1-4]
+    # were on n3 n3 n4 n4 n1 n1 n2 n2. No variable names the node, and `sattach --layout` is missing in containers.
+    # SLURM_TOPOLOGY_ADDR_PATTERN shows only the switches of the cluster's default topology, so versions that are about
+    # as new, with a SLUID, are in doubt too.
     has_switches = "." in (variables.text("SLURM_TOPOLOGY_ADDR_PATTERN") or "")
     return not has_switches and variables.text("SLURM_JOB_SLUID") is None
 

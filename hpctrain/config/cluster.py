@@ -80,6 +80,8 @@ class Container(require.Checked):
     Owner: hpctrain.launch.
     """
 
+    # not sbatch's --container: the supervisor runs SLURM's commands, and images have neither them nor munge's socket
+
     prefix = "cluster.container."
 
     image: Annotated[str | None, require.not_empty, require.single_line, NOT_EXPANDED, NO_OPTION] = None
@@ -101,6 +103,7 @@ class Container(require.Checked):
         if self.image is None:
             self._refuse_without_image()
             return
+        # a path doesn't tell which engine is meant: several read SIF files, squashfs files and folders
         if self.engine is None:
             choices = f"set cluster.container.engine to one of {', '.join(ENGINE_NAMES)}"
             raise ConfigError("cluster.container.image", self.image, "needs an engine that starts it", choices)

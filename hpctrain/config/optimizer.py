@@ -23,7 +23,7 @@ BETWEEN_0_AND_1 = require.that(lambda value: 0 < value <= 1, "must be above 0, a
 
 @dataclass(kw_only=True, slots=True)
 class ParameterOptions(require.Checked):
-    """What hpctrain does with the learning rate and the parameters; not passed to the class."""
+    """hpctrain's own options for the learning rate and the parameters; not passed to the class."""
 
     lr_scaling: Annotated[str, require.one_of("none", "linear", "sqrt")] = "none"
     """`none`; `linear`: lr x global_batch_size / lr_base_batch_size (Goyal et al., 2017); `sqrt`: its square root."""

@@ -45,7 +45,7 @@ class Checked:
 
     @property
     def prefix(self) -> str:
-        """What precedes a field's name in its full key: the group, which has a module of the same name."""
+        """Beginning of the fields' full keys: the group, which has a module of the same name."""
         return f"{type(self).__module__.rpartition('.')[2]}."
 
     def __post_init__(self) -> None:

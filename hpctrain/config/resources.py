@@ -27,7 +27,7 @@ SHOWN = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What a run requests; derived once, and passed down.
+    """Nodes, processes, GPUs and cores that a run requests; derived once, and passed down.
 
     Attributes:
         num_nodes: without spare nodes.
@@ -330,7 +330,7 @@ def _min_nodes(config: RunConfig) -> int | None:
 
 
 def _node_count_error(config: RunConfig, resources: Resources, number: int) -> ConfigError | None:
-    """Why a number of nodes doesn't work; None if it does."""
+    """Return the error for a number of nodes that doesn't work; None if it does."""
     if not isinstance(config, Config):
         return None
     local = resources.processes_per_node

@@ -1,6 +1,7 @@
 """All keys of a run: their schema, which of them decide the weights, and what makes a composed configuration typed.
 
-The schema is registered with Hydra as ``base_NAME``, which the files of ``conf/`` extend.
+The schema is registered with Hydra as ``base_NAME``, which the files of ``conf/`` extend. Without it, the ranks would
+be the first to notice a mistyped key, perhaps after hours in a queue.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from hpctrain.config.trainer import Trainer
 from hpctrain.errors import ConfigError
 
 OPEN_GROUPS = ("task", "model", "optimizer", "callbacks")
-"""Groups whose keys are arguments of the class in `_target_`."""
+"""Groups whose keys are arguments of the class in `_target_`, so that any class works without registration."""
 OPEN_PROGRAM_GROUPS = ("args",)
 """Groups of a program's run whose keys the user chooses."""
 OWN_KEY_REMEDIES = ("put keys of your own under task, model or optimizer", "put values of your own under args")
@@ -57,7 +58,7 @@ OCTAL_MODE = require.that(
 
 @dataclass(kw_only=True, slots=True)
 class RunConfig(require.Checked):
-    """What launching, supervising and showing a run depends on."""
+    """Keys on which launching, supervising and showing a run depend."""
 
     prefix = ""
 

@@ -217,7 +217,7 @@ def qualified_name(source: ModuleSource, expression: ast.expr) -> str:
 
 @contextmanager
 def working_directory_replaced(folder: Path, original: Path) -> Iterator[None]:
-    """Inside the context, and in its thread alone, modules are found in a folder instead of the working directory.
+    """Context manager in which modules are found in a folder instead of the working directory; in its thread alone.
 
     Args:
         folder: the copy of the working directory.

@@ -314,6 +314,8 @@ def refuse_own_targets(config: Config, problem: str) -> None:
     Raises:
         ConfigError: the configuration names one.
     """
+    # nor are they pickled: what a class refers to can't be found reliably, and checkpoints would depend on code that no
+    # file has
     for key, target in own_targets(config).items():
         name = target.rpartition(".")[2]
         remedy = f"train with hpctrain.fit, or move it into a module, such as my_task.py, and name my_task.{name}"
@@ -381,7 +383,7 @@ def require_task(config: Config, task: Callable[..., Any]) -> None:
 
 @contextmanager
 def target_bound(target: str, maker: Callable[..., Any] | None) -> Iterator[None]:
-    """Inside the context, and in its thread alone, an import path means ``maker``; None changes nothing."""
+    """Context manager in which an import path means ``maker``, in its thread alone; None changes nothing."""
     token = _bound.set(None if maker is None else (target, maker))
     try:
         yield

@@ -1,4 +1,4 @@
-"""What the class of a task or a callback must have, as far as its source shows it; the ranks check the class itself."""
+"""Checks of the class of a task or a callback, by its source alone; the ranks check the class itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""A chart of lines, as SVG: scales and axes, curves over steps or time, and marks where a run was interrupted."""
+"""A chart of lines, as SVG: scales and axes, curves over steps or time, and marks where a run was interrupted.
+
+Drawn with the standard library alone. Libraries that write HTML put megabytes of script into each page (Plotly 4.5 MB),
+or load it from a network. matplotlib needs NumPy on the login node, has fixed colours, and shrinks its text on a phone.
+"""
 
 from __future__ import annotations
 

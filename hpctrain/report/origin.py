@@ -1,4 +1,4 @@
-"""Where a run comes from: its configuration, its code and its environment."""
+"""The origin of a run: its configuration, its code and its environment."""
 
 from __future__ import annotations
 

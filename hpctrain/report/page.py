@@ -43,6 +43,9 @@ def element(name: str, *inner: object, **attributes: object) -> Markup:
 
 
 STYLE = Path(__file__).with_name("style.css")
+"""The style sheet. Its colours are those of Okabe and Ito, darkened or lightened until they stand out from the page.
+Lines also differ by dashes, and bars by lightness or hatching, for grey prints. Charts are 320 units wide, in columns
+of at least 296 px, so that no text is smaller than 11 px."""
 # nothing may be loaded or executed, whatever the texts of a run contain
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 

@@ -68,7 +68,7 @@ class TimeAxis:
     bands: list[Band]
 
     def place(self, when: float) -> float:
-        """Where a time is on the axis; ``when`` is in epoch seconds."""
+        """The place of a time on the axis; ``when`` is in epoch seconds."""
         return max(0.0, when - self.origin) / self.size
 
     def attempt_at(self, place: float) -> int:
@@ -132,7 +132,7 @@ class RunRecord:
 
     @cached_property
     def marks(self) -> Sequence[Mark]:
-        """Where attempts resumed, over steps; and where the last one ended, if it didn't complete."""
+        """Marks at the steps at which attempts resumed, and at the last one's end, if it didn't complete."""
         attempts = self.status.attempts
         marks = [
             Mark(attempt.actual_start_step, f"\u25b8{attempt.attempt}", self._resumed(before, attempt))

@@ -56,7 +56,7 @@ class SweepPoint:
 
     @property
     def title(self) -> str:
-        """What a pointer shows that rests on the run."""
+        """The text that a pointer shows when it rests on the run."""
         best = "" if self.number.best is None else f", best {self.number.best:.4g}"
         return f"{self.result.status.path.name}: {self.row.label}{best}, {self.result.status.state}"
 

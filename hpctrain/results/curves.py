@@ -43,7 +43,10 @@ class Curve:
         self.values.append(value)
 
     def thinned(self, points: int) -> Curve:
-        """The curve with at most about so many points: of each stretch the lowest, the highest and one not finite."""
+        """The curve with at most about so many points: of each stretch the lowest, the highest and one not finite.
+
+        Unlike means or every n-th value, this keeps spikes.
+        """
         count = len(self.steps)
         if count <= points:
             return self

@@ -121,7 +121,7 @@ SWEEP_ONLY_KEYS = ("cluster.max_parallel_runs", "cluster.dry_run")
 
 @dataclass(frozen=True, slots=True)
 class ExperimentFile:
-    """Where an experiment is stored, and how it is named on the command line.
+    """The place where an experiment is stored, and its name on the command line.
 
     Attributes:
         path: of the file.

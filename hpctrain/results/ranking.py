@@ -326,7 +326,7 @@ def rank(results: Sequence[RunResult], metric: RankingMetric | None) -> Ranking:
 
 
 def _group(keys: VariedKeys, result: RunResult) -> str:
-    """What the runs of one row have in common; only readable runs differ in nothing but `seed`."""
+    """Return a text that the runs of one row share; only readable runs differ in nothing but `seed`."""
     if SEED not in keys.names or not result.config:
         return str(result.status.path)
     return comparable({key: value for key, value in keys.values(result).items() if key != SEED})

@@ -1,4 +1,4 @@
-"""How two runs differ: configuration, code, environment, results, and the first step at which equal runs diverge."""
+"""Differences of two runs: configuration, code, environment, results, and the first step at which equal runs part."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ Pair = tuple[Any, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunComparison:
-    """What differs between two runs; a value that one lacks is None.
+    """The differences between two runs; a value that one lacks is None.
 
     Attributes:
         deciding: keys that decide the weights.

@@ -1,4 +1,4 @@
-"""What a run achieved, read from its directory, and the keys by which runs differ."""
+"""The result of a run, read from its directory, and the keys by which runs differ."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class Partition:
 
     @property
     def preempt_mode(self) -> str:
-        """What a preemption does to its jobs: `OFF`, `REQUEUE`, `CANCEL` or `SUSPEND`."""
+        """The effect of a preemption on its jobs: `OFF`, `REQUEUE`, `CANCEL` or `SUSPEND`."""
         return self.values.get("PreemptMode", "OFF")
 
 

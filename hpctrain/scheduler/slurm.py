@@ -137,7 +137,7 @@ class Slurm:
         return command.failed_nodes(self._run("scontrol", "--oneliner", "show", "node", ",".join(names)), since)
 
     def largest_array(self) -> int:
-        """How many tasks a job array may have; 1 where SLURM takes no arrays."""
+        """The largest number of tasks of a job array; 1 where SLURM takes no arrays."""
         return command.largest_array(self._run("scontrol", "show", "config"))
 
     def batch_host(self, job_id: str) -> str | None:

@@ -165,6 +165,8 @@ class Network:
 def build_network(config: Config, task: Task, world: TrainingWorld, *, resumes: bool = False) -> Network:
     """Build the model, put it on its devices and in its precision, and choose its replica; collective.
 
+    The choice isn't made in `hpctrain.parallel`: building needs checkpoints, tasks and data, which lie above it.
+
     Args:
         config: of the run.
         task: makes the model if the configuration has none, and places it if a process has several devices.
