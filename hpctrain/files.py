@@ -159,12 +159,8 @@ def parse_json(data: bytes) -> Any:
 def _is_deep(value: Any) -> bool:
     level = [value]
     for _ in range(DEEPEST):
-        inside = (
-            container.values() if isinstance(container, dict) else container
-            for container in level
-            if isinstance(container, dict | list)
-        )
-        level = [inner for container in inside for inner in container if isinstance(inner, dict | list)]
+        inside = (node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list))
+        level = [inner for node in inside for inner in node if isinstance(inner, dict | list)]
         if not level:
             return False
     return True

@@ -136,9 +136,7 @@ class _Session:
         try:
             items = list(metrics.items())
         except Exception:
-            self.warn(
-                "metrics", f"expected the metrics as numbers by name, got {_short_text(metrics)}: they are skipped"
-            )
+            self.warn("metrics", f"expected the metrics as numbers by name, got {_brief(metrics)}: they are skipped")
             return values
         for name, value in items:
             try:
@@ -147,7 +145,7 @@ class _Session:
             except Exception as error:  # an `item` of the user's may raise anything
                 self.warn(
                     "metric",
-                    f"the metric {_short_text(name)} isn't a number, and is skipped: {_short_text(error, str)}",
+                    f"the metric {_brief(name)} isn't a number, and is skipped: {_brief(error, str)}",
                 )
         return values
 
@@ -155,7 +153,7 @@ class _Session:
         text = os.environ.get(name)
         with contextlib.suppress(ValueError, OverflowError, KeyError):
             return convert(text) if text else default
-        self.warn(name, f"expected the variable {name} to be {expected}, got {_short_text(text)}: it is ignored")
+        self.warn(name, f"expected the variable {name} to be {expected}, got {_brief(text)}: it is ignored")
         return default
 
     def warn(self, kind: str, problem: str) -> None:
@@ -223,7 +221,7 @@ def _report(function: F) -> F:
             function(*arguments, **options)
         except Exception as error:
             name = function.__name__
-            _session.warn(name, f"a call of {name}() is skipped: {_short_text(error, str)}")
+            _session.warn(name, f"a call of {name}() is skipped: {_brief(error, str)}")
 
     return cast(F, report)
 
@@ -238,7 +236,7 @@ def start(*, total_steps: float | None = None) -> None:
     except ValueError:  # in another thread than the main one
         pass
     except Exception as error:  # the start itself is still to be reported
-        now.warn("install", f"can't handle signals: {_short_text(error, str)}")
+        now.warn("install", f"can't handle signals: {_brief(error, str)}")
     if not now.started or total_steps is not None:
         now.started = True
         steps = None
@@ -330,9 +328,7 @@ def checkpoint_dir(default: str | os.PathLike[str] = "checkpoints") -> Path:
     try:
         folder = Path(os.environ.get("HPCTRAIN_CHECKPOINT_DIR") or default)
     except TypeError:
-        _session.warn(
-            "default", f"expected the path of a folder for saves, got {_short_text(default)}: using checkpoints"
-        )
+        _session.warn("default", f"expected the path of a folder for saves, got {_brief(default)}: using checkpoints")
         folder = Path("checkpoints")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -374,7 +370,7 @@ def _whole_number(value: Any) -> int:
         integer = int(number)
         if integer == number and 0 <= integer <= MAX_STEP:
             return integer
-    raise ValueError(f"expected a whole number from 0 to 2**53, got {_short_text(value)}")
+    raise ValueError(f"expected a whole number from 0 to 2**53, got {_brief(value)}")
 
 
 def _whole_number_in(text: str) -> int:
@@ -385,7 +381,7 @@ def _signal(name: str) -> signal.Signals:
     return signal.Signals["SIG" + name]
 
 
-def _short_text(value: Any, spell: Callable[[Any], str] = repr) -> str:
+def _brief(value: Any, spell: Callable[[Any], str] = repr) -> str:
     try:
         text = " ".join(spell(value).split())
     except Exception:  # a `repr` of the user's may raise anything

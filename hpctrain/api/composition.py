@@ -106,13 +106,11 @@ def as_words(overrides: Sequence[str] | Mapping[str, object]) -> list[str]:
     words = [str(word) for word in overrides]
     for word in words:
         if word.startswith("-"):
-            raise ConfigError(
-                "overrides", word, "is a flag of the command line, expected KEY=VALUE", _python_equivalent(word)
-            )
+            raise ConfigError("overrides", word, "is a flag of the command line, expected KEY=VALUE", _substitute(word))
     return words
 
 
-def _python_equivalent(flag: str) -> str:
+def _substitute(flag: str) -> str:
     """Return what replaces a flag of the command in Python."""
     match flag.partition("=")[0]:
         case "-m" | "--multirun":

@@ -128,11 +128,9 @@ def _start_launcher(run: RunPlan) -> None:
             process.kill()
             printed = GrowingFile(directory.launcher_log, printed_before).read().data.decode(errors="replace")
             lines = printed.strip().splitlines()
-            last_line = lines[-1] if lines else "it printed nothing"
+            line = lines[-1] if lines else "it printed nothing"
             where = directory.launcher_log
-            raise RunFailedError(
-                f"{directory.path}: its launcher {why} before an attempt began: {last_line}; see {where}"
-            )
+            raise RunFailedError(f"{directory.path}: its launcher {why} before an attempt began: {line}; see {where}")
         time.sleep(LOOK_EVERY_S)
 
 

@@ -61,9 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _skip_python_exit(code: int) -> None:
     """End the process by os._exit after a second Ctrl-C, or once its GPU is lost; otherwise do nothing."""
-    threads = [
-        thread for thread in threading.enumerate() if not thread.daemon and thread is not threading.main_thread()
-    ]
+    threads = [thread for thread in threading.enumerate() if not (thread.daemon or thread is threading.main_thread())]
     lost_gpu = sys.modules.get("hpctrain.attempt.lost_gpu")
     is_lost = lost_gpu is not None and lost_gpu.has_lost_gpu()
     # after a second Ctrl-C, a thread may still be writing a checkpoint: Python would wait for it

@@ -107,16 +107,16 @@ def _table(ranking: Ranking, rows: Sequence[RankedRow], runs_dir: Path) -> list[
 def _cells(ranking: Ranking, row: RankedRow, runs_dir: Path, *, over_seeds: bool) -> tuple[str, ...]:
     numbers = _numbers(row)
     spread = (
-        *(_number_text(numbers[name]) for name in ("standard_deviation", "lowest", "highest")),
+        *(_brief(numbers[name]) for name in ("standard_deviation", "lowest", "highest")),
         str(len(row.runs)),
     )
     return (
         "-" if row.rank is None else str(row.rank),
         *(_value(row, key) for key in ranking.keys),
-        _number_text(row.best),
+        _brief(row.best),
         *(spread if over_seeds else ()),
         "-" if row.best_step is None else str(row.best_step),
-        _number_text(row.last),
+        _brief(row.last),
         str(row.step) if row.total_steps is None else f"{row.step}/{row.total_steps}",
         duration(row.seconds),
         row.state,
@@ -130,7 +130,7 @@ def _value(row: RankedRow, key: str) -> str:
     return value_text(row.values[key]) if key in row.values else "-"
 
 
-def _number_text(value: float | None) -> str:
+def _brief(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 

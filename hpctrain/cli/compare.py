@@ -149,9 +149,7 @@ def _section(title: str, pairs: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
         yield f"{title}: no difference"
         return
     yield f"{title}:"
-    yield from aligned(
-        [("  ", "A", "B"), *((f"  {key}", _cell(first), _cell(second)) for key, (first, second) in pairs.items())]
-    )
+    yield from aligned([("  ", "A", "B"), *((f"  {key}", _cell(a), _cell(b)) for key, (a, b) in pairs.items())])
 
 
 def _cell(value: object) -> str:

@@ -279,9 +279,7 @@ def _advice(config: Config, search: BatchSearch, answer: dict[str, int | None], 
         )
     else:
         is_current = usable == (config.trainer.micro_batch_size or per_rank)
-        lines.append(
-            f"{split}: trainer.micro_batch_size={usable}{', which the run already uses' if is_current else ''}"
-        )
+        lines.append(f"{split}: trainer.micro_batch_size={usable}{', which the run already uses' * is_current}")
     if answer["worthwhile"] is not None and answer["worthwhile"] < (usable or 0):
         lines.append(f"sizes above {answer['worthwhile']} are less than {1 - WORTHWHILE:.0%} faster")
     return "\n".join(lines)

@@ -96,12 +96,12 @@ def _describe(composer: Composer, node: DictConfig, name: str) -> Iterator[str]:
     group, _, key = name.rpartition(".")
     parent = OmegaConf.select(node, group) if group else node
     if not isinstance(parent, DictConfig) or key not in parent or name == "hydra":
-        known_names = [
+        names = [
             *GROUPS,
             *_top_level(),
-            *(f"{group}.{inner_key}" for group in GROUPS for inner_key in _keys(node, group)),
+            *(f"{group}.{inner}" for group in GROUPS for inner in _keys(node, group)),
         ]
-        near = difflib.get_close_matches(name, known_names, n=1)
+        near = difflib.get_close_matches(name, names, n=1)
         remedy = f"did you mean {near[0]}?" if near else "--help alone lists groups and keys"
         raise ConfigError("--help", name, "is not a group or a key", remedy)
     yield from _describe_key(parent, key, f"{group}." if group else "")
@@ -112,11 +112,9 @@ def _describe_group(node: DictConfig, name: str, options: Sequence[str]) -> Iter
     if schemas is not None:
         yield f"{name}: {purpose_of(next(iter(schemas.values()))).partition(' Owner: ')[0]}"
     chosen = node.hydra.runtime.choices.get(name)
-    option_text = " ".join(f"[{option}]" if option == chosen else option for option in options)
-    if option_text != "[default]":
-        yield from textwrap.wrap(
-            f"options: {option_text}; --help {name}=OPTION shows another", WIDTH, subsequent_indent="  "
-        )
+    words = " ".join(f"[{option}]" if option == chosen else option for option in options)
+    if words != "[default]":
+        yield from textwrap.wrap(f"options: {words}; --help {name}=OPTION shows another", WIDTH, subsequent_indent="  ")
     yield ""
     for key in _keys(node, name):
         yield from _describe_key(node._get_node(name), key, f"{name}.")

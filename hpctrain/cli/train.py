@@ -91,9 +91,7 @@ def _command(arguments: Sequence[str]) -> list[str]:
 
 
 def _show(composer: Composer, options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    sweep_overrides, words = (
-        split_sweep(options.overrides) if options.cfg and options.multirun else ([], options.overrides)
-    )
+    sweep, words = split_sweep(options.overrides) if options.cfg and options.multirun else ([], options.overrides)
     hydra, overrides = composer.hydra, list(map(quoted, open_overrides(words)))
     with composer.explaining(words):
         if options.help:
@@ -114,8 +112,8 @@ def _show(composer: Composer, options: argparse.Namespace, parser: argparse.Argu
                 package=options.package,
                 resolve=options.resolve,
             )
-            if sweep_overrides:
-                search = SweepComposer(options.config_dir).compose_sweep(sweep_overrides)
+            if sweep:
+                search = SweepComposer(options.config_dir).compose_sweep(sweep)
                 print(f"# of the command, and of no run: sweep={kind_of(search)}")
                 print(OmegaConf.to_yaml({SWEEP_GROUP: OmegaConf.structured(search)}), end="")
         elif options.info:

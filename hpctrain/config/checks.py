@@ -188,44 +188,42 @@ def refuse_without_gpu(config: Config, remedy: str) -> None:
 
 def warnings_of(config: RunConfig) -> list[str]:
     """Return a line on each setting that works, but is probably a mistake."""
-    warnings = program_warnings(config) if isinstance(config, ProgramConfig) else []
+    lines = program_warnings(config) if isinstance(config, ProgramConfig) else []
     if isinstance(config, Config):
-        warnings = _warnings_of_training(config)
+        lines = _warnings_of_training(config)
     cluster = config.cluster
     if isinstance(cluster, Slurm) and cluster.gpus_per_node is None and "gpu" in (cluster.partition or "").lower():
         problem = f"cluster.partition={cluster.partition} looks like a GPU partition, but the run requests no GPU"
-        warnings.append(f"{problem}; set cluster.gpus_per_node=N, or 0 if this is intended")
-    return warnings
+        lines.append(f"{problem}; set cluster.gpus_per_node=N, or 0 if this is intended")
+    return lines
 
 
 def _warnings_of_training(config: Config) -> list[str]:
-    warnings = []
+    lines = []
     if isinstance(config.cluster, Slurm) and (folder := _missing_folder(config.task)) is not None:
-        warnings.append(f"task.data={folder} is not a folder on this machine: it must exist on the nodes")
+        lines.append(f"task.data={folder} is not a folder on this machine: it must exist on the nodes")
     max_steps, warmup_steps = config.trainer.max_steps, getattr(config.schedule, "warmup_steps", 0)
     if max_steps is not None and warmup_steps >= max_steps:
-        warnings.append(f"schedule.warmup_steps={warmup_steps} does not end before trainer.max_steps={max_steps}")
+        lines.append(f"schedule.warmup_steps={warmup_steps} does not end before trainer.max_steps={max_steps}")
     pause_at = config.trainer.pause_at_step
     if max_steps is not None and pause_at is not None and pause_at >= max_steps:
-        warnings.append(
-            f"trainer.pause_at_step={pause_at} does not come before trainer.max_steps={max_steps}: no pause"
-        )
-    return warnings + _without_effect(config) + uncalled_methods(config)
+        lines.append(f"trainer.pause_at_step={pause_at} does not come before trainer.max_steps={max_steps}: no pause")
+    return lines + _without_effect(config) + uncalled_methods(config)
 
 
 def _without_effect(config: Config) -> list[str]:
     """Return a line on each key of the optimizers that changes nothing in this run."""
-    warnings, bounds = [], {"step": config.trainer.max_steps, "epoch": config.trainer.max_epochs}
+    lines, bounds = [], {"step": config.trainer.max_steps, "epoch": config.trainer.max_epochs}
     for optimizer in named_optimizers(config.optimizer):
         max_steps, pace = config.trainer.max_steps, optimizer.every_steps
         if max_steps is not None and pace > max_steps:
-            warnings.append(
+            lines.append(
                 f"{optimizer.key}.every_steps={pace} is more than trainer.max_steps={max_steps}: it never steps"
             )
         options = parameter_options(optimizer.node)
         module = options.layer_decay_module
         if options.layer_decay is None and module != ParameterOptions().layer_decay_module:
-            warnings.append(
+            lines.append(
                 f"{optimizer.key}.layer_decay_module={module} has no effect without {optimizer.key}.layer_decay"
             )
         for entry in entries_of(optimizer.key, optimizer.node):
@@ -233,8 +231,8 @@ def _without_effect(config: Config) -> list[str]:
                 begin = getattr(entry, f"unfreeze_at_{unit}")
                 if begin is not None and bound is not None and begin >= bound:
                     key = f"{entry.key}.unfreeze_at_{unit}={begin:g}"
-                    warnings.append(f"{key} does not come before trainer.max_{unit}s={bound}: it is never trained")
-    return warnings
+                    lines.append(f"{key} does not come before trainer.max_{unit}s={bound}: it is never trained")
+    return lines
 
 
 def _check_shapes(config: Config) -> None:

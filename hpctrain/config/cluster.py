@@ -166,10 +166,9 @@ def check_mounted(container: Container, what: str, path: str) -> None:
     Raises:
         ConfigError: it contains a separator.
     """
-    if container.image is not None and (
-        separator := next((character for character in SEPARATORS if character in path), None)
-    ):
-        problem = f"contains {separator!r}, at which the engines of containers end a path"
+    separators = [character for character in SEPARATORS if character in path]
+    if container.image is not None and separators:
+        problem = f"contains {separators[0]!r}, at which the engines of containers end a path"
         raise ConfigError(what, path, problem, "use another folder")
 
 

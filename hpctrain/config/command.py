@@ -218,13 +218,13 @@ class RankLauncher:
             if name in _PROGRAMS:
                 return _launcher(name, words)
             if name == "python":
-                return _launcher_in_python(words)
+                return _in_python(words)
             if name in _SHELLS:
-                return _launcher_in_shell(words, depth)
+                return _in_shell(words, depth)
             if name == "eval":
-                return _launcher_in_text(" ".join(words), (), depth)
+                return _in_text(" ".join(words), (), depth)
             if name not in _PREFIXES:
-                return _launcher_in_script(word, words, depth) if "/" in word else None
+                return _in_script(word, words, depth) if "/" in word else None
             words = _without_options(words, *_PREFIXES[name])
         return None
 
@@ -256,7 +256,7 @@ def _without_options(words: Sequence[str], num_words: int, with_value: str) -> l
     return command
 
 
-def _launcher_in_python(words: Sequence[str]) -> RankLauncher | None:
+def _in_python(words: Sequence[str]) -> RankLauncher | None:
     arguments = list(words)
     while arguments:
         word = arguments.pop(0)
@@ -276,7 +276,7 @@ def _launcher_in_python(words: Sequence[str]) -> RankLauncher | None:
     return None
 
 
-def _launcher_in_shell(words: Sequence[str], depth: int) -> RankLauncher | None:
+def _in_shell(words: Sequence[str], depth: int) -> RankLauncher | None:
     arguments, is_text = list(words), False
     while arguments and arguments[0][:1] in ("-", "+"):
         option = arguments.pop(0)
@@ -286,15 +286,13 @@ def _launcher_in_shell(words: Sequence[str], depth: int) -> RankLauncher | None:
     if not arguments:
         return None
     return (
-        _launcher_in_text(arguments[0], arguments[2:], depth)
+        _in_text(arguments[0], arguments[2:], depth)
         if is_text
-        else _launcher_in_script(arguments[0], arguments[1:], depth, is_shell=True)
+        else _in_script(arguments[0], arguments[1:], depth, is_shell=True)
     )
 
 
-def _launcher_in_script(
-    word: str, arguments: Sequence[str], depth: int, *, is_shell: bool = False
-) -> RankLauncher | None:
+def _in_script(word: str, arguments: Sequence[str], depth: int, *, is_shell: bool = False) -> RankLauncher | None:
     if depth == MAX_DEPTH:
         return None
     try:
@@ -306,11 +304,11 @@ def _launcher_in_script(
     shells = [name for name in _SHELLS if re.search(rf"\b{name}\b".encode(), first)]
     if b"\0" in data or not (is_shell or (first.startswith(b"#!") and shells)):
         return None
-    launcher = _launcher_in_text(data.decode(errors="replace"), arguments, depth + 1)
+    launcher = _in_text(data.decode(errors="replace"), arguments, depth + 1)
     return None if launcher is None else replace(launcher, script=launcher.script or word)
 
 
-def _launcher_in_text(text: str, arguments: Sequence[str], depth: int) -> RankLauncher | None:
+def _in_text(text: str, arguments: Sequence[str], depth: int) -> RankLauncher | None:
     """The launcher that shell code runs; of several, the first that it always runs."""
     uncertain: RankLauncher | None = None
     for words, is_certain in _simple_commands(text, arguments):

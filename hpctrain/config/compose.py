@@ -129,9 +129,7 @@ class Composer:
             from hpctrain.config.explain import Explainer  # for mistakes alone
 
             text = "\n".join(filter(None, (str(error), str(error.__cause__ or ""))))
-            raise Explainer(
-                text, overrides, lambda: self._known_keys(overrides, text), self.options.of
-            ).explain() from error
+            raise Explainer(text, overrides, lambda: self._keys(overrides, text), self.options.of).explain() from error
 
     def compose(
         self, overrides: Sequence[str], *, world_size: int | None = None, local_world_size: int | None = None
@@ -187,13 +185,10 @@ class Composer:
             ConfigError: an option doesn't exist, or a file doesn't consist of keys.
         """
         # without values: those of a swept group needn't be keys of its default option
-        chosen = [
-            override
-            for override in self.parse(overrides)
-            if not override.is_sweep_override() and self.options.is_choice(override)
-        ]
+        single = (override for override in self.parse(overrides) if not override.is_sweep_override())
+        choices = filter(self.options.is_choice, single)
         with self.explaining(overrides):
-            node = self.compose_with_hydra([str(choice.input_line) for choice in chosen], RunMode.MULTIRUN)
+            node = self.compose_with_hydra([str(choice.input_line) for choice in choices], RunMode.MULTIRUN)
         sweeper: DictConfig = node.hydra.sweeper
         return sweeper
 
@@ -235,7 +230,7 @@ class Composer:
         problem = "belongs to a program's run, not to hpctrain's own training"
         return ConfigError(key, value, problem, "write python -m hpctrain run KEY=VALUE -- COMMAND")
 
-    def _known_keys(self, overrides: Sequence[str], text: str) -> list[str]:
+    def _keys(self, overrides: Sequence[str], text: str) -> list[str]:
         """Return all keys of the chosen options, for suggestions; of the defaults if those can't be composed."""
         keys = _schema_keys(text)
         for words in (overrides, []):

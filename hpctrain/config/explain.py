@@ -157,9 +157,7 @@ class Explainer:
         return self._about(match[1], "must be a single value, not a list or a group of keys", remedy)
 
     def _recursive(self, _match: re.Match[str]) -> ConfigError:
-        override = next(
-            (candidate for candidate in reversed(self.overrides) if "${" in candidate), " ".join(self.overrides)
-        )
+        override = next((word for word in reversed(self.overrides) if "${" in word), " ".join(self.overrides))
         key, _, value = override.partition("=")
         return ConfigError(key, value, "refers to itself", "write a value")
 
@@ -167,7 +165,7 @@ class Explainer:
         key = self._full_key
         if self._file is not None and key in ("configuration", self._file[0]):
             return ConfigError(*self._file, "the file contains no keys", "write lines of the form KEY: VALUE")
-        typed_value = self._value(key)
+        text = self._value(key)
         expected = re.search(r"(?:could not be converted to|is not a valid) (\w+)", self.text)
         if expected:
             problem = f"must be {PLAIN_TYPES.get(expected[1], expected[1])}"
@@ -175,16 +173,12 @@ class Explainer:
             problem = "cannot be null"
         elif f"{key}.enabled" in self.keys():
             return self._about(key, "is a group of keys", f"set {key}.enabled=true")
-        elif key.endswith(".groups") and str(typed_value).startswith("{"):
-            return self._about(key, "must be a list", f"write it in brackets: {key}=[{typed_value}]")
+        elif key.endswith(".groups") and str(text).startswith("{"):
+            return self._about(key, "must be a list", f"write it in brackets: {key}=[{text}]")
         elif key == "args":
             return self._about(key, "is a group of keys of your own", "set args.NAME=VALUE")
         elif "is not a ListConfig" in self.text:
-            example = (
-                ""
-                if typed_value is None or self._file or len(typed_value) > MAX_SHOWN_CHARS
-                else f": {key}=[{typed_value}]"
-            )
+            example = "" if text is None or self._file or len(text) > MAX_SHOWN_CHARS else f": {key}=[{text}]"
             return self._about(key, "must be a list", f"write it in brackets{example}")
         else:
             problem = "has the wrong type"
@@ -204,10 +198,8 @@ class Explainer:
 
     def _interpolation(self, match: re.Match[str]) -> ConfigError:
         key, target = self._full_key, match[1]
-        typed_value = self._value(key) or f"${{{target}}}"
-        return ConfigError(
-            key, typed_value, f"refers to {target}, which does not exist", f"set {target}, or write a value"
-        )
+        text = self._value(key) or f"${{{target}}}"
+        return ConfigError(key, text, f"refers to {target}, which does not exist", f"set {target}, or write a value")
 
     def _suggest(self, key: str) -> str:
         known_keys, (group, _, key_in_group) = self.keys(), key.partition(".")
@@ -226,16 +218,12 @@ class Explainer:
         near = difflib.get_close_matches(key, known_keys, n=1, cutoff=0.6)
         if not is_like:  # a key with the same last part is more likely than one that looks a little alike
             near = [name for name in known_keys if name.rpartition(".")[2] == last][:1] or near
-        new_key_remedy = f"a new key of your own needs a plus: +{key}=VALUE"
+        hint = f"a new key of your own needs a plus: +{key}=VALUE"
         if not near:
-            return f"{require.HELP}; {new_key_remedy}"
+            return f"{require.HELP}; {hint}"
         # an argument that the task's file doesn't list is often like none that it lists
         unlike = key.startswith("task.") and not difflib.get_close_matches(key, near, cutoff=LIKELY_TYPO)
-        return (
-            f"did you mean {near[0]}? {new_key_remedy[0].upper()}{new_key_remedy[1:]}"
-            if unlike
-            else f"did you mean {near[0]}?"
-        )
+        return f"did you mean {near[0]}? {hint[0].upper()}{hint[1:]}" if unlike else f"did you mean {near[0]}?"
 
 
 def unreadable(error: yaml.YAMLError | UnicodeDecodeError, folders: Sequence[Path]) -> ConfigError:

@@ -149,25 +149,23 @@ def shares_and_stages(parallel: Parallel, world_size: int, local_world_size: int
 
 def _without_open(degrees: Mapping[str, int], world_size: int) -> dict[str, int]:
     """Return the degrees with that of -1 replaced by what the others leave."""
-    fixed_degrees = {name: degree for name, degree in degrees.items() if degree != -1}
-    needed = math.prod(fixed_degrees.values())
-    is_open = len(fixed_degrees) < len(degrees)
+    fixed = {name: degree for name, degree in degrees.items() if degree != -1}
+    needed = math.prod(fixed.values())
+    is_open = len(fixed) < len(degrees)
     if needed == world_size or (is_open and world_size % needed == 0):
         return {name: world_size // needed if degree == -1 else degree for name, degree in degrees.items()}
     if is_open:
-        for name, degree in fixed_degrees.items():
+        for name, degree in fixed.items():
             if world_size % degree:
                 problem = f"doesn't divide {counted(world_size, 'rank')}"
                 raise ConfigError(f"parallel.{name}_degree", degree, problem, f"use one of {_divisors(world_size)}")
-    key, *other_names = [
-        name for name, degree in fixed_degrees.items() if degree != 1 or name in ("shard", "replicate")
-    ]
-    with_others = all_of([f"parallel.{name}_degree={fixed_degrees[name]}" for name in other_names])
+    key, *names = [name for name, degree in fixed.items() if degree != 1 or name in ("shard", "replicate")]
+    with_others = all_of([f"parallel.{name}_degree={fixed[name]}" for name in names])
     problem = f"with {with_others} needs {needed} ranks{' or a multiple' * is_open}, but there are {world_size}"
     remedy = "change one of them" if is_open else "set one of them to -1: what the others leave"
-    if len(other_names) == 1 and not is_open:
+    if len(names) == 1 and not is_open:
         remedy = "set one of the two to -1: what the other leaves"
-    raise ConfigError(f"parallel.{key}_degree", fixed_degrees[key], problem, remedy)
+    raise ConfigError(f"parallel.{key}_degree", fixed[key], problem, remedy)
 
 
 def _divisors(number: int) -> str:
@@ -330,14 +328,10 @@ def _require_plan(config: Config, kind: PlanKind, degree: int) -> None:
         # none of torch's own classes has a plan; a function of torch.nn may return any model
         is_torchs = module in ("torch.nn", "torch.nn.modules") and name[:1].isupper()
         classes = [*chain, *([] if is_torchs else class_chain(built))]
-        user_classes = [
-            (source, class_node) for source, class_node in classes if (source.name, class_node.name) != TASK
-        ]
-        names = {class_node.name for _, class_node in user_classes}
+        classes = [(source, node) for source, node in classes if (source.name, node.name) != TASK]
+        names = {node.name for _, node in classes}
         needs_none = kind.sequential and is_torchs and name == "Sequential"
-        is_certain = not needs_none and not any(
-            _may_have_plan(kind, source, node, names) for source, node in user_classes
-        )
+        is_certain = not needs_none and not any(_may_have_plan(kind, source, node, names) for source, node in classes)
     except (UnknownError, SyntaxError, OSError):
         return
     if is_certain:

@@ -42,12 +42,12 @@ class ParameterOptions(require.Checked):
     have * and ?."""
 
 
-PARAMETER_OPTION_KEYS = tuple(item.name for item in fields(ParameterOptions))
+OPTION_KEYS = tuple(item.name for item in fields(ParameterOptions))
 
 
 def parameter_options(node: Mapping[str, Any]) -> ParameterOptions:
     """Return the keys of an optimizer's node that hpctrain handles itself."""
-    return ParameterOptions(**{key: node[key] for key in PARAMETER_OPTION_KEYS if key in node})
+    return ParameterOptions(**{key: node[key] for key in OPTION_KEYS if key in node})
 
 
 @dataclass(kw_only=True, slots=True)
@@ -293,14 +293,10 @@ def patterns(key: str, match: object) -> tuple[str, ...]:
     Raises:
         ConfigError: it is neither.
     """
-    pattern_list = [match] if isinstance(match, str) else match
-    if (
-        not isinstance(pattern_list, list)
-        or not pattern_list
-        or not all(isinstance(pattern, str) and pattern for pattern in pattern_list)
-    ):
+    texts = [match] if isinstance(match, str) else match
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
         raise ConfigError(key, match, "must be a pattern, or a list of patterns", f'write {key}="NAME.*"')
-    return tuple(pattern_list)
+    return tuple(texts)
 
 
 def _require_positive(key: str, value: object, remedy: str) -> None:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from hpctrain.config import require
 from hpctrain.errors import ConfigError
 
-DDP_KEYS = (
+OF_DDP = (
     "find_unused_parameters",
     "bucket_cap_mb",
     "static_graph",
@@ -22,7 +22,7 @@ DIVISION_BY_MESH = (
     *("stages_per_rank", "stages", "blocks", "keep_gradients_whole", "cpu_offload"),
 )
 """Keys of a mesh that decide the weights."""
-MESH_KEYS = (*DIVISION_BY_MESH, "reshard_after_forward", "prefetch_blocks")
+OF_MESH = (*DIVISION_BY_MESH, "reshard_after_forward", "prefetch_blocks")
 """Keys that only a mesh uses."""
 
 
@@ -105,15 +105,13 @@ class Parallel(require.Checked):
     def __post_init__(self) -> None:
         """Also refuse keys of another kind, which would have no effect, and degrees that leave each other open."""
         require.Checked.__post_init__(self)
-        unused = DDP_KEYS if self.kind == "mesh" else MESH_KEYS
-        for key_field in fields(self):
-            value = getattr(self, key_field.name)
-            default = key_field.default_factory() if key_field.default_factory is not MISSING else key_field.default
-            if key_field.name in unused and value != default:
+        unused = OF_DDP if self.kind == "mesh" else OF_MESH
+        for key in fields(self):
+            value = getattr(self, key.name)
+            default = key.default_factory() if key.default_factory is not MISSING else key.default
+            if key.name in unused and value != default:
                 remedy = f"leave it out, or use parallel={'ddp' if self.kind == 'mesh' else 'mesh'}"
-                raise ConfigError(
-                    f"parallel.{key_field.name}", value, f"has no effect with parallel={self.kind}", remedy
-                )
+                raise ConfigError(f"parallel.{key.name}", value, f"has no effect with parallel={self.kind}", remedy)
         names = ("pipeline_degree", "tensor_degree", "shard_degree", "replicate_degree")
         derived = [name for name in names if getattr(self, name) == -1]
         if len(derived) > 1:

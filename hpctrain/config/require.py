@@ -112,10 +112,8 @@ def to_schema(schema: type[Schema], key: str, values: Mapping[str, Any], **requi
     try:
         config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema(**required)), dict(values)))
     except ConfigError as error:
-        group_prefix = re.compile(rf"(?<![\w.]){error.key.partition('.')[0]}\.")
-        full_key, problem, remedy = (
-            group_prefix.sub(f"{key}.", text) for text in (error.key, error.problem, error.remedy)
-        )
+        group = re.compile(rf"(?<![\w.]){error.key.partition('.')[0]}\.")
+        full_key, problem, remedy = (group.sub(f"{key}.", text) for text in (error.key, error.problem, error.remedy))
         raise ConfigError(full_key, error.value, problem, remedy) from None
     except (OmegaConfBaseException, OverflowError) as error:
         large = (name for name, value in values.items() if isinstance(value, int) and abs(value) > MAX_INTEGER)

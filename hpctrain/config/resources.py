@@ -166,17 +166,15 @@ def micro_batch_size_of(config: Config, world_size: int, pipeline_degree: int = 
     if trainer.micro_batch_size is not None:
         return trainer.micro_batch_size
     share = trainer.global_batch_size // world_size
-    size = _piece_size(share, pipeline_degree)
+    size = _piece(share, pipeline_degree)
     if not isinstance(config.cluster, Slurm) or config.cluster.min_nodes is None:
         return size
     resources = resources_of(config)
     num_shares, degree = shares_and_stages(config.parallel, resources.world_size, resources.processes_per_node)
-    return _piece_size(
-        share, pipeline_degree, largest=_piece_size(max(1, trainer.global_batch_size // num_shares), degree)
-    )
+    return _piece(share, pipeline_degree, largest=_piece(max(1, trainer.global_batch_size // num_shares), degree))
 
 
-def _piece_size(share: int, pipeline_degree: int, largest: int | None = None) -> int:
+def _piece(share: int, pipeline_degree: int, largest: int | None = None) -> int:
     """Return the size of equal pieces of a share: as large as it may be."""
     fewest = min(share, PIECES_PER_STAGE * pipeline_degree) if pipeline_degree > 1 else 1
     bound = min(share // fewest, largest or share)
@@ -304,24 +302,20 @@ def check_node_counts(config: RunConfig, resources: Resources) -> None:
     Raises:
         ConfigError: it is more than `nodes`, or no smaller number of nodes works.
     """
-    least = _min_nodes(config)
-    if least is None or least == resources.num_nodes:
+    low = _min_nodes(config)
+    if low is None or low == resources.num_nodes:
         return
     key = "cluster.min_nodes"
-    if least > resources.num_nodes:
-        raise ConfigError(key, least, f"is more than nodes={resources.num_nodes}", "lower it, or raise nodes")
+    if low > resources.num_nodes:
+        raise ConfigError(key, low, f"is more than nodes={resources.num_nodes}", "lower it, or raise nodes")
     if len(node_counts(config, resources)) == 1:
-        largest = resources.num_nodes - 1
-        problem = _node_count_error(config, resources, largest)
+        high = resources.num_nodes - 1
+        problem = _node_count_error(config, resources, high)
         assert problem is not None
-        why = (
-            f"the run can't train on {largest} nodes"
-            if least == largest
-            else f"no number from {least} to {largest} works"
-        )
-        example = f"with {largest}, {problem.key}={problem.value} {problem.problem}"
+        why = f"the run can't train on {high} nodes" if low == high else f"no number from {low} to {high} works"
+        example = f"with {high}, {problem.key}={problem.value} {problem.problem}"
         raise ConfigError(
-            key, least, f"{why}: {example}", f"lower it, change {problem.key}, or leave cluster.min_nodes out"
+            key, low, f"{why}: {example}", f"lower it, change {problem.key}, or leave cluster.min_nodes out"
         )
 
 

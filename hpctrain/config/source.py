@@ -83,9 +83,7 @@ class ModuleSource:
         try:
             spec = PathFinder.find_spec(name, list(map(str, self.folders)))
         except KeyError:  # Python looks up the parent of a namespace package among the imported modules
-            return ModuleSource(
-                name, folders=tuple(path for folder in self.folders if (path := folder / part).is_dir())
-            )
+            return ModuleSource(name, folders=tuple(path for base in self.folders if (path := base / part).is_dir()))
         return None if spec is None else ModuleSource.of(name, spec)
 
     def names(self) -> dict[str, list[ast.AST]]:
@@ -207,9 +205,7 @@ def qualified_name(source: ModuleSource, expression: ast.expr) -> str:
         return f"{source.name}.{expression.id}"
     if not isinstance(bound, ast.Import | ast.ImportFrom):
         raise UnknownError
-    alias = next(
-        candidate for candidate in bound.names if expression.id in (candidate.asname, candidate.name.split(".")[0])
-    )
+    alias = next(alias for alias in bound.names if expression.id in (alias.asname, alias.name.split(".")[0]))
     if isinstance(bound, ast.ImportFrom):
         return f"{source.absolute(bound)}.{alias.name}"
     return alias.name if alias.asname else expression.id
@@ -393,13 +389,9 @@ def signature_of(source: ModuleSource, definition: Definition) -> Signature:
         return _function_signature(definition)
     bases, required = lineage(source, definition)
     for number, (_, node) in enumerate(bases):
-        constructors = [
-            statement
-            for statement in node.body
-            if isinstance(statement, ast.FunctionDef) and statement.name == "__init__"
-        ]
-        if constructors:
-            return _function_signature(constructors[0], method=True)
+        inits = [part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"]
+        if inits:
+            return _function_signature(inits[0], method=True)
         if _generates_constructor(node):
             return _dataclass_signature(bases[number:])
     return Signature(dict.fromkeys(required, False))
@@ -411,14 +403,14 @@ def _function_signature(node: ast.FunctionDef, *, method: bool = False) -> Signa
         raise UnknownError
     names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
     optional = len(names) - len(arguments.defaults)
-    optional_by_name = {name: number >= optional for number, name in enumerate(names)}
-    optional_by_name |= {
+    is_optional = {name: number >= optional for number, name in enumerate(names)}
+    is_optional |= {
         argument.arg: default is not None
         for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
     }
     if len(arguments.posonlyargs) > method:
         raise UnknownError  # no key can give these
-    return Signature(dict(list(optional_by_name.items())[method:]), takes_any=arguments.kwarg is not None)
+    return Signature(dict(list(is_optional.items())[method:]), takes_any=arguments.kwarg is not None)
 
 
 def _generates_constructor(node: ast.ClassDef) -> bool:
@@ -430,7 +422,7 @@ def _generates_constructor(node: ast.ClassDef) -> bool:
 
 def _dataclass_signature(chain: Chain) -> Signature:
     """Return the arguments of the constructor that `@dataclass` makes for the first of these classes."""
-    optional_by_name: dict[str, bool] = {}
+    is_optional: dict[str, bool] = {}
     inherited: set[str] = set()  # @dataclass takes an attribute of a base for the default of a field of its name
     for source, node in reversed(chain):
         for statement in node.body if node.decorator_list else ():
@@ -439,13 +431,11 @@ def _dataclass_signature(chain: Chain) -> Signature:
             name, annotation = statement.target.id, ast.unparse(statement.annotation).strip("'\"")
             options = _field_options(source, statement.value)
             if "ClassVar" in annotation or annotation.endswith("KW_ONLY") or options.get("init") == "False":
-                optional_by_name.pop(name, None)  # also a field of a base, which this one replaces
+                is_optional.pop(name, None)  # also a field of a base, which this one replaces
             else:
-                optional_by_name[name] = name in inherited or not options.keys().isdisjoint(
-                    ("default", "default_factory")
-                )
+                is_optional[name] = name in inherited or not options.keys().isdisjoint(("default", "default_factory"))
         inherited.update(name for name, _ in bindings(node.body))
-    return Signature(optional_by_name)
+    return Signature(is_optional)
 
 
 def _field_options(source: ModuleSource, value: ast.expr | None) -> dict[str, str]:

@@ -24,7 +24,7 @@ from hpctrain.config import require
 from hpctrain.config.optimizer import (
     COMMON_OPTION_CHECKS,
     NAMED_KEYS,
-    PARAMETER_OPTION_KEYS,
+    OPTION_KEYS,
     check_options,
     entries_of,
     named_optimizers,
@@ -75,14 +75,12 @@ def check_targets(group: str, node: Any) -> None:
         return
     if group == "optimizer":
         for optimizer in named_optimizers(node):
-            check_optimizer(
-                optimizer.key, optimizer.node, skipped=NAMED_KEYS if optimizer.name else PARAMETER_OPTION_KEYS
-            )
-            optimizer_schedule = (
-                None if optimizer.schedule is None else schedule_of(f"{optimizer.key}.schedule", optimizer.schedule)
-            )
-            if isinstance(optimizer_schedule, Mapping):
-                check_schedule(f"{optimizer.key}.schedule", optimizer_schedule)
+            check_optimizer(optimizer.key, optimizer.node, skipped=NAMED_KEYS if optimizer.name else OPTION_KEYS)
+            if optimizer.schedule is not None:
+                key = f"{optimizer.key}.schedule"
+                schedule = schedule_of(key, optimizer.schedule)
+                if isinstance(schedule, Mapping):
+                    check_schedule(key, schedule)
     elif group == "schedule":
         check_schedule(group, node)
     elif group == "callbacks":
@@ -241,7 +239,7 @@ def _find(key: str, target: str) -> tuple[ModuleSource, Definition]:
 
 
 def _module_not_found(key: str, target: str) -> ConfigError:
-    first, _, path_in_module = target.partition(".")
+    first, _, tail = target.partition(".")
     here = [path.stem for path in Path.cwd().iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()]
     problem = f"the module {first} was not found"
     if sys.flags.safe_path and first in here:
@@ -251,9 +249,7 @@ def _module_not_found(key: str, target: str) -> ConfigError:
         return ConfigError(f"{key}._target_", target, problem, remedy)
     near = difflib.get_close_matches(first, here, n=1)
     remedy = (
-        f"did you mean {near[0]}.{path_in_module}?"
-        if near
-        else "run the command in the folder that contains it, or install it"
+        f"did you mean {near[0]}.{tail}?" if near else "run the command in the folder that contains it, or install it"
     )
     return ConfigError(f"{key}._target_", target, problem, remedy)
 

@@ -166,16 +166,14 @@ def warnings_about(target: str, methods: Collection[str], mentioned: Collection[
         methods: names of its methods.
         mentioned: names that the class itself uses, and those that the training calls.
     """
-    warnings = []
+    lines = []
     for method in dict.fromkeys(methods):
         if method in mentioned or method.startswith("_"):
             continue
         if remedy := _remedy(method):
             problem = f"has {method}, which hpctrain does not call"
-            warnings.append(
-                f"task._target_={target} {problem}: {remedy} (or begin the name with _ if this is intended)"
-            )
-    return warnings
+            lines.append(f"task._target_={target} {problem}: {remedy} (or begin the name with _ if this is intended)")
+    return lines
 
 
 def _remedy(method: str) -> str:
@@ -202,18 +200,16 @@ def call_mismatch_error(key: str, target: str, method: str, arguments: Sequence[
     return ConfigError(f"{key}._target_", target, problem, f"write def {method}({', '.join(('self', *arguments))})")
 
 
-def _check_arguments(
-    key: str, target: str, node: ast.ClassDef, expected_arguments: Mapping[str, Sequence[str]]
-) -> None:
+def _check_arguments(key: str, target: str, node: ast.ClassDef, calls: Mapping[str, Sequence[str]]) -> None:
     """Refuse methods of a class that don't take the arguments that they are called with."""
     for name, method in _functions(node).items():
-        if name not in expected_arguments or method.decorator_list:
+        if name not in calls or method.decorator_list:
             continue
-        signature, num_passed = method.args, 1 + len(expected_arguments[name])
+        signature, num_passed = method.args, 1 + len(calls[name])
         names = [argument.arg for argument in (*signature.posonlyargs, *signature.args)]
         needed = len(names) - len(signature.defaults) + sum(default is None for default in signature.kw_defaults)
         if num_passed < needed or (num_passed > len(names) and signature.vararg is None):
-            raise call_mismatch_error(key, target, name, expected_arguments[name], f"it takes {', '.join(names)}")
+            raise call_mismatch_error(key, target, name, calls[name], f"it takes {', '.join(names)}")
 
 
 def check_callback(key: str, target: str) -> None:
@@ -323,10 +319,8 @@ def metric_mode(config: Config) -> str | None:
 
 def may_have_mode(config: Config) -> bool:
     """Whether something may define which values of the metric are better; False only if nothing can."""
-    default_metric = _constants_of(config).get("metric")
-    return (
-        metric_mode(config) is not None or default_metric is None or config.checkpoint.metric in (None, default_metric)
-    )
+    name = _constants_of(config).get("metric")
+    return metric_mode(config) is not None or name is None or config.checkpoint.metric in (None, name)
 
 
 def _constants_of(config: Config) -> dict[str, object]:

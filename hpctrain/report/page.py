@@ -88,10 +88,8 @@ def remark(text: str) -> Markup:
 def charts_in_rows(charts: Sequence[Markup], num_open: int, noun: str) -> list[Markup]:
     """Charts side by side; after the first ones, a click opens the others."""
     rows = [element("div", *charts[:num_open], class_="charts")]
-    if closed_charts := charts[num_open:]:
-        rows.append(
-            folded(counted(len(closed_charts), f"more {noun}"), element("div", *closed_charts, class_="charts"))
-        )
+    if later := charts[num_open:]:
+        rows.append(folded(counted(len(later), f"more {noun}"), element("div", *later, class_="charts")))
     return rows
 
 

@@ -186,9 +186,9 @@ def speed_charts(record: RunRecord) -> Markup:
     """Draw the speed; empty if nothing of it was measured."""
     numbers = [span.attempt.attempt for span in record.spans]
     records = {number: read_bottleneck(record.directory.attempt(number)) for number in numbers}
-    bottlenecks = {number: bottleneck for number, bottleneck in records.items() if bottleneck is not None}
+    bottlenecks = {number: cause for number, cause in records.items() if cause is not None}
     curves = [curve for name in SHOWN if (curve := record.curves.get(name)) is not None]
-    parts: list[object] = [_bottleneck(bottleneck, number) for number, bottleneck in list(bottlenecks.items())[-1:]]
+    parts: list[object] = [_bottleneck(cause, number) for number, cause in list(bottlenecks.items())[-1:]]
     charts = _charts(curves, record.axis)
     if points := _slowest_points(record):
         charts.append(_slowest_rank_chart(points, record.axis))
@@ -196,15 +196,9 @@ def speed_charts(record: RunRecord) -> Markup:
         explained = "Over time, since the run began. Shaded: an attempt was at work."
         parts += [remark(explained), element("div", *charts, class_="charts")]
     rows = [
-        (
-            str(number),
-            str(bottleneck.slowest_rank),
-            bottleneck.slowest_host or "?",
-            f"{bottleneck.slowest_ratio:.2f}",
-            str(bottleneck.step),
-        )
-        for number, bottleneck in bottlenecks.items()
-        if bottleneck.slowest_rank is not None and bottleneck.slowest_ratio is not None
+        (str(number), str(cause.slowest_rank), cause.slowest_host or "?", f"{cause.slowest_ratio:.2f}", str(cause.step))
+        for number, cause in bottlenecks.items()
+        if cause.slowest_rank is not None and cause.slowest_ratio is not None
     ]
     if rows:
         head = ("attempt", "slowest rank", "host", "times the others", "up to step")
@@ -216,27 +210,23 @@ def speed_charts(record: RunRecord) -> Markup:
     return joined(parts)
 
 
-def _bottleneck(bottleneck: Bottleneck, attempt: int) -> Markup:
-    parts: list[object] = [element("p", element("b", "Bottleneck: "), bottleneck.text)]
-    if bottleneck.also:
-        parts.append(element("ul", *(element("li", text) for text in bottleneck.also)))
+def _bottleneck(cause: Bottleneck, number: int) -> Markup:
+    parts: list[object] = [element("p", element("b", "Bottleneck: "), cause.text)]
+    if cause.also:
+        parts.append(element("ul", *(element("li", text) for text in cause.also)))
     figures = [
-        f"{bottleneck.samples_per_s_per_device:.4g} samples/s per device"
-        if bottleneck.samples_per_s_per_device
-        else "",
-        f"MFU {bottleneck.mfu:.1%}" if bottleneck.mfu is not None else "",
-        f"memory peak {bottleneck.memory_peak_bytes / 1e9:.2f} GB" if bottleneck.memory_peak_bytes else "",
+        f"{cause.samples_per_s_per_device:.4g} samples/s per device" if cause.samples_per_s_per_device else "",
+        f"MFU {cause.mfu:.1%}" if cause.mfu is not None else "",
+        f"memory peak {cause.memory_peak_bytes / 1e9:.2f} GB" if cause.memory_peak_bytes else "",
     ]
     if text := ", ".join(filter(None, figures)):
         parts.append(element("p", text))
-    if bottleneck.shares:
+    if cause.shares:
         shares = [
             BarPart(name=part.replace("_", " "), share=share, result=f"{share:.1%}", kind=KINDS.get(part, "working"))
-            for part, share in bottleneck.shares.items()
+            for part, share in cause.shares.items()
         ]
-        heading = (
-            f"Time after the first step of attempt {attempt}, up to step {bottleneck.step}, as the mean over the ranks"
-        )
+        heading = f"Time after the first step of attempt {number}, up to step {cause.step}, as the mean over the ranks"
         parts += [element("h3", heading), waterfall(shares)]
     return joined(parts)
 

@@ -118,10 +118,7 @@ class SweepResults:
         """The wall time of all runs together."""
         spent = [point.result.status.account.spent for point in self.points]
         return WallTime(
-            **{
-                field.name: math.fsum(getattr(wall_time, field.name) for wall_time in spent)
-                for field in fields(WallTime)
-            }
+            **{field.name: math.fsum(getattr(time, field.name) for time in spent) for field in fields(WallTime)}
         )
 
 

@@ -187,19 +187,17 @@ def export(ranking: Ranking, file: ExperimentFile, comment: str, *, force: bool,
     site = [word for word in command.words_of(SITE) if word.partition("=")[0] not in SWEEP_ONLY_KEYS]
     # YAML has no texts of numbers, so they become strings
     texts = config.run.args_as_typed if isinstance(config, ProgramConfig) else {}
-    exported = _exported({**flat(config), **texts}, command, skip_seed=len(ranking.rows[0].runs) > 1)
+    target = _exported({**flat(config), **texts}, command, skip_seed=len(ranking.rows[0].runs) > 1)
     choices = _choices(composer, command)
     with _draft(file, run, command) as (draft, name):
         write_atomic(draft, _text(comment, choices, {}), durable=False)
-        values = _changed(
-            exported, _composed(composer, name), always=_explicit_keys(composer, command, exported, ranking)
-        )
+        values = _changed(target, _composed(composer, name), always=_explicit_keys(composer, command, target, ranking))
         for name_values in ({}, {"name": config.name}):
             write_atomic(draft, _text(comment, choices, name_values | values), durable=False)
             composed_config = composer.compose_run([f"{GROUP}={name}", *site])
             if composed_config.name == config.name:
                 break
-        _require_same(exported, composed_config, command, file.path, run)
+        _require_same(target, composed_config, command, file.path, run)
         _publish(draft, file.path, force=force)
     words = [f"{GROUP}={file.name}", *site]
     if folder is not None:
@@ -263,21 +261,21 @@ def _is_exported(key: str, command: TypedCommand) -> bool:
 
 
 def _explicit_keys(
-    composer: Composer, command: TypedCommand, exported: Mapping[str, Any], ranking: Ranking
+    composer: Composer, command: TypedCommand, target: Mapping[str, Any], ranking: Ranking
 ) -> frozenset[str]:
     """The keys that the command varied or set, and those in which the runs differ: their defaults may change later."""
     options = {key for key in command.options() if key not in command.varied and composer.options.of(key)}
     names = [key.lstrip("+") for key in (*command.varied, *command.keys) if key not in options]
     configs = [run.config for row in ranking.rows for run in row.runs if run.config]
     return frozenset(
-        key for key in exported if is_below(key, names) or len({comparable(config.get(key)) for config in configs}) > 1
+        key for key in target if is_below(key, names) or len({comparable(config.get(key)) for config in configs}) > 1
     )
 
 
-def _changed(exported: Mapping[str, Any], composed: Mapping[str, Any], always: Collection[str]) -> dict[str, Any]:
+def _changed(target: Mapping[str, Any], composed: Mapping[str, Any], always: Collection[str]) -> dict[str, Any]:
     return {
         key: value
-        for key, value in exported.items()
+        for key, value in target.items()
         if value != {} and (key in always or key not in composed or comparable(composed[key]) != comparable(value))
     }
 
@@ -301,11 +299,11 @@ def _text(comment: str, choices: Mapping[str, str], values: Mapping[str, Any]) -
 
 
 def _require_same(
-    exported: Mapping[str, Any], config: RunConfig, command: TypedCommand, path: Path, run: RunResult
+    target: Mapping[str, Any], config: RunConfig, command: TypedCommand, path: Path, run: RunResult
 ) -> None:
-    composed = _exported(flat(config), command, skip_seed=SEED not in exported)
-    for key in sorted(exported.keys() | composed.keys()):
-        value, composed_value = (values.get(key) or None for values in (exported, composed))
+    composed = _exported(flat(config), command, skip_seed=SEED not in target)
+    for key in sorted(target.keys() | composed.keys()):
+        value, composed_value = (values.get(key) or None for values in (target, composed))
         if comparable(value) != comparable(composed_value):
             problem = f"can't have {key}={value_text(value)} of {run.status.path}"
             remedy = f"the file would make it {value_text(composed_value)}; resume or warm-start from the run instead"

@@ -84,10 +84,9 @@ def _by_step(directory: RunDirectory) -> dict[int, dict[str, float]]:
     values: dict[int, dict[str, float]] = {}
     with contextlib.suppress(OSError):
         for record in read_metrics(directory.metrics):
-            names = (
-                name for name in record.values if not any(fnmatchcase(name, pattern) for pattern in MACHINE_METRICS)
-            )
-            values.setdefault(record.step, {}).update({name: float(record.values[name]) for name in names})
+            for name, value in record.values.items():
+                if not any(fnmatchcase(name, pattern) for pattern in MACHINE_METRICS):
+                    values.setdefault(record.step, {})[name] = float(value)
     return values
 
 

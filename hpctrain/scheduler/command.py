@@ -56,7 +56,7 @@ def run(arguments: Sequence[str], environ: Mapping[str, str], timeout_s: float) 
     variables = {name: value for name, value in environ.items() if not name.startswith(_FORMAT_VARIABLES)}
     # the patterns above match English messages
     variables |= {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
-    command_text = " ".join(part for part in arguments if not part.startswith("--") or part.startswith("--jobs="))
+    text = " ".join(part for part in arguments if not part.startswith("--") or part.startswith("--jobs="))
     try:
         done = subprocess.run(
             arguments,
@@ -74,26 +74,22 @@ def run(arguments: Sequence[str], environ: Mapping[str, str], timeout_s: float) 
             "a login node"
         ) from error
     except subprocess.TimeoutExpired as error:
-        raise SchedulerSilentError(
-            f"{command_text}: SLURM did not answer within {timeout_s:g} s; try again later"
-        ) from error
+        raise SchedulerSilentError(f"{text}: SLURM did not answer within {timeout_s:g} s; try again later") from error
     if done.returncode:
-        raise _failure(command_text, done)
+        raise _failure(text, done)
     return done.stdout
 
 
-def _failure(command_text: str, done: subprocess.CompletedProcess[str]) -> SchedulerError:
+def _failure(text: str, done: subprocess.CompletedProcess[str]) -> SchedulerError:
     if done.returncode < 0:
         # without cgroups SLURM signals every process of a job, including this command
-        return SchedulerSilentError(
-            f"{command_text}: ended by {signal.Signals(-done.returncode).name}, without an answer"
-        )
+        return SchedulerSilentError(f"{text}: ended by {signal.Signals(-done.returncode).name}, without an answer")
     message = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
     if _UNKNOWN_JOB.search(message):
-        return UnknownJobError(f"{command_text}: {message}")
+        return UnknownJobError(f"{text}: {message}")
     if _UNREACHABLE.search(message):
-        return SchedulerSilentError(f"{command_text}: {message}")
-    return SchedulerError(f"{command_text}: {message}")
+        return SchedulerSilentError(f"{text}: {message}")
+    return SchedulerError(f"{text}: {message}")
 
 
 def parse_text(value: str) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hpctrain.checkpoint.host_memory import require_storable
 from hpctrain.config.optimizer import (
     NAMED_KEYS,
-    PARAMETER_OPTION_KEYS,
+    OPTION_KEYS,
     NamedOptimizer,
     ParameterOptions,
     entries_of,
@@ -82,7 +82,7 @@ def _build_optimizer(
         if plain
         else [{"params": list(group.parameters.values()), **group.options} for group in trained]
     )
-    handled = NAMED_KEYS if settings.name else PARAMETER_OPTION_KEYS
+    handled = NAMED_KEYS if settings.name else OPTION_KEYS
     options = {name: value for name, value in node.items() if name not in handled}
     if settings.shared:
         takes = inspect.signature(locate(key, node["_target_"])).parameters

@@ -15,7 +15,7 @@ import hpctrain
 from hpctrain import errors
 from hpctrain.cli import COMMANDS, main
 from hpctrain.config.compose import Composer
-from hpctrain.config.parallel import MESH_KEYS, Parallel
+from hpctrain.config.parallel import OF_MESH, Parallel
 from hpctrain.config.root import Config, ProgramConfig, flat
 from hpctrain.errors import ExitCode
 from hpctrain.run.checkpoint_manifest import FILES, is_known_name
@@ -134,7 +134,7 @@ def test_fixed_keys():
 
 
 def test_keys_of_a_mesh():
-    assert set(MESH_KEYS) == set(KEYS_OF_A_MESH.split()) <= {field.name for field in dataclasses.fields(Parallel)}
+    assert set(OF_MESH) == set(KEYS_OF_A_MESH.split()) <= {field.name for field in dataclasses.fields(Parallel)}
 
 
 @pytest.mark.parametrize("path", IMPORTS.split())
