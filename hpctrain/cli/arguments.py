@@ -38,8 +38,15 @@ def number(low: float, high: float, kind: type[float] = float) -> Callable[[str]
     return convert
 
 
-def command_parser(command: str, description: str, epilog: str) -> argparse.ArgumentParser:
-    """Make the parser of `python -m hpctrain COMMAND`, whose help ends with ``epilog``, unwrapped."""
+def command_parser(command: str, text: str | None) -> argparse.ArgumentParser:
+    """Make the parser of `python -m hpctrain COMMAND`.
+
+    Args:
+        command: its name.
+        text: the help, usually the docstring of the command's module: what it does, and after an empty line what stands
+            below the options. None with `python -OO`, which has no docstrings.
+    """
+    description, _, epilog = (text or "").partition("\n\n")
     return OneLineParser(
         prog=f"python -m hpctrain {command}",
         description=description,

@@ -1,4 +1,21 @@
-"""`python -m hpctrain best SWEEP`: the runs of a sweep, best first."""
+"""Show the runs of a sweep, best first, with what they vary.
+
+examples:
+  python -m hpctrain best lr                                       # the runs under runs/lr, best first
+  python -m hpctrain best lr more_lr --top 5                       # those of two folders together
+  python -m hpctrain best lr --metric train/loss                   # by another metric that was logged
+  python -m hpctrain best lr --metric perplexity --mode min --csv
+  python -m hpctrain best lr --export conf/experiment/best.yaml    # then: python -m hpctrain experiment=best
+
+The metric is the one by which the runs are judged: checkpoint.metric, or the task's own. The table has the keys by
+which the runs differ. Runs that differ in nothing but seed are one row: BEST is the mean of their best values, STD
+their sample standard deviation. Queued and training runs are ranked by their best value so far; failed, paused, stopped
+and never started runs come last, without a rank.
+
+--export writes the winner's configuration. `python -m hpctrain export RUN` writes a run's weights.
+
+Exit code 0; 2 if SWEEP has no runs, or they have no metric in common.
+"""
 
 from __future__ import annotations
 
@@ -21,23 +38,6 @@ from hpctrain.results.run_result import SEED, RunResult, read_results
 from hpctrain.run.evaluation import MODES
 from hpctrain.run.manifest import value_text
 
-_EPILOG = """\
-examples:
-  python -m hpctrain best lr                                       # the runs under runs/lr, best first
-  python -m hpctrain best lr more_lr --top 5                       # those of two folders together
-  python -m hpctrain best lr --metric train/loss                   # by another metric that was logged
-  python -m hpctrain best lr --metric perplexity --mode min --csv
-  python -m hpctrain best lr --export conf/experiment/best.yaml    # then: python -m hpctrain experiment=best
-
-The metric is the one by which the runs are judged: checkpoint.metric, or the task's own. The table has the keys by
-which the runs differ. Runs that differ in nothing but seed are one row: BEST is the mean of their best values, STD
-their sample standard deviation. Queued and training runs are ranked by their best value so far; failed, paused, stopped
-and never started runs come last, without a rank.
-
---export writes the winner's configuration. `python -m hpctrain export RUN` writes a run's weights.
-
-Exit code 0; 2 if SWEEP has no runs, or they have no metric in common."""
-
 
 def main(arguments: list[str]) -> int:
     """Rank runs; ``arguments`` are those after `best`."""
@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_parser("best", "Show the runs of a sweep, best first, with what they vary.", _EPILOG)
+    parser = command_parser("best", __doc__)
     what = "a sweep or any folder with runs, or its path below --runs-dir"
     parser.add_argument("run", nargs="+", metavar="SWEEP", help=what)
     add_runs_dir(parser)

@@ -1,4 +1,16 @@
-"""`python -m hpctrain cancel RUN ...`: cancel queued and running runs."""
+"""Cancel the queued and running jobs of runs; stop runs that were started on this machine.
+
+examples:
+  python -m hpctrain cancel runs/digits/2026-01-31_12-00-00
+  python -m hpctrain cancel sweep          # every run under runs/sweep
+
+A queued run leaves the queue. A running run finishes its current step, saves if the time allows, and is never
+requeued; `resume` continues it. In a job array, only the tasks of these runs are cancelled. The tasks of a search that
+wait are cancelled first, so that no further run begins; so is a sweep on one machine if SWEEP itself is named. A run
+outside of SLURM, on this or another machine, is asked to stop by a file in its run directory.
+
+Exit code 0; 1 if a queued or running run could not be cancelled; 2 if RUN is not a run.
+"""
 
 from __future__ import annotations
 
@@ -19,23 +31,10 @@ from hpctrain.scheduler.job import SlurmJob
 from hpctrain.scheduler.slurm import Slurm
 from hpctrain.status.jobs import job_ids, query_jobs
 
-_EPILOG = """\
-examples:
-  python -m hpctrain cancel runs/digits/2026-01-31_12-00-00
-  python -m hpctrain cancel sweep          # every run under runs/sweep
-
-A queued run leaves the queue. A running run finishes its current step, saves if the time allows, and is never
-requeued; `resume` continues it. In a job array, only the tasks of these runs are cancelled. The tasks of a search that
-wait are cancelled first, so that no further run begins; so is a sweep on one machine if SWEEP itself is named. A run
-outside of SLURM, on this or another machine, is asked to stop by a file in its run directory.
-
-Exit code 0; 1 if a queued or running run could not be cancelled; 2 if RUN is not a run."""
-
 
 def main(arguments: list[str]) -> int:
     """Cancel runs; ``arguments`` are those after `cancel`."""
-    description = "Cancel the queued and running jobs of runs; stop runs that were started on this machine."
-    parser = command_parser("cancel", description, _EPILOG)
+    parser = command_parser("cancel", __doc__)
     add_runs(parser, nargs="+")
     options = parser.parse_args(arguments)
     # all are found first: a misspelt name must not leave half of them cancelled

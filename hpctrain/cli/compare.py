@@ -1,4 +1,14 @@
-"""`python -m hpctrain compare RUN RUN`: how two runs differ."""
+"""Show how two runs differ.
+
+examples:
+  python -m hpctrain compare lr/0 lr/1
+  python -m hpctrain compare lr/0 again --json
+
+Two runs should be equal if the keys that decide the weights are the same, and the code as far as it was recorded. If
+so, compare shows the first step at which they differ: in a metric that both logged, and in a checkpoint's weights.
+
+Exit code 0; 1 if two runs that should be equal differ; 2 if RUN is not a run.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +29,12 @@ from hpctrain.run.ledger import Attempt
 from hpctrain.run.manifest import value_text
 from hpctrain.status.runs import run_of
 
-_EPILOG = """\
-examples:
-  python -m hpctrain compare lr/0 lr/1
-  python -m hpctrain compare lr/0 again --json
-
-Two runs should be equal if the keys that decide the weights are the same, and the code as far as it was recorded. If
-so, compare shows the first step at which they differ: in a metric that both logged, and in a checkpoint's weights.
-
-Exit code 0; 1 if two runs that should be equal differ; 2 if RUN is not a run."""
 MOST_CHARS = 60
 
 
 def main(arguments: list[str]) -> int:
     """Compare two runs; ``arguments`` are those after `compare`."""
-    parser = command_parser("compare", "Show how two runs differ.", _EPILOG)
+    parser = command_parser("compare", __doc__)
     add_runs(parser, nargs=2)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     options = parser.parse_args(arguments)

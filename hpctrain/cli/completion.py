@@ -1,4 +1,12 @@
-"""`python -m hpctrain completion SHELL`: print the shell code that completes `hpctrain` with Tab."""
+"""Print the shell code that completes hpctrain's command line.
+
+examples:
+  eval "$(hpctrain completion bash)"     # in ~/.bashrc
+  eval "$(hpctrain completion zsh)"      # in ~/.zshrc
+
+Tab completes commands, groups and their options, keys, and the runs under runs/. Each Tab runs hpctrain for about
+0.2 s, without torch; it imports nothing from the working directory.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +48,6 @@ UNQUOTED = re.compile(r"[\w./=,+@%:~-]+ ?")
 """Candidates that a shell takes as they are: others, which it might execute after Enter, are left out."""
 FLAGS = ("--config-dir", "--cfg", "--help", "--multirun", "--version")
 
-_EPILOG = """\
-examples:
-  eval "$(hpctrain completion bash)"     # in ~/.bashrc
-  eval "$(hpctrain completion zsh)"      # in ~/.zshrc
-
-Tab completes commands, groups and their options, keys, and the runs under runs/. Each Tab runs hpctrain for about
-0.2 s, without torch; it imports nothing from the working directory."""
-
 
 def main(arguments: list[str]) -> int:
     """Print the shell code, or the candidates that it queries; ``arguments`` are those after `completion`."""
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
         with contextlib.suppress(OSError, ValueError):
             print("\n".join(candidates(arguments[1:])))
         return ExitCode.FINISHED
-    parser = command_parser("completion", "Print the shell code that completes hpctrain's command line.", _EPILOG)
+    parser = command_parser("completion", __doc__)
     parser.add_argument("shell", choices=SHELLS)
     print(SHELLS[parser.parse_args(arguments).shell], end="")
     return ExitCode.FINISHED

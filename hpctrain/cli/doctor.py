@@ -1,4 +1,22 @@
-"""`python -m hpctrain doctor [KEY=VALUE ...]`: whether runs will work here, before the first one."""
+"""Find out what would fail or slow a run on this machine or cluster, before the first one.
+
+examples:
+  python -m hpctrain doctor                                     # this machine, and SLURM's settings
+  python -m hpctrain doctor cluster=slurm nodes=4               # also four nodes, through a job
+  python -m hpctrain doctor cluster=slurm nodes=4 cluster.gpus_per_node=4 cluster.partition=gpu
+  python -m hpctrain doctor runs/doctor/2026-01-31_12-00-00     # wait for its job again, or read its answers
+
+The job has the request of the run that you describe, and a time limit of 15 minutes. It checks on each node that the
+folder is shared and the Python is there, compares the clocks, and then measures the network between all pairs of
+nodes, the collectives, the devices and the disk. Its answers stay in runs/doctor/DATE_TIME, or in run_dir.
+
+If ranks worked, conf/cluster/NAME.yaml gets the keys with which they did, unless the file is there already: from then
+on, `cluster=NAME` is enough. The first measurements are the baseline, in runs/doctor/baseline.json, with which later
+ones are compared.
+
+Exit code 0 if no error was found; 1 if something would fail a run; 2 for overrides that can't work, or a job that SLURM
+refuses; 4 after Ctrl-C: the job continues.
+"""
 
 from __future__ import annotations
 
@@ -23,29 +41,10 @@ from hpctrain.phrases import all_of, counted
 
 WIDTH = 100
 
-_EPILOG = """\
-examples:
-  python -m hpctrain doctor                                     # this machine, and SLURM's settings
-  python -m hpctrain doctor cluster=slurm nodes=4               # also four nodes, through a job
-  python -m hpctrain doctor cluster=slurm nodes=4 cluster.gpus_per_node=4 cluster.partition=gpu
-  python -m hpctrain doctor runs/doctor/2026-01-31_12-00-00     # wait for its job again, or read its answers
-
-The job has the request of the run that you describe, and a time limit of 15 minutes. It checks on each node that the
-folder is shared and the Python is there, compares the clocks, and then measures the network between all pairs of
-nodes, the collectives, the devices and the disk. Its answers stay in runs/doctor/DATE_TIME, or in run_dir.
-
-If ranks worked, conf/cluster/NAME.yaml gets the keys with which they did, unless the file is there already: from then
-on, `cluster=NAME` is enough. The first measurements are the baseline, in runs/doctor/baseline.json, with which later
-ones are compared.
-
-Exit code 0 if no error was found; 1 if something would fail a run; 2 for overrides that can't work, or a job that SLURM
-refuses; 4 after Ctrl-C: the job continues."""
-
 
 def main(arguments: list[str]) -> int:
     """Examine; ``arguments`` are those after `doctor`."""
-    description = "Find out what would fail or slow a run on this machine or cluster, before the first one."
-    parser = command_parser("doctor", description, _EPILOG)
+    parser = command_parser("doctor", __doc__)
     add_overrides(parser, "the run that is to work, such as cluster=slurm nodes=4; or the folder of an examination")
     parser.add_argument("--site", metavar="NAME", help="name of the site file (default: the cluster's name)")
     parser.add_argument("--new-baseline", action="store_true", help="replace the baseline by today's figures")

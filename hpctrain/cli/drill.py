@@ -1,4 +1,20 @@
-"""`python -m hpctrain drill [KEY=VALUE ...]`, and `drill run ...`: prove that interruptions change nothing."""
+"""Prove that an interrupted training ends with the same weights as an uninterrupted one.
+
+examples:
+  python -m hpctrain drill
+  python -m hpctrain drill task=text cluster.processes_per_node=2 --interruptions 5
+  python -m hpctrain drill cluster=slurm nodes=2 trainer.max_steps=500
+  python -m hpctrain drill run -- python train.py       # any program: see drill run --help
+
+A short training runs once straight, and once with interruptions at random steps: on this machine by SIGTERM or SIGINT
+to the launching process and `resume`, on SLURM by `scontrol requeue`. Then the digests of the weights, the samples of
+every step, the losses and the evaluations are compared, to the last bit. On GPUs, trainer.deterministic=true is set.
+
+The runs stay in runs/drill/DATE_TIME, or in run_dir, as `straight` and `interrupted`.
+
+Exit code 0 if nothing differs; 1 if something does, a run failed, or no interruption took effect; 2 for overrides that
+can't work; 4 if a signal or Ctrl-C stopped the drill, and its runs with it.
+"""
 
 from __future__ import annotations
 
@@ -40,29 +56,13 @@ MAX_CELL_CHARS = 28
 """The table cuts longer cells, such as digests."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 """Signals that would end Python without an exception: of `timeout`, of a shutdown, and of a closed terminal."""
-_EPILOG = """\
-examples:
-  python -m hpctrain drill
-  python -m hpctrain drill task=text cluster.processes_per_node=2 --interruptions 5
-  python -m hpctrain drill cluster=slurm nodes=2 trainer.max_steps=500
-  python -m hpctrain drill run -- python train.py       # any program: see drill run --help
-
-A short training runs once straight, and once with interruptions at random steps: on this machine by SIGTERM or SIGINT
-to the launching process and `resume`, on SLURM by `scontrol requeue`. Then the digests of the weights, the samples of
-every step, the losses and the evaluations are compared, to the last bit. On GPUs, trainer.deterministic=true is set.
-
-The runs stay in runs/drill/DATE_TIME, or in run_dir, as `straight` and `interrupted`.
-
-Exit code 0 if nothing differs; 1 if something does, a run failed, or no interruption took effect; 2 for overrides that
-can't work; 4 if a signal or Ctrl-C stopped the drill, and its runs with it."""
 
 
 def main(arguments: list[str]) -> int:
     """Run a drill; ``arguments`` are those after `drill`."""
     if arguments[:1] == ["run"]:
         return _drill_program(arguments[1:])
-    description = "Prove that an interrupted training ends with the same weights as an uninterrupted one."
-    parser = command_parser("drill", description, _EPILOG)
+    parser = command_parser("drill", __doc__)
     add_overrides(parser, "what to train, and where; as for a run")
     add_drill_options(parser)
     options = parser.parse_intermixed_args(arguments)
@@ -84,7 +84,9 @@ def main(arguments: list[str]) -> int:
     return _run(make, config, options)
 
 
-_PROGRAM_EPILOG = """\
+_PROGRAM_HELP = """\
+Prove that an interrupted program ends with the same tensors.
+
 examples:
   python -m hpctrain drill run -- python train.py --steps 200
   python -m hpctrain drill run cluster.processes_per_node=2 --interruptions 5 -- python train.py
@@ -105,9 +107,7 @@ proven; 2 for a configuration that can't work; 4 if a signal or Ctrl-C stopped t
 def _drill_program(arguments: list[str]) -> int:
     """Run a drill of a program; ``arguments`` are those after `drill run`."""
     words, command = split_command(arguments)
-    parser = command_parser(
-        "drill run", "Prove that an interrupted program ends with the same tensors.", _PROGRAM_EPILOG
-    )
+    parser = command_parser("drill run", _PROGRAM_HELP)
     parser.usage = "python -m hpctrain drill run [-h] [options] [KEY=VALUE ...] -- COMMAND ..."
     add_overrides(parser, "where and how to run it, as for `python -m hpctrain run`")
     add_drill_options(parser)

@@ -1,4 +1,20 @@
-"""`python -m hpctrain export RUN -o OUTPUT`: a checkpoint's weights as a file or folder for other programs."""
+"""Write a checkpoint's weights to a file, or a folder, for other programs.
+
+examples:
+  python -m hpctrain export digits -o model.safetensors       # the newest intact checkpoint of runs/digits
+  python -m hpctrain export digits -o best.pt --step best     # that with the best evaluation
+  python -m hpctrain export lm -o published --step ema --dtype bf16
+
+OUTPUT is a file that ends with .safetensors or .pt, or a folder with the names that Hugging Face's libraries expect:
+model.safetensors, or model-00001-of-00003.safetensors and so on with model.safetensors.index.json. The checkpoint is
+verified first. Its tensors are copied piece by piece: the memory that this takes doesn't grow with the model. Extra
+state of modules that isn't a tensor is left out.
+
+The configuration isn't exported: `best SWEEP --export FILE` writes that of a sweep's best run.
+
+Exit code 0; 1 if there is no such checkpoint, it isn't intact or has no averaged weights, or OUTPUT can't be written;
+2 if RUN is not a run, or OUTPUT exists.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +37,6 @@ from hpctrain.run.gone_checkpoints import gone_step
 from hpctrain.streams import print_warning
 from hpctrain.terminal import is_terminal
 
-_EPILOG = """\
-examples:
-  python -m hpctrain export digits -o model.safetensors       # the newest intact checkpoint of runs/digits
-  python -m hpctrain export digits -o best.pt --step best     # that with the best evaluation
-  python -m hpctrain export lm -o published --step ema --dtype bf16
-
-OUTPUT is a file that ends with .safetensors or .pt, or a folder with the names that Hugging Face's libraries expect:
-model.safetensors, or model-00001-of-00003.safetensors and so on with model.safetensors.index.json. The checkpoint is
-verified first. Its tensors are copied piece by piece: the memory that this takes doesn't grow with the model. Extra
-state of modules that isn't a tensor is left out.
-
-The configuration isn't exported: `best SWEEP --export FILE` writes that of a sweep's best run.
-
-Exit code 0; 1 if there is no such checkpoint, it isn't intact or has no averaged weights, or OUTPUT can't be written;
-2 if RUN is not a run, or OUTPUT exists."""
 BEST = "best"
 EMA = "ema"
 FORMS = {".safetensors": "safetensors", ".pt": "torch"}
@@ -85,9 +86,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_parser(
-        "export", "Write a checkpoint's weights to a file, or a folder, for other programs.", _EPILOG
-    )
+    parser = command_parser("export", __doc__)
     add_runs(parser)
     what = "FILE.safetensors, FILE.pt, or a folder"
     parser.add_argument("-o", dest="output", required=True, metavar="OUTPUT", help=what)

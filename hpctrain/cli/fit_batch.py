@@ -1,4 +1,24 @@
-"""`python -m hpctrain fit-batch [KEY=VALUE ...]`: the largest micro-batch that fits into memory."""
+"""Find the largest micro-batch that fits into this machine's memory, by trying.
+
+examples:
+  python -m hpctrain fit-batch task=text
+  python -m hpctrain fit-batch task=text parallel=fsdp --ranks 4
+  srun --gpus=1 python -m hpctrain fit-batch model=resnet task=image_folder precision=bf16
+
+Each size is tried for three steps of two micro-batches, in a separate process, so that no size inherits the memory of
+the one before. With trainer.compile_mode=reduce-overhead or max-autotune, a step has one micro-batch, as in the run. A
+trial uses the run's precision, optimizer, compiler and activation checkpointing, but only one process, without the
+buffers of communication; the margin leaves memory for those. On a GPU, a size fits if torch's allocator can hold it. On
+a CPU, the memory of the whole process is compared with what the machine and its control groups offer, divided by the
+processes per node; a size that smaller ones predict to need more isn't tried. Nothing is written.
+
+With parallel=mesh, a trial is one rank of the mesh, and the others don't exist: its memory is that of a rank, and its
+speed that of a rank that never waits for the others. With parallel.tensor_degree, its losses are wrong, because the
+others' parts of each layer are missing; its memory isn't. On a CPU, that memory includes the whole model, which rank
+zero builds. With --ranks, a degree that is null needs cluster.processes_per_node.
+
+Exit code 0; 1 if not even one sample fits or the task fails; 2 for overrides that can't work.
+"""
 
 from __future__ import annotations
 
@@ -40,26 +60,6 @@ RESOLUTION = 16
 WORTHWHILE = 0.95
 """Share of the best throughput that is good enough: a micro-batch beyond it isn't worth its memory."""
 
-_EPILOG = """\
-examples:
-  python -m hpctrain fit-batch task=text
-  python -m hpctrain fit-batch task=text parallel=fsdp --ranks 4
-  srun --gpus=1 python -m hpctrain fit-batch model=resnet task=image_folder precision=bf16
-
-Each size is tried for three steps of two micro-batches, in a separate process, so that no size inherits the memory of
-the one before. With trainer.compile_mode=reduce-overhead or max-autotune, a step has one micro-batch, as in the run. A
-trial uses the run's precision, optimizer, compiler and activation checkpointing, but only one process, without the
-buffers of communication; the margin leaves memory for those. On a GPU, a size fits if torch's allocator can hold it. On
-a CPU, the memory of the whole process is compared with what the machine and its control groups offer, divided by the
-processes per node; a size that smaller ones predict to need more isn't tried. Nothing is written.
-
-With parallel=mesh, a trial is one rank of the mesh, and the others don't exist: its memory is that of a rank, and its
-speed that of a rank that never waits for the others. With parallel.tensor_degree, its losses are wrong, because the
-others' parts of each layer are missing; its memory isn't. On a CPU, that memory includes the whole model, which rank
-zero builds. With --ranks, a degree that is null needs cluster.processes_per_node.
-
-Exit code 0; 1 if not even one sample fits or the task fails; 2 for overrides that can't work."""
-
 
 class TrialRefusedError(HpctrainError):
     """The trial's process refused its configuration."""
@@ -69,8 +69,7 @@ class TrialRefusedError(HpctrainError):
 
 def main(arguments: list[str]) -> int:
     """Search; ``arguments`` are those after `fit-batch`."""
-    description = "Find the largest micro-batch that fits into this machine's memory, by trying."
-    parser = command_parser("fit-batch", description, _EPILOG)
+    parser = command_parser("fit-batch", __doc__)
     add_overrides(parser, "what to train; as for a run")
     parser.add_argument(
         "--largest",

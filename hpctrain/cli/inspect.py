@@ -1,4 +1,20 @@
-"""`python -m hpctrain inspect RUN`: the checkpoints of a run, and whether they are intact."""
+"""Read every byte of a run's checkpoints, compare the checksums, and show what they hold.
+
+examples:
+  python -m hpctrain inspect runs/digits/2026-01-31_12-00-00
+  python -m hpctrain inspect digits --json      # the one run under runs/digits
+  python -m hpctrain inspect digits --quick     # compare names and sizes only
+
+step, samples_seen, world_size, weights_digest and config_digest are those of the newest intact checkpoint.
+weights_digest is a SHA-256 over the model's named tensors: two runs with the same digest have the same weights.
+The best checkpoint is the intact one whose step had the best evaluation, by the run's own metric.
+
+Of a program's run (`run --`), the saves are shown that the program reported, and whether they still exist; then the
+newest files in HPCTRAIN_CHECKPOINT_DIR that it didn't report. What is in them is the program's own affair.
+
+Exit code 0; 1 if the run has saved checkpoints and none of them is intact, or saves and none exists; 2 if RUN is not a
+run.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +34,6 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.run.gone_checkpoints import gone_step
 from hpctrain.run.saves import ReportedSave, read_saves, unreported_files
 
-_EPILOG = """\
-examples:
-  python -m hpctrain inspect runs/digits/2026-01-31_12-00-00
-  python -m hpctrain inspect digits --json      # the one run under runs/digits
-  python -m hpctrain inspect digits --quick     # compare names and sizes only
-
-step, samples_seen, world_size, weights_digest and config_digest are those of the newest intact checkpoint.
-weights_digest is a SHA-256 over the model's named tensors: two runs with the same digest have the same weights.
-The best checkpoint is the intact one whose step had the best evaluation, by the run's own metric.
-
-Of a program's run (`run --`), the saves are shown that the program reported, and whether they still exist; then the
-newest files in HPCTRAIN_CHECKPOINT_DIR that it didn't report. What is in them is the program's own affair.
-
-Exit code 0; 1 if the run has saved checkpoints and none of them is intact, or saves and none exists; 2 if RUN is not a
-run."""
 SHOWN = 5
 """Files that are listed though they weren't reported; the others are only counted."""
 HOW_TO_REPORT = "`python -m hpctrain run --help` shows how"
@@ -41,8 +42,7 @@ _NEWEST_FIELDS = ("step", "samples_seen", "world_size", "weights_digest", "confi
 
 def main(arguments: list[str]) -> int:
     """Show the checkpoints; ``arguments`` are those after `inspect`."""
-    description = "Read every byte of a run's checkpoints, compare the checksums, and show what they hold."
-    parser = command_parser("inspect", description, _EPILOG)
+    parser = command_parser("inspect", __doc__)
     add_runs(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     parser.add_argument("--quick", action="store_true", help="compare names and sizes, not every byte")

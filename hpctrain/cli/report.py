@@ -15,7 +15,9 @@ from hpctrain.status.runs import runs_of
 
 FILE_NAME = "report.html"
 
-_EPILOG = f"""\
+_HELP = f"""\
+Write a page with the curves, attempts, times and results of a run, or of the runs of a sweep.
+
 examples:
   python -m hpctrain report runs/digits/2026-01-31_12-00-00   # writes {FILE_NAME} into the run's folder
   python -m hpctrain report lr                                # the sweep in runs/lr: writes runs/lr/{FILE_NAME}
@@ -29,8 +31,7 @@ Exit code 0; 2 if RUN is not a run or a folder of runs, or FILE can't be written
 
 def main(arguments: list[str]) -> int:
     """Write a report; ``arguments`` are those after `report`."""
-    description = "Write a page with the curves, attempts, times and results of a run, or of the runs of a sweep."
-    parser = command_parser("report", description, _EPILOG)
+    parser = command_parser("report", _HELP)
     parser.add_argument("run", metavar="RUN", help="a run directory, the folder of a sweep, or a name in runs/")
     parser.add_argument(
         "-o", dest="output", metavar="FILE", help=f"the file to write (default: {FILE_NAME} in the folder of RUN)"

@@ -1,4 +1,26 @@
-"""`python -m hpctrain resume RUN ... [KEY=VALUE ...]`: continue runs that stopped."""
+"""Continue stopped runs from their newest intact checkpoints.
+
+examples:
+  python -m hpctrain resume runs/digits/2026-01-31_12-00-00
+  python -m hpctrain resume RUN trainer.max_steps=2000        # train longer
+  python -m hpctrain resume RUN cluster=slurm nodes=2         # continue somewhere else
+  python -m hpctrain resume sweep                             # every unfinished run under runs/sweep
+  python -m hpctrain resume sweep --retry-failed              # also those that failed
+  python -m hpctrain resume sweep sweep.num_runs=80           # draw more runs
+  python -m hpctrain resume sweep optimizer.lr=1e-3,1e-4      # add values, or another range with sweep.num_runs
+  python -m hpctrain resume RUN --code=now                    # after a correction of your code
+
+With several runs, `resume` skips those that are completed or running, or whose files it can't read. It submits the
+runs of a sweep as job arrays. A value of a key that the sweep varies adds runs. If the new attempt trains no step,
+because it fails or none is left, hpctrain restores the run's configuration. If you stop or cancel it before it starts,
+your changes are kept for the next resume.
+
+A run continues with the copy of the code that was made when it was launched. With --code=now, it gets a new one: type
+that in the folder from which the run was launched, or in the same one of a clone. A search keeps its code.
+
+Exit code: the run's, or that of the first run that didn't finish; 0 once the run is submitted, and for a completed run;
+2 if RUN is not a run, can't be read, is or may be running, or if an override is invalid.
+"""
 
 from __future__ import annotations
 
@@ -28,27 +50,6 @@ if TYPE_CHECKING:
     from hpctrain.run.sweep_record import SweepRecord
     from hpctrain.search.resume import SweepResume
 
-_EPILOG = """\
-examples:
-  python -m hpctrain resume runs/digits/2026-01-31_12-00-00
-  python -m hpctrain resume RUN trainer.max_steps=2000        # train longer
-  python -m hpctrain resume RUN cluster=slurm nodes=2         # continue somewhere else
-  python -m hpctrain resume sweep                             # every unfinished run under runs/sweep
-  python -m hpctrain resume sweep --retry-failed              # also those that failed
-  python -m hpctrain resume sweep sweep.num_runs=80           # draw more runs
-  python -m hpctrain resume sweep optimizer.lr=1e-3,1e-4      # add values, or another range with sweep.num_runs
-  python -m hpctrain resume RUN --code=now                    # after a correction of your code
-
-With several runs, `resume` skips those that are completed or running, or whose files it can't read. It submits the
-runs of a sweep as job arrays. A value of a key that the sweep varies adds runs. If the new attempt trains no step,
-because it fails or none is left, hpctrain restores the run's configuration. If you stop or cancel it before it starts,
-your changes are kept for the next resume.
-
-A run continues with the copy of the code that was made when it was launched. With --code=now, it gets a new one: type
-that in the folder from which the run was launched, or in the same one of a clone. A search keeps its code.
-
-Exit code: the run's, or that of the first run that didn't finish; 0 once the run is submitted, and for a completed run;
-2 if RUN is not a run, can't be read, is or may be running, or if an override is invalid."""
 
 REMEDY = "name the runs to change, or start new ones in another run_dir"
 
@@ -89,7 +90,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = command_parser("resume", "Continue stopped runs from their newest intact checkpoints.", _EPILOG)
+    parser = command_parser("resume", __doc__)
     meaning = "run directories, or their names in the folder that contains the runs; and the keys to change"
     parser.add_argument("words", nargs="+", metavar="RUN | KEY=VALUE", help=meaning)
     add_runs_dir(parser)

@@ -19,7 +19,9 @@ from hpctrain.errors import ConfigError, ExitCode
 from hpctrain.phrases import page
 from hpctrain.streams import print_warning
 
-_EPILOG = f"""\
+_HELP = f"""\
+Launch any program as the ranks of a run: here, as a job, or as an array.
+
 examples:
   python -m hpctrain run -- python train.py --lr 3e-4
   python -m hpctrain run cluster=slurm nodes=4 cluster.gpus_per_node=8 -- python train.py
@@ -91,7 +93,7 @@ def _refuse_rank() -> NoReturn:
 
 
 def _parse(words: list[str], command: Sequence[str] | None) -> argparse.Namespace:
-    parser = command_parser("run", "Launch any program as the ranks of a run: here, as a job, or as an array.", _EPILOG)
+    parser = command_parser("run", _HELP)
     parser.usage = "python -m hpctrain run [-h] [-m] [--cfg] [--config-dir FOLDER] [KEY=VALUE ...] -- COMMAND ..."
     add_overrides(parser, "where and how to run it; `python -m hpctrain --help cluster` lists keys")
     parser.add_argument("-m", "--multirun", action="store_true", help="sweep: one run per value of args.NAME=A,B")

@@ -1,4 +1,15 @@
-"""`python -m hpctrain stacks RUN`: the Python stacks of a running run's ranks."""
+"""Print the Python stacks of every thread of a running run's ranks, without interrupting it.
+
+examples:
+  python -m hpctrain stacks digits              # every rank of the one run under runs/digits
+  python -m hpctrain stacks digits --rank 3
+  python -m hpctrain stacks digits --wait 90    # for a file system that shows new files to other nodes after a minute
+
+The request is a file in the run directory; the run isn't interrupted. Each rank looks for it every two seconds, and
+answers in logs/stacks_ATTEMPT_RANK.txt, which stays there. The main thread is the one that trains.
+
+Exit code 0; 1 if a rank did not answer in time; 2 if RUN is not a run, or isn't running.
+"""
 
 from __future__ import annotations
 
@@ -19,22 +30,10 @@ from hpctrain.status.state import RunState
 LOOK_S = 0.2
 """Seconds between two reads of the answers."""
 
-_EPILOG = """\
-examples:
-  python -m hpctrain stacks digits              # every rank of the one run under runs/digits
-  python -m hpctrain stacks digits --rank 3
-  python -m hpctrain stacks digits --wait 90    # for a file system that shows new files to other nodes after a minute
-
-The request is a file in the run directory; the run isn't interrupted. Each rank looks for it every two seconds, and
-answers in logs/stacks_ATTEMPT_RANK.txt, which stays there. The main thread is the one that trains.
-
-Exit code 0; 1 if a rank did not answer in time; 2 if RUN is not a run, or isn't running."""
-
 
 def main(arguments: list[str]) -> int:
     """Request stacks and print them; ``arguments`` are those after `stacks`."""
-    description = "Print the Python stacks of every thread of a running run's ranks, without interrupting it."
-    parser = command_parser("stacks", description, _EPILOG)
+    parser = command_parser("stacks", __doc__)
     add_runs(parser)
     parser.add_argument("--rank", type=int, metavar="N", help="show only this rank")
     parser.add_argument(

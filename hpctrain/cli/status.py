@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 SHOWN = 20
 """Runs in the table without --all."""
 
-_EPILOG = f"""\
+_HELP = f"""\
+Show the runs under a folder, newest first, or one run in detail.
+
 examples:
   python -m hpctrain status                                     # the {SHOWN} newest runs under runs/
   python -m hpctrain status runs/digits/2026-01-31_12-00-00     # one run: attempts, metrics, what to type next
@@ -51,8 +53,7 @@ _HEAD = ("RUN", "VARIED", "STATE", "STEP", "LOSS", "EVAL LOSS", "BEST", "ATTEMPT
 
 def main(arguments: list[str]) -> int:
     """Show runs; ``arguments`` are those after `status`."""
-    description = "Show the runs under a folder, newest first, or one run in detail."
-    parser = command_parser("status", description, _EPILOG)
+    parser = command_parser("status", _HELP)
     add_runs(parser, nargs="*")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.add_argument("--all", action="store_true", help=f"show every run, not only the {SHOWN} newest")

@@ -1,4 +1,20 @@
-"""`python -m hpctrain sync RUN ...`: send runs to W&B or MLflow."""
+"""Send runs to Weights & Biases or MLflow.
+
+examples:
+  python -m hpctrain sync digits                      # to the services that the run enables
+  python -m hpctrain sync sweep --service wandb       # every run under runs/sweep, to W&B
+  python -m hpctrain sync digits --follow             # until the run ends
+  python -m hpctrain sync digits --service wandb --offline
+  python -m hpctrain sync digits --server http://login1:5000
+
+What lies before the newest checkpoint is sent, and everything of a completed run. Nothing is sent twice, whoever sent
+it, and however often. The API key comes from the environment or from ~/.netrc (`wandb login`). If other users can write
+the run's config.yaml, or it is theirs, the server of MLflow that it names gets nothing unless --server or
+MLFLOW_TRACKING_URI names it as well. Links in the run's folder aren't followed.
+
+Exit code 0; 1 if a service can't be reached or refuses, or if another process sends the run; 2 if RUN is not a run, or
+enables no service, or if you have to name its server.
+"""
 
 from __future__ import annotations
 
@@ -26,26 +42,10 @@ LEAVE_S = 15
 """Seconds in which the sender process of a training that was stopped finishes, before it is killed."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
-_EPILOG = """\
-examples:
-  python -m hpctrain sync digits                      # to the services that the run enables
-  python -m hpctrain sync sweep --service wandb       # every run under runs/sweep, to W&B
-  python -m hpctrain sync digits --follow             # until the run ends
-  python -m hpctrain sync digits --service wandb --offline
-  python -m hpctrain sync digits --server http://login1:5000
-
-What lies before the newest checkpoint is sent, and everything of a completed run. Nothing is sent twice, whoever sent
-it, and however often. The API key comes from the environment or from ~/.netrc (`wandb login`). If other users can write
-the run's config.yaml, or it is theirs, the server of MLflow that it names gets nothing unless --server or
-MLFLOW_TRACKING_URI names it as well. Links in the run's folder aren't followed.
-
-Exit code 0; 1 if a service can't be reached or refuses, or if another process sends the run; 2 if RUN is not a run, or
-enables no service, or if you have to name its server."""
-
 
 def main(arguments: list[str]) -> int:
     """Send runs; ``arguments`` are those after `sync`."""
-    parser = command_parser("sync", "Send runs to Weights & Biases or MLflow.", _EPILOG)
+    parser = command_parser("sync", __doc__)
     add_runs(parser, nargs="+")
     parser.add_argument("--service", choices=SERVICES, help="the service (default: those that the run enables)")
     parser.add_argument("--follow", "-f", action="store_true", help="keep sending until the run ends")
