@@ -133,7 +133,7 @@ def is_rank(variables: Mapping[str, str]) -> bool:
 
 def _source(variables: Variables) -> Source:
     # innermost first: torchrun may run inside mpirun, and mpirun inside a step of srun
-    if launchers.is_from_torchrun(variables):
+    if variables.text("TORCHELASTIC_RUN_ID") is not None:
         return Source.TORCHRUN
     launcher = launchers.launcher_of(variables)
     has_torchruns = launchers.has_torchrun_place(variables)

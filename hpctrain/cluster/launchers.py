@@ -55,6 +55,15 @@ class Launcher:
     address_option: str
     needs_all: bool = False
 
+    @classmethod
+    def with_prefix(cls, name: str, prefix: str, address_option: str) -> Launcher:
+        """Return a launcher whose variables have one prefix, and the usual names after it."""
+        rank, size = f"{prefix}_RANK", f"{prefix}_SIZE"
+        local_rank, local_size = f"{prefix}_LOCAL_RANK", f"{prefix}_LOCAL_SIZE"
+        return cls(
+            name=name, rank=rank, size=size, local_rank=local_rank, local_size=local_size, address_option=address_option
+        )
+
     @property
     def variables(self) -> tuple[str, ...]:
         """All variables that a place needs."""
@@ -62,14 +71,7 @@ class Launcher:
         return tuple(name for name in names if name is not None)
 
 
-OPENMPI = Launcher(
-    name="openmpi",
-    rank="OMPI_COMM_WORLD_RANK",
-    size="OMPI_COMM_WORLD_SIZE",
-    local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
-    local_size="OMPI_COMM_WORLD_LOCAL_SIZE",
-    address_option="pass mpirun -x MASTER_ADDR=HOST",
-)
+OPENMPI = Launcher.with_prefix("openmpi", "OMPI_COMM_WORLD", "pass mpirun -x MASTER_ADDR=HOST")
 PALS = Launcher(
     name="pals",
     rank="PALS_RANKID",
@@ -90,25 +92,9 @@ LAUNCHERS = (
         address_option="pass flux run --env=MASTER_ADDR=HOST",
     ),
     PALS,
-    *(
-        Launcher(
-            name="mvapich",
-            rank=f"{prefix}_COMM_WORLD_RANK",
-            size=f"{prefix}_COMM_WORLD_SIZE",
-            local_rank=f"{prefix}_COMM_WORLD_LOCAL_RANK",
-            local_size=f"{prefix}_COMM_WORLD_LOCAL_SIZE",
-            address_option="pass mpirun_rsh MASTER_ADDR=HOST",
-        )
-        for prefix in ("MV2", "MVP")  # MVAPICH2, and MVAPICH from 3.0 on
-    ),
-    Launcher(
-        name="jsrun",
-        rank="JSM_NAMESPACE_RANK",
-        size="JSM_NAMESPACE_SIZE",
-        local_rank="JSM_NAMESPACE_LOCAL_RANK",
-        local_size="JSM_NAMESPACE_LOCAL_SIZE",
-        address_option="pass jsrun -E MASTER_ADDR=HOST",
-    ),
+    Launcher.with_prefix("mvapich", "MV2_COMM_WORLD", "pass mpirun_rsh MASTER_ADDR=HOST"),  # MVAPICH2
+    Launcher.with_prefix("mvapich", "MVP_COMM_WORLD", "pass mpirun_rsh MASTER_ADDR=HOST"),  # MVAPICH from 3.0 on
+    Launcher.with_prefix("jsrun", "JSM_NAMESPACE", "pass jsrun -E MASTER_ADDR=HOST"),
     # MPICH, Intel MPI and MVAPICH 4; the first two variables are also those of `srun --mpi=pmi2`
     Launcher(
         name="hydra",
@@ -125,11 +111,6 @@ LAUNCHERS = (
 A new one also needs a member of `environment.Source` with its name, its variable in `SIZES`, its variables in
 `hpctrain.cluster.variables` and in `OWN_VARIABLES` of `hpctrain.config.require`, and, for `run -- COMMAND`, its name in
 `_OF_A_JOB` or `_OF_A_NODE` of `hpctrain.config.command`."""
-
-
-def is_from_torchrun(variables: Variables) -> bool:
-    """Whether torchrun itself started this process, perhaps inside a SLURM step or an MPI program."""
-    return variables.text("TORCHELASTIC_RUN_ID") is not None
 
 
 def has_torchrun_place(variables: Variables) -> bool:

@@ -154,15 +154,7 @@ _NEXT_ROW = re.compile(r"\n(?=\d+(?:_\S+)?\|\d+\|)")  # each begins with the job
 _NODE_FIELD = re.compile(r"(?:^|\s)(NodeName|State|SlurmdStartTime)=(\S*)")
 # without DRAIN: a draining node still runs its jobs
 _DOWN_STATES = {
-    "DOWN",
-    "FAIL",
-    "FAILING",
-    "NOT_RESPONDING",
-    "NO_RESPOND",
-    "POWERED_DOWN",
-    "REBOOT",
-    "REBOOT_ISSUED",
-    "UNKNOWN",
+    *("DOWN", "FAIL", "FAILING", "NOT_RESPONDING", "NO_RESPOND", "POWERED_DOWN", "REBOOT", "REBOOT_ISSUED", "UNKNOWN")
 }
 """Parts of a node's state, which SLURM joins by `+`, that mean that the node is down or was abandoned."""
 

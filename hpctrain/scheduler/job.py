@@ -82,30 +82,10 @@ class JobState(StrEnum):
             return cls.UNKNOWN
 
 
-_PENDING = frozenset(
-    {
-        JobState.PENDING,
-        JobState.EXPEDITING,
-        JobState.REQUEUED,
-        JobState.REQUEUE_FED,
-        JobState.REQUEUE_HOLD,
-        JobState.RESV_DEL_HOLD,
-        JobState.SPECIAL_EXIT,
-    }
-)
-_FINISHED = frozenset(
-    {
-        JobState.COMPLETED,
-        JobState.CANCELLED,
-        JobState.FAILED,
-        JobState.TIMEOUT,
-        JobState.NODE_FAIL,
-        JobState.PREEMPTED,
-        JobState.BOOT_FAIL,
-        JobState.DEADLINE,
-        JobState.OUT_OF_MEMORY,
-        JobState.REVOKED,
-    }
+_PENDING = ("PENDING", "EXPEDITING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
+_FINISHED = (
+    *("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE"),
+    *("OUT_OF_MEMORY", "REVOKED"),
 )
 
 
