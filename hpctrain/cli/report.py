@@ -1,4 +1,15 @@
-"""`python -m hpctrain report RUN|SWEEP`: one HTML file that shows a run or a sweep."""
+"""Write a page with the curves, attempts, times and results of a run, or of the runs of a sweep.
+
+examples:
+  python -m hpctrain report runs/digits/2026-01-31_12-00-00   # writes report.html into the run's folder
+  python -m hpctrain report lr                                # the sweep in runs/lr: writes runs/lr/report.html
+  python -m hpctrain report lr -o lr.html
+
+The page refers to nothing outside of it: it can be sent, kept and printed. It is made from the run directories, also
+while runs are training; SLURM is asked about their jobs where it answers. It doesn't contain the values of cluster.env.
+
+Exit code 0; 2 if RUN is not a run or a folder of runs, or FILE can't be written.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +25,12 @@ from hpctrain.run.directory import RunDirectory
 from hpctrain.status.runs import runs_of
 
 FILE_NAME = "report.html"
-
-_HELP = f"""\
-Write a page with the curves, attempts, times and results of a run, or of the runs of a sweep.
-
-examples:
-  python -m hpctrain report runs/digits/2026-01-31_12-00-00   # writes {FILE_NAME} into the run's folder
-  python -m hpctrain report lr                                # the sweep in runs/lr: writes runs/lr/{FILE_NAME}
-  python -m hpctrain report lr -o lr.html
-
-The page refers to nothing outside of it: it can be sent, kept and printed. It is made from the run directories, also
-while runs are training; SLURM is asked about their jobs where it answers. It doesn't contain the values of cluster.env.
-
-Exit code 0; 2 if RUN is not a run or a folder of runs, or FILE can't be written."""
+"""The help above says it, too."""
 
 
 def main(arguments: list[str]) -> int:
     """Write a report; ``arguments`` are those after `report`."""
-    parser = command_parser("report", _HELP)
+    parser = command_parser("report", __doc__)
     parser.add_argument("run", metavar="RUN", help="a run directory, the folder of a sweep, or a name in runs/")
     parser.add_argument(
         "-o", dest="output", metavar="FILE", help=f"the file to write (default: {FILE_NAME} in the folder of RUN)"

@@ -1,4 +1,24 @@
-"""`python -m hpctrain status [RUN ...]`: the state of runs."""
+"""Show the runs under a folder, newest first, or one run in detail.
+
+examples:
+  python -m hpctrain status                                     # the 20 newest runs under runs/
+  python -m hpctrain status runs/digits/2026-01-31_12-00-00     # one run: attempts, metrics, what to type next
+  python -m hpctrain status sweep --json                        # every run under runs/sweep
+  python -m hpctrain status --watch                             # again and again, until Ctrl-C
+
+States: prepared queued held starting running interrupted paused completed failed cancelled unknown unreadable. A
+prepared run has not been started. A held run is in SLURM's queue and doesn't start until `scontrol release`. An
+interrupted run was stopped, or ended without an exit record; a paused one reached trainer.pause_at_step; `resume`
+continues both. Without SLURM, or without its accounting, the states come from the run directories alone.
+
+--json prints one object for one run, and a list for several, one per line; times are epoch seconds; a metric that was
+NaN or infinite is null.
+
+--watch draws the table anew on a terminal, and appends it to a pipe or a file. SLURM is asked at most
+every 10 s, however small SECONDS is.
+
+Exit code 0, also after Ctrl-C; 2 if RUN is not a run.
+"""
 
 from __future__ import annotations
 
@@ -25,35 +45,14 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 SHOWN = 20
-"""Runs in the table without --all."""
+"""Runs in the table without --all; the help above says it, too."""
 
-_HELP = f"""\
-Show the runs under a folder, newest first, or one run in detail.
-
-examples:
-  python -m hpctrain status                                     # the {SHOWN} newest runs under runs/
-  python -m hpctrain status runs/digits/2026-01-31_12-00-00     # one run: attempts, metrics, what to type next
-  python -m hpctrain status sweep --json                        # every run under runs/sweep
-  python -m hpctrain status --watch                             # again and again, until Ctrl-C
-
-States: prepared queued held starting running interrupted paused completed failed cancelled unknown unreadable. A
-prepared run has not been started. A held run is in SLURM's queue and doesn't start until `scontrol release`. An
-interrupted run was stopped, or ended without an exit record; a paused one reached trainer.pause_at_step; `resume`
-continues both. Without SLURM, or without its accounting, the states come from the run directories alone.
-
---json prints one object for one run, and a list for several, one per line; times are epoch seconds; a metric that was
-NaN or infinite is null.
-
---watch draws the table anew on a terminal, and appends it to a pipe or a file. SLURM is asked at most
-every 10 s, however small SECONDS is.
-
-Exit code 0, also after Ctrl-C; 2 if RUN is not a run."""
 _HEAD = ("RUN", "VARIED", "STATE", "STEP", "LOSS", "EVAL LOSS", "BEST", "ATTEMPTS", "JOB", "LAST", "")
 
 
 def main(arguments: list[str]) -> int:
     """Show runs; ``arguments`` are those after `status`."""
-    parser = command_parser("status", _HELP)
+    parser = command_parser("status", __doc__)
     add_runs(parser, nargs="*")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.add_argument("--all", action="store_true", help=f"show every run, not only the {SHOWN} newest")
