@@ -143,10 +143,7 @@ class _Session:
                 number = float(value.item() if hasattr(value, "item") else value)
                 values[str(name)] = number if math.isfinite(number) else str(number)
             except Exception as error:  # an `item` of the user's may raise anything
-                self.warn(
-                    "metric",
-                    f"the metric {_brief(name)} isn't a number, and is skipped: {_brief(error, str)}",
-                )
+                self.warn("metric", f"the metric {_brief(name)} isn't a number, and is skipped: {_brief(error, str)}")
         return values
 
     def variable(self, name: str, default: Any, convert: Callable[[str], Any], expected: str) -> Any:

@@ -106,10 +106,7 @@ def _table(ranking: Ranking, rows: Sequence[RankedRow], runs_dir: Path) -> list[
 
 def _cells(ranking: Ranking, row: RankedRow, runs_dir: Path, *, over_seeds: bool) -> tuple[str, ...]:
     numbers = _numbers(row)
-    spread = (
-        *(_brief(numbers[name]) for name in ("standard_deviation", "lowest", "highest")),
-        str(len(row.runs)),
-    )
+    spread = (*(_brief(numbers[name]) for name in ("standard_deviation", "lowest", "highest")), str(len(row.runs)))
     return (
         "-" if row.rank is None else str(row.rank),
         *(_value(row, key) for key in ranking.keys),

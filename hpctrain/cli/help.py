@@ -17,7 +17,8 @@ from omegaconf import Container, DictConfig, OmegaConf
 
 from hpctrain.config.compose import Composer, ProgramComposer, SweepComposer, is_of_sweep
 from hpctrain.config.overrides import open_overrides, quoted
-from hpctrain.config.root import GROUPS, PROGRAM_KEYS, SWEEP_GROUP, Config
+from hpctrain.config.paths import top_level_keys
+from hpctrain.config.root import GROUPS, PROGRAM_KEYS, SWEEP_GROUP
 from hpctrain.config.sweep import KINDS
 from hpctrain.errors import ConfigError
 
@@ -70,7 +71,7 @@ def help_text(composer: Composer, words: Sequence[str], config_dir: str | None =
         composer = ProgramComposer(["COMMAND"], config_dir)
     if not names:
         groups = textwrap.wrap(" ".join([*GROUPS, "experiment"]), WIDTH - 10)
-        keys = textwrap.wrap(" ".join([*_top_level(), *sorted(PROGRAM_KEYS - set(GROUPS))]), WIDTH - 10)
+        keys = textwrap.wrap(" ".join([*top_level_keys(), *sorted(PROGRAM_KEYS - set(GROUPS))]), WIDTH - 10)
         return SCREEN.format(groups="\n          ".join(groups), keys="\n          ".join(keys))
     with composer.explaining(overrides):
         node = composer.compose_with_hydra(list(map(quoted, open_overrides(overrides))), RunMode.RUN)
@@ -85,10 +86,6 @@ def _sweep_with(words: Sequence[str], overrides: list[str]) -> list[str]:
     return overrides if is_chosen or not owners else [f"{SWEEP_GROUP}={owners[0]}", *overrides]
 
 
-def _top_level() -> list[str]:
-    return [field.name for field in dataclasses.fields(Config) if field.name not in GROUPS]
-
-
 def _describe(composer: Composer, node: DictConfig, name: str) -> Iterator[str]:
     if "." not in name and (options := composer.options.of(name)):
         yield from _describe_group(node, name, options)
@@ -96,11 +93,7 @@ def _describe(composer: Composer, node: DictConfig, name: str) -> Iterator[str]:
     group, _, key = name.rpartition(".")
     parent = OmegaConf.select(node, group) if group else node
     if not isinstance(parent, DictConfig) or key not in parent or name == "hydra":
-        names = [
-            *GROUPS,
-            *_top_level(),
-            *(f"{group}.{inner}" for group in GROUPS for inner in _keys(node, group)),
-        ]
+        names = [*GROUPS, *top_level_keys(), *(f"{group}.{inner}" for group in GROUPS for inner in _keys(node, group))]
         near = difflib.get_close_matches(name, names, n=1)
         remedy = f"did you mean {near[0]}?" if near else "--help alone lists groups and keys"
         raise ConfigError("--help", name, "is not a group or a key", remedy)

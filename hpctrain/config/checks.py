@@ -215,23 +215,19 @@ def _without_effect(config: Config) -> list[str]:
     """Return a line on each key of the optimizers that changes nothing in this run."""
     lines, bounds = [], {"step": config.trainer.max_steps, "epoch": config.trainer.max_epochs}
     for optimizer in named_optimizers(config.optimizer):
-        max_steps, pace = config.trainer.max_steps, optimizer.every_steps
+        max_steps, key, pace = config.trainer.max_steps, optimizer.key, optimizer.every_steps
         if max_steps is not None and pace > max_steps:
-            lines.append(
-                f"{optimizer.key}.every_steps={pace} is more than trainer.max_steps={max_steps}: it never steps"
-            )
+            lines.append(f"{key}.every_steps={pace} is more than trainer.max_steps={max_steps}: it never steps")
         options = parameter_options(optimizer.node)
         module = options.layer_decay_module
         if options.layer_decay is None and module != ParameterOptions().layer_decay_module:
-            lines.append(
-                f"{optimizer.key}.layer_decay_module={module} has no effect without {optimizer.key}.layer_decay"
-            )
-        for entry in entries_of(optimizer.key, optimizer.node):
+            lines.append(f"{key}.layer_decay_module={module} has no effect without {key}.layer_decay")
+        for entry in entries_of(key, optimizer.node):
             for unit, bound in bounds.items():
                 begin = getattr(entry, f"unfreeze_at_{unit}")
                 if begin is not None and bound is not None and begin >= bound:
-                    key = f"{entry.key}.unfreeze_at_{unit}={begin:g}"
-                    lines.append(f"{key} does not come before trainer.max_{unit}s={bound}: it is never trained")
+                    setting = f"{entry.key}.unfreeze_at_{unit}={begin:g}"
+                    lines.append(f"{setting} does not come before trainer.max_{unit}s={bound}: it is never trained")
     return lines
 
 

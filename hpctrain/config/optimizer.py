@@ -184,7 +184,7 @@ class GroupEntry:
     def __post_init__(self) -> None:
         """Check hpctrain's own keys."""
         remedy = "set it to one, or frozen to true for parameters that aren't trained"
-        _require_positive(f"{self.key}.lr_factor", self.lr_factor, remedy)
+        require_positive(f"{self.key}.lr_factor", self.lr_factor, remedy)
         if not isinstance(self.frozen, bool):
             raise ConfigError(f"{self.key}.frozen", self.frozen, "must be true or false", "correct it")
         step, epoch = self.unfreeze_at_step, self.unfreeze_at_epoch
@@ -193,7 +193,7 @@ class GroupEntry:
             problem = "must be a whole number of at least 1"
             raise ConfigError(f"{self.key}.unfreeze_at_step", step, problem, "correct it")
         if epoch is not None:
-            _require_positive(key, epoch, "correct it")
+            require_positive(key, epoch, "correct it")
             if step is not None:
                 raise ConfigError(key, epoch, f"conflicts with unfreeze_at_step={step}", "set one of them")
         if self.frozen and (self.unfreezing or self.options or self.lr_factor != 1.0):
@@ -262,7 +262,7 @@ def check_options(entry: GroupEntry, option_names: Collection[str] | None, optim
             remedy = f"did you mean {near[0]}?" if near else f"it takes {listed([*ENTRY_KEYS, *option_names])}"
             raise ConfigError(key, value, "is not an option of a group of this optimizer", remedy)
         if name == "lr":
-            _require_positive(key, value, "set it to one")
+            require_positive(key, value, "set it to one")
         if name == "lr" and entry.lr_factor != 1.0:
             raise ConfigError(key, value, f"conflicts with lr_factor={entry.lr_factor:g}", "set one of them")
         if name in optimizer_values and (kind := _expected_kind(value, optimizer_values[name])):
@@ -299,7 +299,12 @@ def patterns(key: str, match: object) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _require_positive(key: str, value: object, remedy: str) -> None:
+def require_positive(key: str, value: object, remedy: str) -> None:
+    """Refuse a value that isn't a finite number above 0.
+
+    Raises:
+        ConfigError: it isn't.
+    """
     if not (_is_number(value) and 0 < value < math.inf):
         raise ConfigError(key, value, "must be a number above 0", remedy)
 

@@ -9,13 +9,7 @@ from urllib.parse import urlsplit
 from hpctrain.config import require
 from hpctrain.errors import ConfigError
 
-OF_DDP = (
-    "find_unused_parameters",
-    "bucket_cap_mb",
-    "static_graph",
-    "gradient_as_bucket_view",
-    "gradient_compression",
-)
+OF_DDP = ("find_unused_parameters", "bucket_cap_mb", "static_graph", "gradient_as_bucket_view", "gradient_compression")
 """Keys that only DDP uses."""
 DIVISION_BY_MESH = (
     *("replicate_degree", "shard_degree", "tensor_degree", "pipeline_degree"),

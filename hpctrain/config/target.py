@@ -6,7 +6,6 @@ Paths that begin with `__main__` name classes of the program that imports hpctra
 from __future__ import annotations
 
 import difflib
-import math
 import os
 import shlex
 import sys
@@ -28,6 +27,7 @@ from hpctrain.config.optimizer import (
     check_options,
     entries_of,
     named_optimizers,
+    require_positive,
 )
 from hpctrain.config.root import OPTIONS, Config
 from hpctrain.config.schedule import WarmUp, schedule_of
@@ -103,9 +103,7 @@ def check_optimizer(key: str, node: Mapping[str, Any], *, skipped: Collection[st
     """
     if node.get("_target_") in LBFGS:
         raise ConfigError(f"{key}._target_", node["_target_"], NEEDS_A_CLOSURE, "choose another class of torch.optim")
-    rate = node.get("lr", 1.0)
-    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf:
-        raise ConfigError(f"{key}.lr", rate, "must be a number above 0", f"set {key}.lr to one")
+    require_positive(f"{key}.lr", node.get("lr", 1.0), f"set {key}.lr to one")
     # the class gets the parameters first
     argument_names = _check_target(key, node, skipped=skipped, positional=1)
     class_options = {name: value for name, value in node.items() if name not in skipped and name != "_target_"}

@@ -166,10 +166,8 @@ class Slurm:
 
     def cancel(self, job_id: str) -> None:
         """Take a job out of the queue, or end it; do nothing if it is over."""
-        try:
+        with suppress(UnknownJobError):  # the controller forgets a job some minutes after its end (MinJobAge)
             self._run("scancel", _checked(job_id))
-        except UnknownJobError:
-            return  # the controller forgets a job some minutes after its end (MinJobAge)
 
     def cancel_all(self, job_ids: Sequence[str]) -> dict[str, SchedulerError]:
         """Cancel many jobs in few calls; do nothing to those that are over.
@@ -195,10 +193,8 @@ class Slurm:
 
     def cancel_pending(self, job_id: str) -> None:
         """Take a job, or the tasks of an array, out of the queue; leave what runs alone."""
-        try:
+        with suppress(UnknownJobError):
             self._run("scancel", "--state=PENDING", _checked(job_id))
-        except UnknownJobError:
-            return
 
     def steps(self, job_id: str, name: str) -> tuple[str, ...]:
         """The ids of a job's steps of this name that still run, such as `12.0` or `12_3.0`."""
