@@ -119,9 +119,8 @@ def _step(text: str) -> int | str:
 def _form(output: Path, options: argparse.Namespace) -> str:
     form = FORMS.get(output.suffix, FOLDER)
     if form == FOLDER and output.suffix in OTHER_FILES:
-        raise ConfigError(
-            "-o", options.output, "is not a kind of file that export writes", "end it with .pt or .safetensors"
-        )
+        problem = "is not a kind of file that export writes"
+        raise ConfigError("-o", options.output, problem, "end it with .pt or .safetensors")
     if form != FOLDER and options.max_shard_gb is not None:
         raise ConfigError("--max-shard-gb", options.max_shard_gb, "is for folders", "name a folder, or leave it out")
     return form

@@ -166,13 +166,9 @@ def _search(config: Config, shape: MeshShape | None, config_path: Path, options:
 
 def _advised_trial(search: BatchSearch, answer: Mapping[str, int | None]) -> BatchTrial | None:
     """The trial of the micro-batch that is advised, or of the next smaller one; None if none fits."""
-    fitting = [trial for trial in search.trials if trial.fits]
     advised = answer["trainer.micro_batch_size"] or search.fits
-    return max(
-        (trial for trial in fitting if trial.micro_batch_size <= advised),
-        key=lambda trial: trial.micro_batch_size,
-        default=None,
-    )
+    fitting = [trial for trial in search.trials if trial.fits and trial.micro_batch_size <= advised]
+    return max(fitting, key=lambda trial: trial.micro_batch_size, default=None)
 
 
 def _shares(trial: BatchTrial, shape: MeshShape | None, *, offloads: bool) -> str:
@@ -353,9 +349,8 @@ class BatchSearch:
     def expected_bytes(self, size: int) -> int | None:
         """Extrapolate a size's memory linearly from the two largest sizes that fit; None until two fit."""
         # beyond what the model and the optimizer take, memory grows linearly with the batch
-        points = sorted(
-            (trial.micro_batch_size, trial.peak_bytes) for trial in self.trials if trial.fits and trial.peak_bytes
-        )
+        fitting = (trial for trial in self.trials if trial.fits)
+        points = sorted((trial.micro_batch_size, trial.peak_bytes) for trial in fitting if trial.peak_bytes)
         if len(points) < 2:
             return None
         (smaller, smaller_bytes), (larger, larger_bytes) = points[-2:]

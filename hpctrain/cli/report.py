@@ -61,6 +61,5 @@ def _write(file: Path, text: str, directory: RunDirectory | None) -> None:
         with directory.permissions() if directory is not None else contextlib.nullcontext():
             write_atomic(file, text, durable=False)
     except OSError as error:
-        raise RunDirectoryError(
-            f"{file}: can't be written ({error.strerror}); name another file with -o FILE"
-        ) from error
+        problem = f"{file}: can't be written ({error.strerror}); name another file with -o FILE"
+        raise RunDirectoryError(problem) from error

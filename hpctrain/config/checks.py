@@ -90,11 +90,9 @@ def _check_training(
         raise ConfigError("trainer.max_steps", None, "the run would never end", "set it, or trainer.max_epochs")
     if config.init_from is not None:
         check_weights(config.init_from)
-    if config.checkpoint.writers > 1 and config.parallel.kind != "mesh":
+    if (writers := config.checkpoint.writers) > 1 and config.parallel.kind != "mesh":
         problem = "has no effect: only the ranks of parallel=mesh write side by side"
-        raise ConfigError(
-            "checkpoint.writers", config.checkpoint.writers, problem, "leave it out, or use parallel=mesh"
-        )
+        raise ConfigError("checkpoint.writers", writers, problem, "leave it out, or use parallel=mesh")
     _check_services(config, environ)
     for group in ("task", "model", "optimizer", "schedule", "callbacks"):
         check_targets(group, getattr(config, group))

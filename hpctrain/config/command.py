@@ -103,22 +103,17 @@ def _first_script(program: str, words: Sequence[str]) -> tuple[str | None, bool]
 
 
 _OF_A_NODE = {
-    "torchrun": (),
-    "accelerate": ("launch",),
-    "accelerate-launch": (),
-    "deepspeed": (),
-    "composer": (),
-    "colossalai": ("run",),
-    "fabric": ("run",),
-    "lightning": ("run",),
+    **dict.fromkeys(("torchrun", "accelerate-launch", "deepspeed", "composer"), ""),
+    **dict.fromkeys(("colossalai", "fabric", "lightning"), "run"),
+    "accelerate": "launch",
 }
 _OF_A_JOB = {
-    **dict.fromkeys(("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "prun", "horovodrun"), ()),
-    **dict.fromkeys(("srun", "jsrun", "aprun"), ()),
-    "torchx": ("run",),
+    **dict.fromkeys(("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "prun", "horovodrun"), ""),
+    **dict.fromkeys(("srun", "jsrun", "aprun"), ""),
+    "torchx": "run",
 }
-_PROGRAMS: Mapping[str, tuple[str, ...]] = {**_OF_A_NODE, **_OF_A_JOB}
-"""Launchers and the subcommands with which they start ranks; without any, they always do."""
+_PROGRAMS = {**_OF_A_NODE, **_OF_A_JOB}
+"""Launchers and the subcommand with which they start ranks; without one, they always do."""
 _MODULES = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torch.distributed.launch",
@@ -230,11 +225,10 @@ class RankLauncher:
 
 
 def _launcher(name: str, words: Sequence[str]) -> RankLauncher | None:
-    subcommands = _PROGRAMS.get(name, ())
-    if subcommands:
-        if not words or words[0] not in subcommands:
+    if subcommand := _PROGRAMS.get(name, ""):
+        if not words or words[0] != subcommand:
             return None
-        name, words = f"{name} {words[0]}", words[1:]
+        name, words = f"{name} {subcommand}", words[1:]
     if words and words[0] in ("-h", "--help", "--version"):
         return None
     return RankLauncher(name=name, words=tuple(words))
@@ -285,11 +279,9 @@ def _in_shell(words: Sequence[str], depth: int) -> RankLauncher | None:
             del arguments[:1]
     if not arguments:
         return None
-    return (
-        _in_text(arguments[0], arguments[2:], depth)
-        if is_text
-        else _in_script(arguments[0], arguments[1:], depth, is_shell=True)
-    )
+    if is_text:
+        return _in_text(arguments[0], arguments[2:], depth)
+    return _in_script(arguments[0], arguments[1:], depth, is_shell=True)
 
 
 def _in_script(word: str, arguments: Sequence[str], depth: int, *, is_shell: bool = False) -> RankLauncher | None:

@@ -96,9 +96,8 @@ class Composer:
         if flag_folder is not None:
             search_path.prepend(provider="command-line", path=f"file://{flag_folder}", anchor="main")
         if here is not None:
-            search_path.append(
-                provider="working-directory", path=f"file://{here}", anchor=SearchPathQuery(provider="main")
-            )
+            after = SearchPathQuery(provider="main")
+            search_path.append(provider="working-directory", path=f"file://{here}", anchor=after)
         self.folders = [folder for folder in (flag_folder, here) if folder is not None]
         # Hydra refuses a second instance in a process, and a sweeper or a resume may need one
         GlobalHydra.instance().clear()

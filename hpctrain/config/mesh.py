@@ -61,12 +61,7 @@ class MeshShape:
     @property
     def degrees(self) -> dict[str, int]:
         """The degrees by name, outermost first; `pipeline` and `tensor` only if they are more than 1."""
-        degrees = {
-            "pipeline": self.pipeline,
-            "replicate": self.replicate,
-            "shard": self.shard,
-            "tensor": self.tensor,
-        }
+        degrees = {name: getattr(self, name) for name in ("pipeline", "replicate", "shard", "tensor")}
         return {name: degree for name, degree in degrees.items() if degree > 1 or name in ("replicate", "shard")}
 
     def position(self, rank: int) -> int:

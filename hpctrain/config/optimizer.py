@@ -405,9 +405,8 @@ def _refuse_others(node: Mapping[str, Any]) -> None:
     """Refuse keys that none of the named optimizers would get."""
     if "_target_" in node:
         problem = f"would be ignored next to optimizer._target_={node['_target_']}"
-        raise ConfigError(
-            "optimizer.named", f"{{{', '.join(map(str, node['named']))}}}", problem, "use optimizer=named"
-        )
+        names = ", ".join(map(str, node["named"]))
+        raise ConfigError("optimizer.named", f"{{{names}}}", problem, "use optimizer=named")
     for name in node:
         if name != "named" and name not in SHARED_KEYS:
             problem = f"would be ignored: named optimizers share only {listed(SHARED_KEYS)}"

@@ -314,9 +314,8 @@ def check_node_counts(config: RunConfig, resources: Resources) -> None:
         assert problem is not None
         why = f"the run can't train on {high} nodes" if low == high else f"no number from {low} to {high} works"
         example = f"with {high}, {problem.key}={problem.value} {problem.problem}"
-        raise ConfigError(
-            key, low, f"{why}: {example}", f"lower it, change {problem.key}, or leave cluster.min_nodes out"
-        )
+        remedy = f"lower it, change {problem.key}, or leave cluster.min_nodes out"
+        raise ConfigError(key, low, f"{why}: {example}", remedy)
 
 
 def _min_nodes(config: RunConfig) -> int | None:

@@ -113,9 +113,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequen
         numbers: columns that are aligned to the right, counted from 0.
     """
     classes = ["number" if place in numbers else None for place in range(len(head))]
-    first = element("tr", *(element("th", cell, class_=class_) for cell, class_ in zip(head, classes, strict=True)))
-    lines = [
-        element("tr", *(element("td", cell, class_=class_) for cell, class_ in zip(row, classes, strict=True)))
-        for row in rows
-    ]
-    return element("div", element("table", element("thead", first), element("tbody", *lines)), class_="scroll")
+
+    def line(kind: str, cells: Sequence[str]) -> Markup:
+        return element("tr", *(element(kind, cell, class_=class_) for cell, class_ in zip(cells, classes, strict=True)))
+
+    body = element("tbody", *(line("td", row) for row in rows))
+    return element("div", element("table", element("thead", line("th", head)), body), class_="scroll")

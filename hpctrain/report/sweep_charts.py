@@ -117,9 +117,8 @@ class SweepResults:
     def spent(self) -> WallTime:
         """The wall time of all runs together."""
         spent = [point.result.status.account.spent for point in self.points]
-        return WallTime(
-            **{field.name: math.fsum(getattr(time, field.name) for time in spent) for field in fields(WallTime)}
-        )
+        names = [field.name for field in fields(WallTime)]
+        return WallTime(**{name: math.fsum(getattr(time, name) for time in spent) for name in names})
 
 
 LOG_FROM = 10.0
@@ -158,9 +157,8 @@ class KeyAxis:
             few = sorted(set(numbers)) if len(set(numbers)) <= FEW else []
             return cls(name, scale_of(numbers, log=low > 0 and high / low >= LOG_FROM, margin=0.06), few=few)
         texts = list(dict.fromkeys(value_text(value) for value in present))
-        return cls(
-            name, Scale(-0.6, max(len(texts), 1) - 0.4), {text: float(place) for place, text in enumerate(texts)}
-        )
+        places = {text: float(place) for place, text in enumerate(texts)}
+        return cls(name, Scale(-0.6, max(len(texts), 1) - 0.4), places)
 
     def number(self, value: object) -> float | None:
         """The place of a value in units of the scale; None for a run without one."""

@@ -232,10 +232,8 @@ class RankedRow:
     @property
     def label(self) -> str:
         """The varied keys with their values, as typed; the run's folder if nothing varies."""
-        return (
-            " ".join(f"{key}={value_text(value)}" for key, value in self.values.items())
-            or self.runs[0].status.path.name
-        )
+        varied = " ".join(f"{key}={value_text(value)}" for key, value in self.values.items())
+        return varied or self.runs[0].status.path.name
 
     @property
     def best(self) -> float | None:
