@@ -410,9 +410,9 @@ def json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 def on_each_file(act: Callable[[T], R], files: Sequence[T]) -> list[R]:
     """Call a function for each of many files, in threads if the file system is slow; return the results in order."""
-    begun = time.perf_counter()
+    begin = time.perf_counter()
     results = [act(file) for file in files[:PROBED]]
-    if time.perf_counter() - begun < SLOW_S * len(results):
+    if time.perf_counter() - begin < SLOW_S * len(results):
         return results + [act(file) for file in files[PROBED:]]
     from concurrent.futures import ThreadPoolExecutor  # imports much, and few commands need it
 

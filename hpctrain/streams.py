@@ -101,9 +101,9 @@ def missing_output_discarded() -> Iterator[None]:
     """Context manager in which output that is printed to a missing or closed standard output or error is discarded."""
     with contextlib.ExitStack() as stack:
         null = stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
-        for stream, replaced in ((sys.stdout, contextlib.redirect_stdout), (sys.stderr, contextlib.redirect_stderr)):
+        for stream, redirect in ((sys.stdout, contextlib.redirect_stdout), (sys.stderr, contextlib.redirect_stderr)):
             if stream is None or getattr(stream, "closed", False):
-                stack.enter_context(replaced(null))
+                stack.enter_context(redirect(null))
         yield
 
 

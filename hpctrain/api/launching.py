@@ -122,12 +122,12 @@ def _start_launcher(run: RunPlan) -> None:
     threading.Thread(target=process.wait, name="hpctrain-launcher", daemon=True).start()
     deadline = time.monotonic() + BEGIN_S
     # with its owner's record, so that nothing takes the run for one that has stopped
-    while (claimed := ledger.last_claim()) == before or not _is_owned_by(process, directory.attempt(claimed)):
+    while (claim := ledger.last_claim()) == before or not _is_owned_by(process, directory.attempt(claim)):
         if process.poll() is not None or time.monotonic() > deadline:
             why = f"ended with exit code {process.returncode}" if process.returncode is not None else "hangs"
             process.kill()
-            printed = GrowingFile(directory.launcher_log, printed_before).read().data.decode(errors="replace")
-            lines = printed.strip().splitlines()
+            log_text = GrowingFile(directory.launcher_log, printed_before).read().data.decode(errors="replace")
+            lines = log_text.strip().splitlines()
             line = lines[-1] if lines else "it printed nothing"
             where = directory.launcher_log
             raise RunFailedError(f"{directory.path}: its launcher {why} before an attempt began: {line}; see {where}")
@@ -193,15 +193,15 @@ def own_task(config: RunConfig, task: Callable[..., Any] | None) -> Iterator[Non
 @contextmanager
 def working_directory_importable() -> Iterator[None]:
     """Context manager in which Python also imports modules from the working directory, as the command does."""
-    here = str(Path.cwd())
-    added = here not in sys.path
+    folder = str(Path.cwd())
+    added = folder not in sys.path
     if added:
-        sys.path.append(here)
+        sys.path.append(folder)
     try:
         yield
     finally:
-        if added and here in sys.path:
-            sys.path.remove(here)
+        if added and folder in sys.path:
+            sys.path.remove(folder)
 
 
 def _require_one_rank(config: Config) -> None:

@@ -48,8 +48,8 @@ def command_parser(command: str, text: str | None) -> argparse.ArgumentParser:
         text: the help, usually the docstring of the command's module: what it does, and after an empty line what stands
             below the options; with pages named as in docs/how_to/sweep.md. None with `python -OO`, which keeps none.
     """
-    described = re.sub(r"\bdocs/(\S+\.md)", lambda match: page(match[1]), text or "")
-    description, _, epilog = described.partition("\n\n")
+    help_text = re.sub(r"\bdocs/(\S+\.md)", lambda match: page(match[1]), text or "")
+    description, _, epilog = help_text.partition("\n\n")
     return OneLineParser(
         prog=f"python -m hpctrain {command}",
         description=description,

@@ -209,10 +209,10 @@ def _export_winner(ranking: Ranking, path: Path, *, force: bool, config_dir: str
         raise RunDirectoryError(f"{problem}; `python -m hpctrain best` without --export lists the others")
     where = listed((os.path.relpath(run.status.path) for run in winner.runs), max_names=3)
     at = f"mean of {len(winner.runs)} runs" if len(winner.runs) > 1 else f"step {winner.best_step}"
-    achieved = f"{ranking.metric.name} {winner.best:.6g} ({at}), {where}"
-    command = export(ranking, file, f"The best of a sweep: {achieved}.", force=force, config_dir=config_dir)
+    summary = f"{ranking.metric.name} {winner.best:.6g} ({at}), {where}"
+    command = export(ranking, file, f"The best of a sweep: {summary}.", force=force, config_dir=config_dir)
     print(f"wrote {os.path.relpath(file.path)}: {winner.label}")
-    print(f"  {achieved}")
+    print(f"  {summary}")
     print("to train it:")
     print(f"  {command}")
     return ExitCode.FINISHED

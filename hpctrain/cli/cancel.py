@@ -41,13 +41,13 @@ def main(arguments: list[str]) -> int:
     sweeps, runs = _sweeps(options), chosen_runs(options)
     searches = [home for home in sweeps if home.jobs.is_file()]
     # before the runs: neither a process that trains them in turn nor a task that waits may begin another one meanwhile
-    done = [_run_and_print(home, lambda home: _stop_process(home, runs)) for home in sweeps]
-    done += [_run_and_print(home, _cancel_waiting_tasks) for home in searches]
+    succeeded = [_run_and_print(home, lambda home: _stop_process(home, runs)) for home in sweeps]
+    succeeded += [_run_and_print(home, _cancel_waiting_tasks) for home in searches]
     runs = chosen_runs(options) if searches else runs
-    done += [_print_result(run, done_or_error) for run, done_or_error in zip(runs, cancel_all(runs), strict=True)]
+    succeeded += [_print_result(run, done_or_error) for run, done_or_error in zip(runs, cancel_all(runs), strict=True)]
     # and last those that run, and were between two runs
-    done += [_run_and_print(home, lambda home: _cancel_idle_tasks(home, runs)) for home in searches]
-    return ExitCode.FINISHED if all(done) else ExitCode.FAILED
+    succeeded += [_run_and_print(home, lambda home: _cancel_idle_tasks(home, runs)) for home in searches]
+    return ExitCode.FINISHED if all(succeeded) else ExitCode.FAILED
 
 
 def _sweeps(options: argparse.Namespace) -> list[RunDirectory]:
@@ -95,18 +95,18 @@ def _tasks(home: RunDirectory) -> dict[str, SlurmJob]:
 
 def _run_and_print(directory: RunDirectory, act: Callable[[RunDirectory], str]) -> bool:
     try:
-        done: str | HpctrainError | OSError = act(directory)
+        outcome: str | HpctrainError | OSError = act(directory)
     except (HpctrainError, OSError) as error:
-        done = error
-    return _print_result(directory, done)
+        outcome = error
+    return _print_result(directory, outcome)
 
 
-def _print_result(directory: RunDirectory, done: str | HpctrainError | OSError) -> bool:
+def _print_result(directory: RunDirectory, outcome: str | HpctrainError | OSError) -> bool:
     """Print what was done, or the error; return whether there was none."""
-    if isinstance(done, Exception):
-        why = describe_os_error(done) if isinstance(done, OSError) else done
+    if isinstance(outcome, Exception):
+        why = describe_os_error(outcome) if isinstance(outcome, OSError) else outcome
         print(f"{ERROR_PREFIX}{os.path.relpath(directory.path)}: {why}", file=sys.stderr)
         return False
-    if done:
-        print(f"{os.path.relpath(directory.path)}: {done}")
+    if outcome:
+        print(f"{os.path.relpath(directory.path)}: {outcome}")
     return True

@@ -134,13 +134,13 @@ def _attempts(mark: str, attempts: Sequence[Attempt], step: int) -> Iterator[str
 
 def _around(attempts: Sequence[Attempt], step: int) -> Sequence[Attempt]:
     # the last one that trained the step, because its record replaces those of steps that were lost
-    trained = [
+    places = [
         place
         for place, attempt in enumerate(attempts)
         if (attempt.actual_start_step or 0) < step and (attempt.end_step is None or step <= attempt.end_step)
     ]
     # without one, the ledger is torn, or the step is 0
-    place = trained[-1] if trained else (len(attempts) - 1 if step else 0)
+    place = places[-1] if places else (len(attempts) - 1 if step else 0)
     first = place - 1 if place > 0 and attempts[place].actual_start_step else place
     return attempts[first : place + 1]
 

@@ -78,10 +78,10 @@ def candidates(words: Sequence[str]) -> list[str]:
         names += _whole(SHELLS, word)
     if word.startswith("-"):
         return _whole(FLAGS, word) if command is None else []
-    completed = "keys" if command is None else COMMANDS[command]
-    if "runs" in completed:
+    kinds = "keys" if command is None else COMMANDS[command]
+    if "runs" in kinds:
         names += _runs(before, word)
-    if "keys" in completed:
+    if "keys" in kinds:
         names += _overrides(before, word)
     # a run in a shared folder, or a file in ./conf, may be named by another user
     # a list of options begins with a bracket that its user has typed
@@ -103,21 +103,21 @@ def _overrides(before: Sequence[str], word: str) -> list[str]:
     from hpctrain.config.paths import conf_dir, groups_of, keys_of, options_of, own_folders, top_level_keys
     from hpctrain.config.root import LIST_GROUPS
 
-    flagged = [before[number + 1] for number, flag in enumerate(before[:-1]) if flag in TAKE_FOLDER[:2]]
-    flag_folder, here = own_folders(flagged[0] if flagged and Path(flagged[0]).is_dir() else None)
+    config_dirs = [before[number + 1] for number, flag in enumerate(before[:-1]) if flag in TAKE_FOLDER[:2]]
+    flag_folder, here = own_folders(config_dirs[0] if config_dirs and Path(config_dirs[0]).is_dir() else None)
     folders = [folder for folder in (flag_folder, conf_dir(), here) if folder is not None]
     override = word.lstrip("+~")
     mark = word[: len(word) - len(override)]
     key, equals, _ = override.partition("=")
     if equals and key in LIST_GROUPS and word.partition("=")[2].startswith("["):
-        begun = word[: max(word.rindex("["), word.rfind(",")) + 1]
-        return [f"{begun}{option}" for option in options_of(key, folders) if f"{begun}{option}".startswith(word)]
+        prefix = word[: max(word.rindex("["), word.rfind(",")) + 1]
+        return [f"{prefix}{option}" for option in options_of(key, folders) if f"{prefix}{option}".startswith(word)]
     if equals:
         return _whole((f"{mark}{key}={option}" for option in options_of(key, folders)), word)
     group, dot, _ = override.partition(".")
     if dot:
-        chosen = [argument.partition("=")[2] for argument in before if argument.startswith(f"{group}=")]
-        names = [f"{name}=" for name in keys_of(group, chosen[-1] if chosen else None, folders)]
+        options = [argument.partition("=")[2] for argument in before if argument.startswith(f"{group}=")]
+        names = [f"{name}=" for name in keys_of(group, options[-1] if options else None, folders)]
     else:
         groups = groups_of(folders)
         names = [f"{name}=" for name in [*groups, *top_level_keys()]]

@@ -201,19 +201,19 @@ def _run_trial(config_path: Path, size: int) -> dict[str, Any]:
     """Try a size; return the record that `hpctrain.train.batch_trial` describes, without `error`."""
     # without SLURM's variables: under `srun fit-batch` the trial would take itself for a rank
     command = [sys.executable, "-c", TRIAL, str(config_path), str(size)]
-    done = subprocess.run(
+    process = subprocess.run(
         command, stdout=subprocess.PIPE, text=True, check=False, env=without_job_variables(os.environ)
     )
     # by the kernel's out-of-memory killer; if it kills a trial with one sample, there is nothing to search
-    if done.returncode < 0 and size > 1:
-        return {"fits": False, "message": f"killed by signal {-done.returncode}"}
-    if done.returncode:
+    if process.returncode < 0 and size > 1:
+        return {"fits": False, "message": f"killed by signal {-process.returncode}"}
+    if process.returncode:
         raise RunFailedError(f"three steps with micro-batches of {size} failed: see above")
     # the last line: libraries print to the descriptor below Python's standard output
-    record: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    record: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
     if "error" in record:
-        refused = record["exit_code"] == ExitCode.BAD_CONFIGURATION
-        raise (TrialRefusedError if refused else RunFailedError)(record["error"])
+        is_refused = record["exit_code"] == ExitCode.BAD_CONFIGURATION
+        raise (TrialRefusedError if is_refused else RunFailedError)(record["error"])
     return record
 
 
@@ -243,8 +243,8 @@ def _answer(config: Config, search: BatchSearch, num_shares: int) -> dict[str, i
     smallest = per_rank if uses_cuda_graphs(config) else 1
     sizes = range(smallest, min(search.fits, per_rank) + 1)
     usable = max((size for size in sizes if per_rank % size == 0), default=None)
-    tried = (trial for trial in search.trials if trial.fits and trial.micro_batch_size <= per_rank)
-    rates = {trial.micro_batch_size: trial.samples_per_s for trial in tried if trial.samples_per_s}
+    trials = (trial for trial in search.trials if trial.fits and trial.micro_batch_size <= per_rank)
+    rates = {trial.micro_batch_size: trial.samples_per_s for trial in trials if trial.samples_per_s}
     best = max(rates.values(), default=0.0)
     enough = min((size for size, rate in rates.items() if rate >= WORTHWHILE * best), default=None)
     return {"largest": search.fits, "trainer.micro_batch_size": usable, "worthwhile": enough}

@@ -104,8 +104,8 @@ def _describe_group(node: DictConfig, name: str, options: Sequence[str]) -> Iter
     schemas = GROUPS.get(name)
     if schemas is not None:
         yield f"{name}: {purpose_of(next(iter(schemas.values()))).partition(' Owner: ')[0]}"
-    chosen = node.hydra.runtime.choices.get(name)
-    words = " ".join(f"[{option}]" if option == chosen else option for option in options)
+    choice = node.hydra.runtime.choices.get(name)
+    words = " ".join(f"[{option}]" if option == choice else option for option in options)
     if words != "[default]":
         yield from textwrap.wrap(f"options: {words}; --help {name}=OPTION shows another", WIDTH, subsequent_indent="  ")
     yield ""

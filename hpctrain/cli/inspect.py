@@ -112,11 +112,11 @@ def _saves_report(directory: RunDirectory) -> dict[str, Any]:
         newest.pop(save.path, None)  # its place is that of its newest report: two may have the same time
         newest[save.path] = save
     saves = list(newest.values())
-    there = [save.step for save in saves if os.path.exists(save.path)]  # noqa: PTH110 - never raises
+    existing_steps = [save.step for save in saves if os.path.exists(save.path)]  # noqa: PTH110 - never raises
     files = unreported_files(directory)
     return {
         "run_dir": str(directory.path),
-        "step": there[-1] if there else None,
+        "step": existing_steps[-1] if existing_steps else None,
         "saves": [
             {
                 "step": save.step,

@@ -69,13 +69,13 @@ def _running_attempt(directory: RunDirectory) -> int:
 
 
 def _collect(
-    directory: RunDirectory, attempt: int, token: str, only: int | None, wait_s: float
+    directory: RunDirectory, attempt: int, token: str, only_rank: int | None, wait_s: float
 ) -> tuple[dict[int, str], list[int]]:
     """Wait for answers; return them by rank, and the ranks that didn't answer in time."""
     answers: dict[int, str] = {}
     deadline = time.monotonic() + wait_s
     while True:
-        expected = _expected(directory, attempt, only)
+        expected = _expected(directory, attempt, only_rank)
         for rank in directory.ranks_with(directory.stacks(attempt, "*")) if expected is None else expected:
             if rank not in answers and (text := answer(directory.stacks(attempt, rank), token)) is not None:
                 answers[rank] = text
@@ -85,15 +85,15 @@ def _collect(
         time.sleep(LOOK_S)
 
 
-def _expected(directory: RunDirectory, attempt: int, only: int | None) -> set[int] | None:
+def _expected(directory: RunDirectory, attempt: int, only_rank: int | None) -> set[int] | None:
     """The ranks that still run; None until the attempt has recorded its world size."""
     world_size = Ledger(directory).attempt(attempt).world_size
     if world_size is None:
-        return None if only is None else {only}
-    if only is not None and only >= world_size:
-        raise RunDirectoryError(f"--rank {only}: the run has {counted(world_size, 'rank')}, counted from 0")
+        return None if only_rank is None else {only_rank}
+    if only_rank is not None and only_rank >= world_size:
+        raise RunDirectoryError(f"--rank {only_rank}: the run has {counted(world_size, 'rank')}, counted from 0")
     # a rank that has ended can't answer
-    ranks = set(range(world_size)) if only is None else {only}
+    ranks = set(range(world_size)) if only_rank is None else {only_rank}
     return ranks - read_exit_records(directory.attempt(attempt)).keys()
 
 

@@ -120,13 +120,13 @@ def has_torchrun_place(variables: Variables) -> bool:
 
 def refuse_partial(variables: Variables) -> None:
     """Raise if only some of a rank's variables are set."""
-    there = [name for name in TORCHRUN_PLACE if variables.text(name) is not None]
-    if there:
+    names = [name for name in TORCHRUN_PLACE if variables.text(name) is not None]
+    if names:
         missing = [name for name in TORCHRUN_VARIABLES if variables.text(name) is None]
         raise variables.error(
-            f"expected {', '.join(missing)} in addition to {', '.join(there)}; unset {' '.join(there)} "
+            f"expected {', '.join(missing)} in addition to {', '.join(names)}; unset {' '.join(names)} "
             "to run as a single process, or start the ranks with srun or torchrun",
-            *there,
+            *names,
         )
 
 

@@ -99,8 +99,8 @@ def _check_training(
     _check_turns(config)
     check_task(config)
     target = str(config.task["_target_"])
-    if (needed := EXTRAS.get(target.rpartition(".")[0])) is not None:
-        _require_package("task._target_", target, *needed)
+    if (extra := EXTRAS.get(target.rpartition(".")[0])) is not None:
+        _require_package("task._target_", target, *extra)
     if (folder := _missing_folder(config.task)) is not None and not slurm:
         raise ConfigError("task.data", folder, "is not a folder", "set it to the folder with the data")
     _check_parallel(config, world_size)
@@ -235,10 +235,10 @@ def _check_shapes(config: Config) -> None:
         if model["width"] % model["num_heads"]:
             problem = f"is not a multiple of model.num_heads={model['num_heads']}"
             raise ConfigError("model.width", model["width"], problem, "change one of them")
-        needed = task.get("context_length")
-        if isinstance(needed, int) and needed > model["context_length"]:
+        length = task.get("context_length")
+        if isinstance(length, int) and length > model["context_length"]:
             problem = f"is longer than model.context_length={model['context_length']}"
-            raise ConfigError("task.context_length", needed, problem, "raise that too")
+            raise ConfigError("task.context_length", length, problem, "raise that too")
 
 
 def _check_run(config: RunConfig, world_size: int | None) -> None:

@@ -246,8 +246,8 @@ class Composer:
         for parsed in self.parse(overrides):
             override = require_single_value(parsed, can_sweep=self.can_sweep)
             (choices if self.options.is_choice(override) else values).append(override)
-        chosen, task = self._compose_options(choices)
-        node: DictConfig = pickle.loads(chosen)  # five times as fast as a deepcopy of OmegaConf's nodes
+        pickled, task = self._compose_options(choices)
+        node: DictConfig = pickle.loads(pickled)  # five times as fast as a deepcopy of OmegaConf's nodes
         for override in values:
             apply_override(as_texts(override) if as_typed else override, node)
         self._fill_in(node, task)
@@ -385,12 +385,12 @@ class SweepComposer(Composer):
             ConfigError: an option, a key or a value is invalid.
         """
         parsed = self.parse(overrides)
-        chosen = [str(choice.value()) for choice in parsed if choice.key_or_group == SWEEP_GROUP]
+        kinds = [str(choice.value()) for choice in parsed if choice.key_or_group == SWEEP_GROUP]
         for override in parsed:
             if override.get_key_element() != override.key_or_group:
                 word, _, value = str(override.input_line).partition("=")
                 raise ConfigError(word, value, "must not begin with + or ~", f"write {SWEEP_GROUP}.KEY=VALUE")
-            _refuse_key_of_others(override, chosen[-1] if chosen else "grid")
+            _refuse_key_of_others(override, kinds[-1] if kinds else "grid")
         with self.explaining(overrides):
             sweep = OmegaConf.to_object(self._compose_node(overrides)[SWEEP_GROUP])
         assert isinstance(sweep, Sweep)
@@ -416,9 +416,9 @@ def kinds_with(name: str) -> list[str]:
     return [kind for kind, schema in KINDS.items() if name in {field.name for field in dataclasses.fields(schema)}]
 
 
-def _refuse_key_of_others(override: Override, chosen: str) -> None:
+def _refuse_key_of_others(override: Override, kind: str) -> None:
     owners = kinds_with(override.key_or_group.removeprefix(f"{SWEEP_GROUP}."))
-    if owners and chosen in KINDS and chosen not in owners:
-        grid_counts = chosen == "grid" and override.key_or_group.endswith(".num_runs")
+    if owners and kind in KINDS and kind not in owners:
+        grid_counts = kind == "grid" and override.key_or_group.endswith(".num_runs")
         problem = f"exists only with {SWEEP_GROUP}={either(owners)}{GRID if grid_counts else ''}"
         raise ConfigError(override.key_or_group, value_as_typed(override), problem, f"add {SWEEP_GROUP}={owners[0]}")

@@ -122,9 +122,9 @@ class Explainer:
         if group == "cluster" and is_slurm_key:
             remedy = "start the file with `defaults: [slurm, _self_]`" if self._file else "add cluster=slurm"
             return self._about(key, "exists only with cluster=slurm", remedy)
-        chosen = name.partition(".")[0]
-        if group == "callbacks" and "." in name and f"callbacks.{chosen}" not in self.keys():
-            return self._about(key, f"exists only with the callback {chosen}", f"add callbacks=[{chosen}]")
+        callback = name.partition(".")[0]
+        if group == "callbacks" and "." in name and f"callbacks.{callback}" not in self.keys():
+            return self._about(key, f"exists only with the callback {callback}", f"add callbacks=[{callback}]")
         if group == "schedule" and name in Plateau.__dataclass_fields__:
             return self._about(key, "exists only with schedule=plateau", "add schedule=plateau")
         option = self._value(group)
@@ -240,12 +240,12 @@ def unreadable(error: yaml.YAMLError | UnicodeDecodeError, folders: Sequence[Pat
         path = Path(error.name)
         line = path.read_text(encoding="utf-8").count("\n", 0, error.position) + 1 if path.is_file() else None
         return _in_file(path, line, folders, str(error).splitlines()[0], "correct the file")
-    mark, begun = getattr(error, "problem_mark", None), getattr(error, "context_mark", None)
+    mark, begin = getattr(error, "problem_mark", None), getattr(error, "context_mark", None)
     if mark is None:
         return ConfigError("configuration", "...", f"cannot be read: {error}", "correct the file")
     problem = f"is not valid YAML: {getattr(error, 'problem', None) or 'it is malformed'}"
-    if begun is not None and begun.line != mark.line:
-        problem += f", in the part that starts in line {begun.line + 1}"
+    if begin is not None and begin.line != mark.line:
+        problem += f", in the part that starts in line {begin.line + 1}"
     return _in_file(Path(mark.name), mark.line + 1, folders, problem, "correct the file")
 
 

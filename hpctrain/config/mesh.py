@@ -145,10 +145,10 @@ def shares_and_stages(parallel: Parallel, world_size: int, local_world_size: int
 def _without_open(degrees: Mapping[str, int], world_size: int) -> dict[str, int]:
     """Return the degrees with that of -1 replaced by what the others leave."""
     fixed = {name: degree for name, degree in degrees.items() if degree != -1}
-    needed = math.prod(fixed.values())
+    product = math.prod(fixed.values())
     is_open = len(fixed) < len(degrees)
-    if needed == world_size or (is_open and world_size % needed == 0):
-        return {name: world_size // needed if degree == -1 else degree for name, degree in degrees.items()}
+    if product == world_size or (is_open and world_size % product == 0):
+        return {name: world_size // product if degree == -1 else degree for name, degree in degrees.items()}
     if is_open:
         for name, degree in fixed.items():
             if world_size % degree:
@@ -156,7 +156,7 @@ def _without_open(degrees: Mapping[str, int], world_size: int) -> dict[str, int]
                 raise ConfigError(f"parallel.{name}_degree", degree, problem, f"use one of {_divisors(world_size)}")
     key, *names = [name for name, degree in fixed.items() if degree != 1 or name in ("shard", "replicate")]
     with_others = all_of([f"parallel.{name}_degree={fixed[name]}" for name in names])
-    problem = f"with {with_others} needs {needed} ranks{' or a multiple' * is_open}, but there are {world_size}"
+    problem = f"with {with_others} needs {product} ranks{' or a multiple' * is_open}, but there are {world_size}"
     remedy = "change one of them" if is_open else "set one of them to -1: what the others leave"
     if len(names) == 1 and not is_open:
         remedy = "set one of the two to -1: what the other leaves"
@@ -259,8 +259,8 @@ def check_mesh(config: Config, mesh: MeshShape | None) -> None:
     if (formats := config.precision.formats).copy:
         problem = "keeps a half copy next to the fp32 weights, as parallel=mesh does by itself"
         raise ConfigError("precision.kind", formats.kind, problem, f"use precision={formats.by_autocast}")
-    for key, only, problem, remedy in WITH_MESH:
-        if (value := operator.attrgetter(key)(config)) != only:
+    for key, allowed, problem, remedy in WITH_MESH:
+        if (value := operator.attrgetter(key)(config)) != allowed:
             raise ConfigError(key, value, problem, remedy)
     if "average_weights" in config.callbacks:
         problem = "averages whole weights on one rank, which parallel=mesh avoids"
@@ -347,8 +347,8 @@ def _built_by(chain: Chain) -> str:
         if len(definitions) > 1 or not isinstance(method, ast.FunctionDef) or method.decorator_list:
             raise UnknownError
         body = method.body[1:] if ast.get_docstring(method) is not None else method.body
-        returned = body[0].value if len(body) == 1 and isinstance(body[0], ast.Return) else None
-        name = qualified_name(source, returned.func) if isinstance(returned, ast.Call) else ""
+        expression = body[0].value if len(body) == 1 and isinstance(body[0], ast.Return) else None
+        name = qualified_name(source, expression.func) if isinstance(expression, ast.Call) else ""
         if "." not in name:
             raise UnknownError
         return name
@@ -363,7 +363,7 @@ def _may_have_plan(kind: PlanKind, source: ModuleSource, node: ast.ClassDef, nam
     if kind.method.encode() in text:
         return True
     nodes = list(ast.walk(syntax_tree(text, source.path)))
-    called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+    callees = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
     bases = {id(base) for node in nodes if isinstance(node, ast.ClassDef) for base in node.bases}
-    used_names = {node.id for node in nodes if isinstance(node, ast.Name) and id(node) not in called | bases}
+    used_names = {node.id for node in nodes if isinstance(node, ast.Name) and id(node) not in callees | bases}
     return not used_names.isdisjoint(names)

@@ -426,10 +426,10 @@ def _named_optimizer(name: str, entry: object, shared: Mapping[str, Any]) -> Nam
     match = None if entry.get("match") is None else patterns(f"{key}.match", entry["match"])
     exclude = () if entry.get("exclude") is None else patterns(f"{key}.exclude", entry["exclude"])
     if match is None:
-        for only in ("exclude", "ndim"):
-            if entry.get(only) is not None:
+        for narrowing in ("exclude", "ndim"):
+            if entry.get(narrowing) is not None:
                 problem = "narrows match, which isn't set"
-                raise ConfigError(f"{key}.{only}", entry[only], problem, f'add {key}.match="*"')
+                raise ConfigError(f"{key}.{narrowing}", entry[narrowing], problem, f'add {key}.match="*"')
     if not values.loss.isidentifier():
         raise ConfigError(f"{key}.loss", values.loss, "is not the name of a method", "name a method of the task")
     if schedule is not None and not isinstance(schedule, Mapping):

@@ -154,18 +154,18 @@ def top_level_keys() -> list[str]:
     return [field.name for field in fields(Config) if field.name not in GROUPS]
 
 
-def keys_of(group: str, chosen: str | None, folders: Sequence[Path]) -> list[str]:
+def keys_of(group: str, choice: str | None, folders: Sequence[Path]) -> list[str]:
     """Return the full names of a group's keys.
 
     Args:
         group: its name.
-        chosen: the option on the command line; None for the default.
+        choice: the option on the command line; None for the default.
         folders: of configuration, in the order in which they are searched.
     """
     if group in LIST_GROUPS:
-        return [f"{group}.{name}.{key}" for name in _listed(chosen) for key in _names_of(group, name, folders)]
+        return [f"{group}.{name}.{key}" for name in _listed(choice) for key in _names_of(group, name, folders)]
     schemas = GROUPS.get(group, {})
-    option = chosen or _default(group, folders)
+    option = choice or _default(group, folders)
     names: dict[str, None] = {}
     for _ in range(MAX_BASES):
         if option is None or option.startswith("base_"):
@@ -173,18 +173,18 @@ def keys_of(group: str, chosen: str | None, folders: Sequence[Path]) -> list[str
         node = _read(group, option, folders)
         group_node = node.get(group, {}) if "experiment" not in group and group in node else node
         names |= dict.fromkeys(key for key in group_node if key not in ("defaults", *GROUPS))
-        extended = (name for name in node.get("defaults") or () if isinstance(name, str) and name != "_self_")
-        option = next(extended, "").partition("@")[0] or None
+        bases = (name for name in node.get("defaults") or () if isinstance(name, str) and name != "_self_")
+        option = next(bases, "").partition("@")[0] or None
     schema = schemas.get((option or "").removeprefix("base_"))
     # without a choice, that of the model depends on the task
-    for candidate in [schema] if schema or chosen else schemas.values():
+    for candidate in [schema] if schema or choice else schemas.values():
         names |= dict.fromkeys(_names(candidate) if candidate else ())
     return [key for name in names if (key := f"{group}.{name}") != "cluster.kind"]  # set by the choice alone
 
 
-def _listed(chosen: str | None) -> list[str]:
+def _listed(choice: str | None) -> list[str]:
     """Return the options of a list as it is typed, such as `[first,second]`; unfinished lists, too."""
-    return [name.strip() for name in (chosen or "").strip("[]").split(",") if name.strip()]
+    return [name.strip() for name in (choice or "").strip("[]").split(",") if name.strip()]
 
 
 def _names_of(group: str, name: str, folders: Sequence[Path]) -> list[str]:

@@ -52,21 +52,21 @@ def _checked(data: bytes) -> str:
 def _refuse_deep(text: str) -> None:
     """Raise if YAML is nested too deeply for libyaml, which would end the process, or too large without its aliases."""
     count = 0
-    started: list[tuple[str | None, int]] = []
+    open_collections: list[tuple[str | None, int]] = []
     sizes: dict[str, int] = {}
     for event in yaml.parse(text, Loader=_LOADER):
         if isinstance(event, yaml.CollectionEndEvent):
-            anchor, before = started.pop()
+            anchor, before = open_collections.pop()
             if anchor is not None:
                 sizes[anchor] = count - before
         elif isinstance(event, yaml.CollectionStartEvent):
-            started.append((event.anchor, count))
+            open_collections.append((event.anchor, count))
         elif isinstance(event, yaml.AliasEvent):
-            if any(anchor == event.anchor for anchor, _ in started):
+            if any(anchor == event.anchor for anchor, _ in open_collections):
                 raise ValueError(f"*{event.anchor} contains itself")
             count += sizes.get(event.anchor or "", 0)
         count += 1
-        if len(started) > MAX_DEPTH:
+        if len(open_collections) > MAX_DEPTH:
             raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
         if count > MAX_VALUES:
             raise ValueError(f"it has more than {MAX_VALUES} values")

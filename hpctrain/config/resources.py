@@ -84,11 +84,11 @@ def resources_of(config: RunConfig, environ: Mapping[str, str] = os.environ) -> 
     """
     cluster = config.cluster
     build = "any" if isinstance(config, ProgramConfig) else None
-    here = 0 if isinstance(cluster, Slurm) else visible_gpus(environ, build=build)
-    gpus = here if cluster.gpus_per_node is None else cluster.gpus_per_node
-    if not isinstance(cluster, Slurm) and gpus is not None and here is not None and gpus > here:
-        if here:
-            problem, remedy = f"this machine has only {counted(here, 'visible GPU')}", f"set it to {here} or less"
+    present = 0 if isinstance(cluster, Slurm) else visible_gpus(environ, build=build)
+    gpus = present if cluster.gpus_per_node is None else cluster.gpus_per_node
+    if not isinstance(cluster, Slurm) and gpus is not None and present is not None and gpus > present:
+        if present:
+            problem, remedy = f"this machine has only {counted(present, 'visible GPU')}", f"set it to {present} or less"
         else:
             cannot = "the installed torch is built without CUDA" if build is None and installed_build() == "cpu" else ""
             problem = cannot or "this machine has no visible GPU"

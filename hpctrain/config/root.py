@@ -289,8 +289,8 @@ def stored_texts(plain: Mapping[str, Any]) -> dict[str, str]:
 
 def config_digest(config: Config) -> str:
     """Return the SHA-256, in hex, of the keys that decide the weights and their values, as sorted JSON."""
-    chosen = {key: value for key, value in flat(config).items() if decides_the_weights(key)}
-    return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
+    values = {key: value for key, value in flat(config).items() if decides_the_weights(key)}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 AnyConfig = TypeVar("AnyConfig", bound=RunConfig)

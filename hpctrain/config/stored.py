@@ -44,7 +44,7 @@ def load_for_model(path: Path) -> Config:
     Raises:
         ConfigError: as `load`.
     """
-    return load(path, only=MODEL_KEYS)
+    return load(path, keys=MODEL_KEYS)
 
 
 def _select(stored: Any, keys: Sequence[str]) -> DictConfig:
@@ -69,34 +69,34 @@ def _refuse_unknown(path: Path, schema_node: object, stored: object, prefix: str
         _refuse_unknown(path, schema_node._get_node(name), stored._get_node(name), f"{prefix}{name}.")
 
 
-def load(path: Path, overrides: list[str] | None = None, *, only: Sequence[str] = ()) -> Config:
+def load(path: Path, overrides: list[str] | None = None, *, keys: Sequence[str] = ()) -> Config:
     """Read the configuration of a training from its ``config.yaml``, and apply overrides ``key=value``.
 
     Args:
         path: of the file.
         overrides: as typed.
-        only: full names of the keys to read; empty for all.
+        keys: full names of the keys to read; empty for all.
 
     Raises:
         ConfigError: this version doesn't know a key or a value, or the file can't be read or isn't valid YAML; or the
             run is a program's.
     """
-    config = load_run(path, overrides, only=only)
+    config = load_run(path, overrides, keys=keys)
     if not isinstance(config, Config):
         problem = "is the run of a program, not a training of hpctrain's"
         raise ConfigError("run", path.parent, problem, "name a run of a training")
     return config
 
 
-def load_run(path: Path, overrides: list[str] | None = None, *, only: Sequence[str] = ()) -> Config | ProgramConfig:
+def load_run(path: Path, overrides: list[str] | None = None, *, keys: Sequence[str] = ()) -> Config | ProgramConfig:
     """Read the configuration of a run, a training or a program, as `load`."""
     try:
         stream = io.StringIO(read_yaml(path))
         stream.name = str(path)  # errors in the YAML name it
         stored: Any = OmegaConf.load(stream)
         is_program = "run" in stored
-        if only and not is_program:
-            stored = _select(stored, only)
+        if keys and not is_program:
+            stored = _select(stored, keys)
         command, texts = _take_run(stored) if is_program else ([], {})
         root = _root(stored, ProgramConfig if is_program else Config)
         _refuse_unknown(path, root, stored)

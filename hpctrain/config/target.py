@@ -238,14 +238,14 @@ def _find(key: str, target: str) -> tuple[ModuleSource, Definition]:
 
 def _module_not_found(key: str, target: str) -> ConfigError:
     first, _, tail = target.partition(".")
-    here = [path.stem for path in Path.cwd().iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()]
+    modules = [path.stem for path in Path.cwd().iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()]
     problem = f"the module {first} was not found"
-    if sys.flags.safe_path and first in here:
+    if sys.flags.safe_path and first in modules:
         name = "PYTHONSAFEPATH" if os.environ.get("PYTHONSAFEPATH") else "python -P"
         problem += f": it is in this folder, where Python doesn't look with {name}"
         remedy = f"leave out {name}, or set PYTHONPATH={shlex.quote(str(Path.cwd()))}"
         return ConfigError(f"{key}._target_", target, problem, remedy)
-    near = difflib.get_close_matches(first, here, n=1)
+    near = difflib.get_close_matches(first, modules, n=1)
     remedy = (
         f"did you mean {near[0]}.{tail}?" if near else "run the command in the folder that contains it, or install it"
     )

@@ -207,8 +207,8 @@ def _check_arguments(key: str, target: str, node: ast.ClassDef, calls: Mapping[s
             continue
         signature, num_passed = method.args, 1 + len(calls[name])
         names = [argument.arg for argument in (*signature.posonlyargs, *signature.args)]
-        needed = len(names) - len(signature.defaults) + sum(default is None for default in signature.kw_defaults)
-        if num_passed < needed or (num_passed > len(names) and signature.vararg is None):
+        num_needed = len(names) - len(signature.defaults) + sum(default is None for default in signature.kw_defaults)
+        if num_passed < num_needed or (num_passed > len(names) and signature.vararg is None):
             raise call_mismatch_error(key, target, name, calls[name], f"it takes {', '.join(names)}")
 
 

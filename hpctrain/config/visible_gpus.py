@@ -76,14 +76,14 @@ def _count_by_smi(program: str) -> int | None:
     except OSError:
         return 0
     try:
-        printed, _ = process.communicate(timeout=SMI_TIMEOUT_S)
+        output, _ = process.communicate(timeout=SMI_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # a driver that is stuck may keep it for ever
             process.communicate(timeout=1)
         return None
     # it fails on a node without a driver; the lines of MIG devices are indented
-    return 0 if process.returncode else sum(line.startswith("GPU ") for line in printed.splitlines())
+    return 0 if process.returncode else sum(line.startswith("GPU ") for line in output.splitlines())
 
 
 @functools.cache

@@ -103,11 +103,11 @@ def time_chart(spent: WallTime, *, with_ratio: bool = True) -> Markup:
             seconds = getattr(spent, f"{name}_s")
             took = duration(seconds) if seconds >= 10 else f"{seconds:.1f} s"
             parts.append(BarPart(name=name, about=meaning, share=share, result=f"{took}, {share:.1%}", kind=kind))
-    drawn = [waterfall(parts)]
+    charts = [waterfall(parts)]
     if with_ratio and spent.ratio is not None:
         text = (
             f" of {duration(wall_s)}: the share of the wall time, the queue included, in which training and evaluation "
             "were done that the run kept."
         )
-        drawn.insert(0, element("p", element("b", f"Effective training time ratio {spent.ratio:.2f}"), text))
-    return joined(drawn)
+        charts.insert(0, element("p", element("b", f"Effective training time ratio {spent.ratio:.2f}"), text))
+    return joined(charts)

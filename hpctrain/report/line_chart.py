@@ -62,8 +62,8 @@ class Scale:
         powers = range(math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9) + 1)
         if len(powers) < 2:
             below = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
-            every = [factor * 10.0**power for power in below for factor in (1, 2, 5)]
-            values = [value for value in every if self.low * (1 - 1e-9) <= value <= self.high * (1 + 1e-9)]
+            round_values = [factor * 10.0**power for power in below for factor in (1, 2, 5)]
+            values = [value for value in round_values if self.low * (1 - 1e-9) <= value <= self.high * (1 + 1e-9)]
             return values[:: math.ceil(len(values) / max_ticks) or 1]
         return [10.0**power for power in powers[:: math.ceil(len(powers) / max_ticks)]]
 
@@ -191,13 +191,13 @@ class Frame:
 
     def marks(self, marks: Iterable[Mark]) -> Iterator[Markup]:
         """Vertical lines with texts above them, as far as these have space."""
-        free = drawn = float("-inf")
+        free = last_mark = float("-inf")
         ordered = sorted(marks, key=lambda mark: mark.x)
         for mark in ordered:
             across = self.across(mark.x)
-            if len(ordered) > FEW_MARKS and across < drawn + MARK_SPACE:
+            if len(ordered) > FEW_MARKS and across < last_mark + MARK_SPACE:
                 continue
-            drawn = across
+            last_mark = across
             line = element("path", d=f"M{across:.1f} {TOP - 2}V{HEIGHT - BOTTOM}", class_="mark")
             text: object = ""
             if across >= free:
@@ -301,7 +301,7 @@ def drawn_line(line: Line, frame: Frame) -> Markup:
             crosses.append(element("path", what, d=f"M{across} {TOP}m-3 0l6 6m0 -6l-6 6", class_="cross"))
         begins = not math.isfinite(y)
     title: object = element("title", line.title or line.label) if line.title or line.label else ""
-    drawn = [element("path", title, d="".join(words), class_=f"line {line.style}")] if len(points) > 1 else []
+    paths = [element("path", title, d="".join(words), class_=f"line {line.style}")] if len(points) > 1 else []
     if len(points) == 1 or (line.every_point and len(points) <= MARKED_POINTS):
-        drawn.append(element("path", title, d="".join(points), class_=f"dots {line.style}"))
-    return joined([*drawn, *crosses])
+        paths.append(element("path", title, d="".join(points), class_=f"dots {line.style}"))
+    return joined([*paths, *crosses])

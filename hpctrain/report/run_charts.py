@@ -115,9 +115,9 @@ class RunRecord:
     @cached_property
     def axis(self) -> TimeAxis:
         """The time since the first attempt, or the first record, on which all attempts and records fit."""
-        logged = [when for curve in self.curves.values() for when in (*curve.times[:1], *curve.times[-1:])]
+        times = [when for curve in self.curves.values() for when in (*curve.times[:1], *curve.times[-1:])]
         moments = [when for span in self.spans for when in (span.begin, span.end)]
-        moments = [*moments, *filter(math.isfinite, logged)] or [time.time()]
+        moments = [*moments, *filter(math.isfinite, times)] or [time.time()]
         origin, length_s = min(moments), max(moments) - min(moments)
         size, unit = next((size, unit) for least, size, unit in _UNITS if length_s >= least)
         bands = [
@@ -163,8 +163,8 @@ class RunRecord:
         pause = ""
         if before.end_time is not None and attempt.start_time is not None:
             pause = f", {duration(attempt.start_time - before.end_time)} later"
-        resumed = f"attempt {attempt.attempt} resumed from step {attempt.actual_start_step}"
-        return f"attempt {before.attempt} ended: {why}; {resumed}{pause}"
+        resume = f"attempt {attempt.attempt} resumed from step {attempt.actual_start_step}"
+        return f"attempt {before.attempt} ended: {why}; {resume}{pause}"
 
 
 def _end(attempt: Attempt) -> float | None:
@@ -193,8 +193,8 @@ def speed_charts(record: RunRecord) -> Markup:
     if points := _slowest_points(record):
         charts.append(_slowest_rank_chart(points, record.axis))
     if charts:
-        explained = "Over time, since the run began. Shaded: an attempt was at work."
-        parts += [remark(explained), element("div", *charts, class_="charts")]
+        explanation = "Over time, since the run began. Shaded: an attempt was at work."
+        parts += [remark(explanation), element("div", *charts, class_="charts")]
     rows = [
         (str(number), str(cause.slowest_rank), cause.slowest_host or "?", f"{cause.slowest_ratio:.2f}", str(cause.step))
         for number, cause in bottlenecks.items()
@@ -276,7 +276,7 @@ def _slowest_points(record: RunRecord) -> list[_Point]:
 
 
 def _slowest_rank_chart(points: Sequence[_Point], axis: TimeAxis) -> Markup:
-    often = [rank for rank, _ in Counter(point.rank for point in points).most_common(NAMED)]
+    frequent = [rank for rank, _ in Counter(point.rank for point in points).most_common(NAMED)]
     lines = []
     # no line leads from one rank to another either
     together = itertools.groupby(points, lambda point: (point.rank, axis.attempt_at(axis.place(point.when))))
@@ -284,13 +284,13 @@ def _slowest_rank_chart(points: Sequence[_Point], axis: TimeAxis) -> Markup:
         stretch = list(group)
         lines.append(
             Line(
-                label=f"rank {rank}" if rank in often else "another rank",
+                label=f"rank {rank}" if rank in frequent else "another rank",
                 xs=[axis.place(point.when) for point in stretch],
                 ys=[point.ratio for point in stretch],
-                style=f"s{often.index(rank)}" if rank in often else "usual",
+                style=f"s{frequent.index(rank)}" if rank in frequent else "usual",
                 title=f"rank {rank}: up to {max(point.ratio for point in stretch):.2f} times the others",
                 every_point=True,
             )
         )
-    only = f": rank {often[0]}" if len(often) == 1 else ""
-    return line_chart(f"{CAPTION}{only}", lines, x_label=axis.label, bands=axis.bands)
+    suffix = f": rank {frequent[0]}" if len(frequent) == 1 else ""
+    return line_chart(f"{CAPTION}{suffix}", lines, x_label=axis.label, bands=axis.bands)

@@ -127,8 +127,8 @@ def _grouped(curves: Sequence[Curve], judged: str) -> list[tuple[str, list[Curve
 
     def order(item: tuple[str, list[Curve]]) -> tuple[bool, bool, bool]:
         name, group = item
-        evaluated = any(curve.name.startswith("eval/") for curve in group)
-        return name != judged, name != "loss", not evaluated
+        is_evaluation = any(curve.name.startswith("eval/") for curve in group)
+        return name != judged, name != "loss", not is_evaluation
 
     return sorted(groups.items(), key=order)
 
@@ -141,8 +141,10 @@ def _chart(name: str, group: Sequence[Curve], record: RunRecord) -> Markup:
     lines = []
     for curve in group:
         label, style = PREFIXES.get(_prefix(curve), (curve.name, "s0"))
-        thin, title, evaluated = curve.thinned(POINTS), curve.name, curve.name.startswith("eval/")
-        lines.append(Line(label=label, xs=thin.steps, ys=thin.values, style=style, title=title, every_point=evaluated))
+        thin, title, is_evaluation = curve.thinned(POINTS), curve.name, curve.name.startswith("eval/")
+        lines.append(
+            Line(label=label, xs=thin.steps, ys=thin.values, style=style, title=title, every_point=is_evaluation)
+        )
     caption = name if len(group) > 1 else group[0].name
     last = max((curve.steps[-1] for curve in group), default=0)
     within = [mark for mark in record.marks if mark.x <= last]
@@ -207,17 +209,17 @@ def _result(attempt: Attempt, span: AttemptSpan, record: RunRecord) -> str:
     status = record.status
     work = duration(span.end - span.begin - span.account.spent.queued_s)
     if attempt.reason is not None:
-        ended = f"{attempt.reason} after {work}"
+        outcome = f"{attempt.reason} after {work}"
     elif attempt is status.attempts[-1] and status.state.may_change:
-        ended = f"{status.state} for {work}"
+        outcome = f"{status.state} for {work}"
     else:
-        ended = f"no end was recorded; last seen after {work}"
+        outcome = f"no end was recorded; last seen after {work}"
     steps = ""
     if status.knows_step and attempt.reached_step is not None:
-        begun = "?" if attempt.actual_start_step is None else attempt.actual_start_step
-        steps = f", steps {begun} to {attempt.reached_step}"
+        first_step = "?" if attempt.actual_start_step is None else attempt.actual_start_step
+        steps = f", steps {first_step} to {attempt.reached_step}"
         steps += f", {span.account.steps_lost} lost" if span.account.steps_lost else ""
-    return f"{ended}{steps}{f': {attempt.detail}' if attempt.detail else ''}"
+    return f"{outcome}{steps}{f': {attempt.detail}' if attempt.detail else ''}"
 
 
 def _seconds(spent: WallTime, names: tuple[str, ...]) -> float:

@@ -68,12 +68,12 @@ class SweepResults:
     Attributes:
         home: the folder of the runs.
         ranking: of the runs; values that may be secret are hidden.
-        unranked: why no metric ranks them; empty if one does.
+        why_unranked: why no metric ranks them; empty if one does.
     """
 
     home: Path
     ranking: Ranking
-    unranked: str = ""
+    why_unranked: str = ""
 
     @classmethod
     def read(cls, home: Path, directories: Sequence[RunDirectory]) -> SweepResults:
@@ -230,11 +230,11 @@ def _chart(key: str, metric: str, points: Sequence[SweepPoint]) -> Markup:
             ranks.append(element("text", str(point.row.rank), dy="0.35em", class_="over", **beside))
         dots = (point.style, _title(point, points))
         paths.setdefault(dots, []).append(f"M{across:.1f} {down}h0")
-    drawn = [
+    shapes = [
         element("path", title, d="".join(places), class_=f"dots {style}") for (style, title), places in paths.items()
     ]
     description = f"best {metric} of each run over {key}"
-    parts = (frame.axes(key), *drawn, *ranks)
+    parts = (frame.axes(key), *shapes, *ranks)
     drawing = element("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=description)
     notes = ", ".join(f"{name} on a log scale" for name, scale in ((key, axis.scale), (metric, y)) if scale.log)
     return element("figure", element("figcaption", key, element("small", f" {notes}")), drawing)
@@ -259,8 +259,8 @@ def parallel_coordinates(record: SweepResults) -> Markup:
     points = [point for point in record.points if point.number.best is not None]
     # runs that differ in nothing but their seed are one row of the table, and one kind of line here
     over_seeds = any(len(row.runs) > 1 for row in record.ranking.rows)
-    every = [key for key in record.ranking.keys if not (over_seeds and key == SEED)]
-    keys = every[:MOST_KEYS]
+    all_keys = [key for key in record.ranking.keys if not (over_seeds and key == SEED)]
+    keys = all_keys[:MOST_KEYS]
     if metric is None or len(points) < 2 or not keys:
         return Markup("")
     # each with whether its smallest value is at the top
@@ -282,12 +282,12 @@ def parallel_coordinates(record: SweepResults) -> Markup:
             down = _down(axis.scale, number, reverse=reverse)
             words.append(f"{'M' if begins else 'L'}{SIDE + BETWEEN * place} {down:.1f}")
         lines.append(element("path", _title(point, points), d="".join(words), class_=f"line {point.style}"))
-    drawn = [_axis(axis, place, reverse=reverse) for place, (axis, reverse) in enumerate(axes)]
+    shapes = [_axis(axis, place, reverse=reverse) for place, (axis, reverse) in enumerate(axes)]
     style = f"min-width:{width}px;max-width:{math.floor(1.2 * width)}px"
     description = f"the values of each run, and its best {metric.name}"
     box = f"0 0 {width} {LINES_HEIGHT}"
-    drawing = element("svg", *lines, *drawn, viewBox=box, style=style, role="img", aria_label=description)
-    note = f" Without {len(every) - len(keys)} more keys." if len(every) > len(keys) else ""
+    drawing = element("svg", *lines, *shapes, viewBox=box, style=style, role="img", aria_label=description)
+    note = f" Without {len(all_keys) - len(keys)} more keys." if len(all_keys) > len(keys) else ""
     caption = element("figcaption", "Each line is a run; the best metric is at the top of the last axis.", note)
     return element("figure", caption, drawing, class_="wide")
 
@@ -318,17 +318,17 @@ def rung_chart(home: Path) -> Markup:
     if not any(end.rung for end in ends):
         return Markup("")
     steps: Counter[int] = Counter()
-    passed: Counter[int] = Counter()
+    reached: Counter[int] = Counter()
     for end in ends:
         # a run may end several times on its way to a rung
-        steps[end.rung] += max(0, end.step - passed[end.run])
-        passed[end.run] = max(end.step, passed[end.run])
+        steps[end.rung] += max(0, end.step - reached[end.run])
+        reached[end.run] = max(end.step, reached[end.run])
     parts = []
     for rung, spent in sorted(steps.items()):
         runs = {end.run for end in ends if end.rung == rung}
-        valued = {end.run for end in ends if end.rung == rung and end.value is not None}
+        with_value = {end.run for end in ends if end.rung == rung and end.value is not None}
         share = spent / (steps.total() or 1)
-        about = f"{counted(len(runs), 'run')}, {len(valued)} with a value"
+        about = f"{counted(len(runs), 'run')}, {len(with_value)} with a value"
         result = f"{number_text(spent)} steps, {share:.1%}"
         parts.append(BarPart(name=f"rung {rung}", about=about, share=share, result=result))
     text = "Steps that were trained to pass each rung, of all runs together; a run continues from the rung before."

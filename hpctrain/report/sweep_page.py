@@ -37,7 +37,7 @@ def sweep_page(home: Path, directories: Sequence[RunDirectory]) -> str:
     of_which = "the best run" if record.ranking.winner is not None else winner.path.name
     programs = all(point.result.is_program for point in record.points)
     choose = "python -m hpctrain best takes --metric"
-    unranked = remark(f"No metric ranks these runs: {record.unranked} ({choose}).") if record.unranked else ""
+    unranked = remark(f"No metric ranks these runs: {record.why_unranked} ({choose}).") if record.why_unranked else ""
     sections = {
         "Results": joined([unranked, result_table(record)]),
         "Keys together": parallel_coordinates(record),
@@ -57,10 +57,10 @@ def _head(record: SweepResults, *, with_ratio: bool) -> Markup:
     states = Counter(str(status.state) for status in statuses)
     spent = record.spent
     search = read_json_or_empty(record.home / "sweep.json")
-    described = [(name.replace("_", " "), str(search[name])) for name in SEARCH if search.get(name) is not None]
+    search_pairs = [(name.replace("_", " "), str(search[name])) for name in SEARCH if search.get(name) is not None]
     space = search.get("space")
     if isinstance(space, dict):
-        described += [(key, str(value)) for key, value in without_secrets(space).items()]
+        search_pairs += [(key, str(value)) for key, value in without_secrets(space).items()]
     pairs = [("runs", str(len(statuses)))]
     pairs += [(state, str(count)) for state, count in states.most_common()] if len(states) > 1 else []
     pairs.append(("steps, of all runs", number_text(sum(status.step for status in statuses))))
@@ -72,7 +72,7 @@ def _head(record: SweepResults, *, with_ratio: bool) -> Markup:
         state = f"{states[str(RunState.COMPLETED)]} of {counted(len(statuses), 'run')} completed"
     heading = element("h1", record.home.name, " ", element("small", element("span", state, class_="state")))
     metric = record.ranking.metric
-    about = [("sweep", str(record.home)), *described]
+    about = [("sweep", str(record.home)), *search_pairs]
     if metric is not None:
         about.insert(1, (f"best {metric.name}", _winner_text(record.ranking)))
     return joined([heading, descriptions(about), facts(pairs)])
@@ -92,7 +92,7 @@ def _learning_curves(record: SweepResults) -> Markup:
             style=point.style,
             title=point.title,
         )
-        for point, curve in sorted(record.curves, key=lambda drawn: order.get(drawn[0].style, len(order)))
+        for point, curve in sorted(record.curves, key=lambda pair: order.get(pair[0].style, len(order)))
     ]
     return element("div", line_chart(metric.name, lines), class_="charts")
 

@@ -219,10 +219,10 @@ def _config_dir(file: ExperimentFile, config_dir: str | None) -> str | None:
 def _choices(composer: Composer, command: TypedCommand) -> dict[str, str]:
     """The options of groups that the run's command chose, by itself or through an experiment, beyond the defaults."""
     options = {key: value for key, value in command.options().items() if _is_exported(key, command)}
-    chosen = {key: value for key, value in options.items() if key not in LIST_GROUPS and composer.options.of(key)}
-    words = [f"{key}={value}" for key, value in chosen.items()]
+    choices = {key: value for key, value in options.items() if key not in LIST_GROUPS and composer.options.of(key)}
+    words = [f"{key}={value}" for key, value in choices.items()]
     runtime_choices = _runtime_choices(composer, words, command)
-    explicit = {key: value for key, value in chosen.items() if key != GROUP}
+    explicit = {key: value for key, value in choices.items() if key != GROUP}
     # what follows from them, such as the model from the task, isn't written
     default = _runtime_choices(composer, [f"{key}={value}" for key, value in explicit.items()], command)
     return explicit | {key: value for key, value in runtime_choices.items() if default.get(key) != value}
@@ -284,17 +284,17 @@ def _text(comment: str, choices: Mapping[str, str], values: Mapping[str, Any]) -
     lines = ["# @package _global_", f"# {' '.join(comment.split())}"]
     if choices:
         lines += ["defaults:", *(f"  - override /{group}: {option}" for group, option in choices.items())]
-    nested: dict[str, Any] = {}
+    tree: dict[str, Any] = {}
     for key, value in values.items():
-        inside = nested
+        inside = tree
         *groups, name = key.split(".")
         for group in groups:
             inside = inside.setdefault(group, {})
         inside[name] = value
-    if nested:
+    if tree:
         # OmegaConf's dumper quotes texts that OmegaConf would read as numbers
         dumper = get_omega_conf_dumper()
-        lines += ["", yaml.dump(nested, Dumper=dumper, sort_keys=False, allow_unicode=True, default_flow_style=False)]
+        lines += ["", yaml.dump(tree, Dumper=dumper, sort_keys=False, allow_unicode=True, default_flow_style=False)]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -103,12 +103,12 @@ def named_metric(results: Sequence[RunResult], name: str, mode: str | None) -> R
     Raises:
         ConfigError: no run logged it, or nothing says which of its values are better.
     """
-    logged = _resolved(results, name)
-    mode = mode or _known_mode(results, logged)
+    full_name = _resolved(results, name)
+    mode = mode or _known_mode(results, full_name)
     if mode is None:
         problem = "nothing in the runs says whether lower or higher values are better"
         raise ConfigError("--metric", name, problem, "add --mode min or --mode max")
-    return RankingMetric(logged, mode)
+    return RankingMetric(full_name, mode)
 
 
 def _judged(results: Iterable[RunResult]) -> Iterable[RankingMetric]:
@@ -137,7 +137,7 @@ def _metric_of_config(result: RunResult) -> RankingMetric | None:
     from hpctrain.config.task_checks import metric_mode, metric_name
 
     with contextlib.suppress(ConfigError):
-        config = load(trained_config(result.directory), only=("name", "task", "checkpoint"))
+        config = load(trained_config(result.directory), keys=("name", "task", "checkpoint"))
         name, mode = metric_name(config), metric_mode(config)
         if name is not None and mode is not None:
             return RankingMetric(EVAL_PREFIX + name, mode)
@@ -157,9 +157,9 @@ def _unjudged(results: Sequence[RunResult]) -> str:
 def _resolved(results: Sequence[RunResult], name: str) -> str:
     # the last records have nearly every name; only if one isn't there, all records are read
     for recorded_names in (_recent_names(results), _all_names(results)):
-        for logged in (name, EVAL_PREFIX + name):
-            if logged in recorded_names:
-                return logged
+        for candidate in (name, EVAL_PREFIX + name):
+            if candidate in recorded_names:
+                return candidate
     names = _all_names(results)
     near = difflib.get_close_matches(name, [*names, *(full_name.removeprefix(EVAL_PREFIX) for full_name in names)], n=1)
     remedy = f"did you mean {near[0]}? " if near else ""
@@ -180,17 +180,17 @@ def _all_names(results: Iterable[RunResult]) -> set[str]:
     return names
 
 
-def _known_mode(results: Sequence[RunResult], logged: str) -> str | None:
-    modes: set[object] = {metric.mode for metric in _judged(results) if metric.name == logged}
+def _known_mode(results: Sequence[RunResult], full_name: str) -> str | None:
+    modes: set[object] = {metric.mode for metric in _judged(results) if metric.name == full_name}
     for result in results:
-        configured = result.config.get("checkpoint.metric")
-        if configured is not None and EVAL_PREFIX + str(configured) == logged:
+        metric_name = result.config.get("checkpoint.metric")
+        if metric_name is not None and EVAL_PREFIX + str(metric_name) == full_name:
             modes.add(result.config.get("checkpoint.metric_mode"))
     modes.discard(None)
     if len(modes) == 1:
         mode = modes.pop()
         return str(mode) if mode in MODES else None
-    return "min" if logged.rpartition("/")[2] == "loss" else None
+    return "min" if full_name.rpartition("/")[2] == "loss" else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,19 +308,19 @@ def rank(results: Sequence[RunResult], metric: RankingMetric | None) -> Ranking:
         metric: None if there is none.
     """
     keys = varied_keys(results)
-    ranked: dict[str, list[tuple[RunResult, MetricValue]]] = {}
+    groups: dict[str, list[tuple[RunResult, MetricValue]]] = {}
     unranked_rows = []
     for result in results:
         number = MetricValue() if metric is None else metric_value(result, metric)
         if result.counts and number.best is not None:
-            ranked.setdefault(_group(keys, result), []).append((result, number))
+            groups.setdefault(_group(keys, result), []).append((result, number))
         else:
             unranked_rows.append(_row(keys, [(result, number)]))
-    rows = [_row(keys, members) for members in ranked.values()]
+    rows = [_row(keys, members) for members in groups.values()]
     rows.sort(key=lambda row: _loss(row, metric))
     unranked_rows.sort(key=lambda row: _loss(row, metric))
-    placed = [replace(row, rank=number) for number, row in enumerate(rows, 1)]
-    return Ranking(metric, keys.names, (*placed, *unranked_rows))
+    ranked_rows = [replace(row, rank=number) for number, row in enumerate(rows, 1)]
+    return Ranking(metric, keys.names, (*ranked_rows, *unranked_rows))
 
 
 def _group(keys: VariedKeys, result: RunResult) -> str:

@@ -54,30 +54,30 @@ def find_first_difference(first: RunDirectory, second: RunDirectory) -> FirstDif
     """Compare the metrics that both runs logged at the same steps, and the digests of their checkpoints' weights."""
     mine, theirs = _by_step(first), _by_step(second)
     step, metrics = None, {}
-    compared: set[str] = set()
+    metric_names: set[str] = set()
     num_steps = 0
-    for common in sorted(mine.keys() & theirs.keys()):
-        names = sorted(mine[common].keys() & theirs[common].keys())
-        compared.update(names)
+    for common_step in sorted(mine.keys() & theirs.keys()):
+        names = sorted(mine[common_step].keys() & theirs[common_step].keys())
+        metric_names.update(names)
         num_steps += bool(names)
-        pairs = {name: (mine[common][name], theirs[common][name]) for name in names}
+        pairs = {name: (mine[common_step][name], theirs[common_step][name]) for name in names}
         # as text, which is exact, because NaN isn't equal to itself
         metrics = {name: pair for name, pair in pairs.items() if repr(pair[0]) != repr(pair[1])}
         if metrics:
-            step = common
+            step = common_step
             break
     equal = differing = None
     num_checkpoints = 0
-    for saved in sorted(set(first.checkpoint_steps()) & set(second.checkpoint_steps())):
-        digests = {_digest(run, saved) for run in (first, second)}
+    for saved_step in sorted(set(first.checkpoint_steps()) & set(second.checkpoint_steps())):
+        digests = {_digest(run, saved_step) for run in (first, second)}
         if None in digests:
             continue
         num_checkpoints += 1
         if len(digests) > 1:
-            differing = saved
+            differing = saved_step
             break
-        equal = saved
-    return FirstDifference(step, metrics, differing, equal, len(compared), num_steps, num_checkpoints)
+        equal = saved_step
+    return FirstDifference(step, metrics, differing, equal, len(metric_names), num_steps, num_checkpoints)
 
 
 def _by_step(directory: RunDirectory) -> dict[int, dict[str, float]]:
@@ -150,7 +150,7 @@ def compare_runs(first: RunResult, second: RunResult) -> RunComparison:
     equal = not deciding and not code and bool(first.config) and bool(second.config)
     mine, theirs = first.status.metrics, second.status.metrics
     bests = _best(first), _best(second)
-    common = sorted(mine.keys() & theirs.keys())
+    common_names = sorted(mine.keys() & theirs.keys())
     return RunComparison(
         deciding=deciding,
         others={key: pair for key, pair in config.items() if key not in deciding},
@@ -158,8 +158,12 @@ def compare_runs(first: RunResult, second: RunResult) -> RunComparison:
         code_unknown=(None in [codes[0][name] for name in names], None in [codes[1][name] for name in names]),
         files=_file_changes(_files(first.directory), _files(second.directory)),
         environment=_differences(_environment(first), _environment(second)),
-        metrics={name: (mine[name], theirs[name]) for name in common},
-        best={name: (bests[0].get(name), bests[1].get(name)) for name in common if any(name in best for best in bests)},
+        metrics={name: (mine[name], theirs[name]) for name in common_names},
+        best={
+            name: (bests[0].get(name), bests[1].get(name))
+            for name in common_names
+            if any(name in best for best in bests)
+        },
         divergence=find_first_difference(first.directory, second.directory) if equal else None,
     )
 

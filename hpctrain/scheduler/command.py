@@ -58,7 +58,7 @@ def run(arguments: Sequence[str], environ: Mapping[str, str], timeout_s: float) 
     variables |= {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
     text = " ".join(part for part in arguments if not part.startswith("--") or part.startswith("--jobs="))
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             arguments,
             env=variables,
             stdin=subprocess.DEVNULL,
@@ -75,16 +75,16 @@ def run(arguments: Sequence[str], environ: Mapping[str, str], timeout_s: float) 
         ) from error
     except subprocess.TimeoutExpired as error:
         raise SchedulerSilentError(f"{text}: SLURM did not answer within {timeout_s:g} s; try again later") from error
-    if done.returncode:
-        raise _failure(text, done)
-    return done.stdout
+    if process.returncode:
+        raise _failure(text, process)
+    return process.stdout
 
 
-def _failure(text: str, done: subprocess.CompletedProcess[str]) -> SchedulerError:
-    if done.returncode < 0:
+def _failure(text: str, process: subprocess.CompletedProcess[str]) -> SchedulerError:
+    if process.returncode < 0:
         # without cgroups SLURM signals every process of a job, including this command
-        return SchedulerSilentError(f"{text}: ended by {signal.Signals(-done.returncode).name}, without an answer")
-    message = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
+        return SchedulerSilentError(f"{text}: ended by {signal.Signals(-process.returncode).name}, without an answer")
+    message = " ".join((process.stderr or process.stdout).split()) or f"exit code {process.returncode}"
     if _UNKNOWN_JOB.search(message):
         return UnknownJobError(f"{text}: {message}")
     if _UNREACHABLE.search(message):
@@ -243,10 +243,10 @@ def failed_nodes(answer: str, since: float) -> tuple[str, ...]:
     nodes = []
     for line in answer.splitlines():
         values = dict(_NODE_FIELD.findall(line))
-        state, started = values.get("State", ""), values.get("SlurmdStartTime", "")
+        state, start_time = values.get("State", ""), values.get("SlurmdStartTime", "")
         # the star marks a node that doesn't respond; on SLURM 20.11 it follows the base state, as in DOWN*+DRAIN
         lost = "*" in state or set(state.split("+")) & _DOWN_STATES
-        if "NodeName" in values and (lost or (started.isdigit() and int(started) > since)):
+        if "NodeName" in values and (lost or (start_time.isdigit() and int(start_time) > since)):
             nodes.append(values["NodeName"])
     return tuple(nodes)
 

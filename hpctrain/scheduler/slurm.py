@@ -67,8 +67,8 @@ class Slurm:
             records = command.scontrol(self._run("scontrol", "show", "job", _checked(job_id)))
         except UnknownJobError:
             return None
-        chosen = [record for record in records if job_id in {record.job_id, str(record.number)}] or records
-        return chosen[0] if chosen else None
+        matches = [record for record in records if job_id in {record.job_id, str(record.number)}] or records
+        return matches[0] if matches else None
 
     def queue(self, job_ids: Iterable[str]) -> dict[str, SlurmJob]:
         """The controller's records of many jobs, from one query; finished jobs included, for MinJobAge.
@@ -105,8 +105,8 @@ class Slurm:
         Raises:
             SchedulerMissingError: also if there is no accounting.
         """
-        ended = [record for record in self._sacct(_checked(job_id), duplicates=True) if record.state.is_finished]
-        return ended[-1] if ended else None
+        records = [record for record in self._sacct(_checked(job_id), duplicates=True) if record.state.is_finished]
+        return records[-1] if records else None
 
     def find(self, job_ids: Collection[str]) -> dict[str, SlurmJob | None]:
         """The record of each job, from squeue, or else from sacct; None if neither has one.
@@ -175,21 +175,21 @@ class Slurm:
         Returns:
             Why a job can't be cancelled, by its id; empty if all were.
         """
-        refused: dict[str, SchedulerError] = {}
+        errors: dict[str, SchedulerError] = {}
         for first in range(0, len(job_ids), CANCELLED_AT_ONCE):
-            some = job_ids[first : first + CANCELLED_AT_ONCE]
+            batch = job_ids[first : first + CANCELLED_AT_ONCE]
             try:
-                self._run("scancel", *_all_checked(some))
+                self._run("scancel", *_all_checked(batch))
             except SchedulerMissingError as error:
-                refused |= dict.fromkeys(some, error)
+                errors |= dict.fromkeys(batch, error)
             except SchedulerError:
                 # which of them SLURM refused shows one at a time, and a second request does no harm
-                for job_id in some:
+                for job_id in batch:
                     try:
                         self.cancel(job_id)
                     except SchedulerError as error:
-                        refused[job_id] = error
-        return refused
+                        errors[job_id] = error
+        return errors
 
     def cancel_pending(self, job_id: str) -> None:
         """Take a job, or the tasks of an array, out of the queue; leave what runs alone."""
