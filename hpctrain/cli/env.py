@@ -1,4 +1,13 @@
-"""`python -m hpctrain env`: the cluster environment that a process started here would have."""
+"""Print the rank, the world size and the addresses that a process started here would derive from its
+environment variables, and the variables themselves. Nothing is started, and SLURM isn't needed.
+
+examples, run where the training would run:
+  python -m hpctrain env
+  srun --nodes=2 --ntasks-per-node=4 --label python -m hpctrain env
+  torchrun --nproc-per-node=2 -m hpctrain env --json
+
+Exit code 0; 2 if the variables contradict each other, with the ones to unset.
+"""  # noqa: D205 - the text of `env --help`
 
 from __future__ import annotations
 
@@ -15,21 +24,10 @@ from hpctrain.cluster.environment import ClusterEnvironment, is_rank
 from hpctrain.config.visible_gpus import VISIBLE_DEVICES, listed_gpus
 from hpctrain.errors import ClusterEnvironmentError
 
-_HELP = """\
-Print the rank, the world size and the addresses that a process started here would derive from its
-environment variables, and the variables themselves. Nothing is started, and SLURM isn't needed.
-
-examples, run where the training would run:
-  python -m hpctrain env
-  srun --nodes=2 --ntasks-per-node=4 --label python -m hpctrain env
-  torchrun --nproc-per-node=2 -m hpctrain env --json
-
-Exit code 0; 2 if the variables contradict each other, with the ones to unset."""
-
 
 def main(arguments: list[str]) -> int:
     """Print the cluster environment; ``arguments`` are those after `env`."""
-    parser = command_parser("env", _HELP)
+    parser = command_parser("env", __doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     as_json = parser.parse_args(arguments).json
     try:

@@ -1,4 +1,25 @@
-"""`python -m hpctrain --help`: one screen; `--help GROUP` and `--help KEY`: the keys, from the typed schema."""
+"""hpctrain trains PyTorch models on this machine or on a SLURM cluster.
+  python -m hpctrain                              train task=digits here
+  python -m hpctrain cluster=slurm nodes=4        the same on four nodes
+  python -m hpctrain -m optimizer.lr=1e-3,3e-4    a sweep: one run per value
+  python -m hpctrain run -- python my.py          any program, as the ranks
+  python -m hpctrain COMMAND ...                  each COMMAND has --help:
+    status [RUN]  runs under runs/, or one    resume RUN   continue what stopped
+    logs RUN      what a rank printed         cancel RUN   cancel or stop a run
+    inspect RUN   its checkpoints             stacks RUN   stacks of its ranks
+    fit-batch     the largest micro-batch     drill [run]  test interruptions
+    env           rank and world size here    completion   Tab in your shell
+    sync RUN      send it to W&B or MLflow    report RUN   a page to look at
+    best SWEEP    its runs, best first        compare A B  how two runs differ
+    top [FOLDER]  many runs, live             export RUN   weights as a file
+    doctor        will runs work on this machine or cluster?
+KEY=VALUE changes a key, and GROUP=OPTION chooses an option of a group.
+  groups  {groups}
+  keys    {keys}
+  --help GROUP   its options and keys, with meaning and unit; --help KEY   one
+  --cfg job      print the configuration that a command would use
+  -m   sweep over values   --config-dir FOLDER   groups of your own   --version
+"""  # noqa: D205, D415 - the text of `--help`, which has to fit on one screen
 
 from __future__ import annotations
 
@@ -22,29 +43,6 @@ from hpctrain.config.root import GROUPS, PROGRAM_KEYS, SWEEP_GROUP
 from hpctrain.config.sweep import KINDS
 from hpctrain.errors import ConfigError
 
-SCREEN = """\
-hpctrain trains PyTorch models on this machine or on a SLURM cluster.
-  python -m hpctrain                              train task=digits here
-  python -m hpctrain cluster=slurm nodes=4        the same on four nodes
-  python -m hpctrain -m optimizer.lr=1e-3,3e-4    a sweep: one run per value
-  python -m hpctrain run -- python my.py          any program, as the ranks
-  python -m hpctrain COMMAND ...                  each COMMAND has --help:
-    status [RUN]  runs under runs/, or one    resume RUN   continue what stopped
-    logs RUN      what a rank printed         cancel RUN   cancel or stop a run
-    inspect RUN   its checkpoints             stacks RUN   stacks of its ranks
-    fit-batch     the largest micro-batch     drill [run]  test interruptions
-    env           rank and world size here    completion   Tab in your shell
-    sync RUN      send it to W&B or MLflow    report RUN   a page to look at
-    best SWEEP    its runs, best first        compare A B  how two runs differ
-    top [FOLDER]  many runs, live             export RUN   weights as a file
-    doctor        will runs work on this machine or cluster?
-KEY=VALUE changes a key, and GROUP=OPTION chooses an option of a group.
-  groups  {groups}
-  keys    {keys}
-  --help GROUP   its options and keys, with meaning and unit; --help KEY   one
-  --cfg job      print the configuration that a command would use
-  -m   sweep over values   --config-dir FOLDER   groups of your own   --version
-"""
 WIDTH = 80
 """Columns of the text."""
 INDENT = " " * 4
@@ -72,7 +70,7 @@ def help_text(composer: Composer, words: Sequence[str], config_dir: str | None =
     if not names:
         groups = textwrap.wrap(" ".join([*GROUPS, "experiment"]), WIDTH - 10)
         keys = textwrap.wrap(" ".join([*top_level_keys(), *sorted(PROGRAM_KEYS - set(GROUPS))]), WIDTH - 10)
-        return SCREEN.format(groups="\n          ".join(groups), keys="\n          ".join(keys))
+        return (__doc__ or "").format(groups="\n          ".join(groups), keys="\n          ".join(keys))
     with composer.explaining(overrides):
         node = composer.compose_with_hydra(list(map(quoted, open_overrides(overrides))), RunMode.RUN)
     return "\n".join("\n".join(_describe(composer, node, name)) for name in dict.fromkeys(names)) + "\n"
