@@ -67,9 +67,8 @@ def add_runs(parser: argparse.ArgumentParser, *, nargs: str | int | None = None)
 
 def add_runs_dir(parser: argparse.ArgumentParser) -> None:
     """Add `--runs-dir`, the folder in which the names of runs are looked up."""
-    parser.add_argument(
-        "--runs-dir", default="runs", metavar="FOLDER", help="the folder that contains the runs (default: runs)"
-    )
+    meaning = "the folder that contains the runs (default: runs)"
+    parser.add_argument("--runs-dir", default="runs", metavar="FOLDER", help=meaning)
 
 
 def chosen_run(options: argparse.Namespace) -> RunDirectory:

@@ -68,9 +68,8 @@ def _parser() -> argparse.ArgumentParser:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     form.add_argument("--csv", action="store_true", help="print CSV instead of the table")
-    form.add_argument(
-        "--export", metavar="FILE", help="write the winner as an experiment file, FOLDER/experiment/NAME.yaml"
-    )
+    meaning = "write the winner as an experiment file, FOLDER/experiment/NAME.yaml"
+    form.add_argument("--export", metavar="FILE", help=meaning)
     parser.add_argument("--force", action="store_true", help="with --export: replace a file")
     parser.add_argument("--config-dir", metavar="FOLDER", help="with --export: your own groups and options")
     return parser

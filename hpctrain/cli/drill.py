@@ -119,13 +119,8 @@ def _drill_program(arguments: list[str]) -> int:
         help="accept relative differences up to X: of a metric's values, and of a tensor's elements relative to its "
         "largest one (default: 0)",
     )
-    parser.add_argument(
-        "--ignore",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="metrics and tensors that may differ, such as 'time/*'; may be repeated",
-    )
+    meaning = "metrics and tensors that may differ, such as 'time/*'; may be repeated"
+    parser.add_argument("--ignore", action="append", default=[], metavar="PATTERN", help=meaning)
     options = parse_words(parser, words, command if "--" in arguments else None)
     refuse_missing_script(command, print_warning)
     composer = ProgramComposer(command, options.config_dir)
@@ -147,12 +142,10 @@ def _drill_program(arguments: list[str]) -> int:
 def add_drill_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of every drill."""
     at_least_one = number(1, 1e9, int)
-    parser.add_argument(
-        "--interruptions", type=at_least_one, default=3, metavar="N", help="how often to interrupt (default: 3)"
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="seed of the random moments and signals (default: 0)"
-    )
+    meaning = "how often to interrupt (default: 3)"
+    parser.add_argument("--interruptions", type=at_least_one, default=3, metavar="N", help=meaning)
+    meaning = "seed of the random moments and signals (default: 0)"
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help=meaning)
     parser.add_argument("--remove", action="store_true", help="remove both runs if nothing differs")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
 

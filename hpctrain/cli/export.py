@@ -90,20 +90,12 @@ def _parser() -> argparse.ArgumentParser:
     add_runs(parser)
     what = "FILE.safetensors, FILE.pt, or a folder"
     parser.add_argument("-o", dest="output", required=True, metavar="OUTPUT", help=what)
-    parser.add_argument(
-        "--step",
-        type=_step,
-        metavar="N|best|ema",
-        help="a checkpoint's step; best: by its score; ema: averaged weights of the newest (default: the newest)",
-    )
+    meaning = "a checkpoint's step; best: by its score; ema: averaged weights of the newest (default: the newest)"
+    parser.add_argument("--step", type=_step, metavar="N|best|ema", help=meaning)
     parser.add_argument("--ema", action="store_true", help="the averaged weights (trainer.ema_decay)")
     parser.add_argument("--dtype", choices=("bf16", "fp16", "fp32"), help="convert floating-point tensors")
-    parser.add_argument(
-        "--max-shard-gb",
-        type=number(1e-6, 1e6),
-        metavar="GB",
-        help=f"largest file of a folder, in 10^9 bytes (default: {MAX_SHARD_GB})",
-    )
+    meaning = f"largest file of a folder, in 10^9 bytes (default: {MAX_SHARD_GB})"
+    parser.add_argument("--max-shard-gb", type=number(1e-6, 1e6), metavar="GB", help=meaning)
     parser.add_argument("--force", action="store_true", help="replace a file, or the weights in a folder")
     return parser
 

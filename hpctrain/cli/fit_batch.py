@@ -71,31 +71,14 @@ def main(arguments: list[str]) -> int:
     """Search; ``arguments`` are those after `fit-batch`."""
     parser = command_parser("fit-batch", __doc__)
     add_overrides(parser, "what to train; as for a run")
-    parser.add_argument(
-        "--largest",
-        type=number(1, 2**40, int),
-        metavar="N",
-        help="the largest size to try (default: a rank's share of the global batch)",
-    )
-    parser.add_argument(
-        "--ranks",
-        type=number(1, 2**24, int),
-        metavar="N",
-        help="number of ranks of the run (default: those that it would have on this machine)",
-    )
-    parser.add_argument(
-        "--memory-gb",
-        type=number(0.001, 1e9),
-        metavar="GB",
-        help="memory that one process may use (default: what is free on this machine)",
-    )
-    parser.add_argument(
-        "--margin",
-        type=number(0, 0.99),
-        default=MARGIN,
-        metavar="SHARE",
-        help=f"fraction of the memory to keep free (default: {MARGIN:g})",
-    )
+    meaning = "the largest size to try (default: a rank's share of the global batch)"
+    parser.add_argument("--largest", type=number(1, 2**40, int), metavar="N", help=meaning)
+    meaning = "number of ranks of the run (default: those that it would have on this machine)"
+    parser.add_argument("--ranks", type=number(1, 2**24, int), metavar="N", help=meaning)
+    meaning = "memory that one process may use (default: what is free on this machine)"
+    parser.add_argument("--memory-gb", type=number(0.001, 1e9), metavar="GB", help=meaning)
+    meaning = f"fraction of the memory to keep free (default: {MARGIN:g})"
+    parser.add_argument("--margin", type=number(0, 0.99), default=MARGIN, metavar="SHARE", help=meaning)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     if "--" in arguments:
         program = shlex.join(split_command(arguments)[1])

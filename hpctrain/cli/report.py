@@ -32,9 +32,8 @@ def main(arguments: list[str]) -> int:
     """Write a report; ``arguments`` are those after `report`."""
     parser = command_parser("report", __doc__)
     parser.add_argument("run", metavar="RUN", help="a run directory, the folder of a sweep, or a name in runs/")
-    parser.add_argument(
-        "-o", dest="output", metavar="FILE", help=f"the file to write (default: {FILE_NAME} in the folder of RUN)"
-    )
+    meaning = f"the file to write (default: {FILE_NAME} in the folder of RUN)"
+    parser.add_argument("-o", dest="output", metavar="FILE", help=meaning)
     add_runs_dir(parser)
     options = parser.parse_args(arguments)
     runs = runs_of(options.run, Path(options.runs_dir))

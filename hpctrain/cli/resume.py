@@ -95,13 +95,11 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("words", nargs="+", metavar="RUN | KEY=VALUE", help=meaning)
     add_runs_dir(parser)
     add_config_dir(parser)
-    parser.add_argument(
-        "--force", action="store_true", help="resume even though SLURM can't confirm that the run's job has ended"
-    )
+    meaning = "resume even though SLURM can't confirm that the run's job has ended"
+    parser.add_argument("--force", action="store_true", help=meaning)
     parser.add_argument("--retry-failed", action="store_true", help="of a sweep, run those again that failed, too")
-    parser.add_argument(
-        "--code", choices=["now"], help="now: take the code as it is in this folder now, in place of the run's own copy"
-    )
+    meaning = "now: take the code as it is in this folder now, in place of the run's own copy"
+    parser.add_argument("--code", choices=["now"], help=meaning)
     return parser.parse_intermixed_args(arguments)
 
 

@@ -36,9 +36,8 @@ def main(arguments: list[str]) -> int:
     parser = command_parser("stacks", __doc__)
     add_runs(parser)
     parser.add_argument("--rank", type=int, metavar="N", help="show only this rank")
-    parser.add_argument(
-        "--wait", type=float, default=10.0, metavar="S", help="seconds to wait for answers (default: 10)"
-    )
+    meaning = "seconds to wait for answers (default: 10)"
+    parser.add_argument("--wait", type=float, default=10.0, metavar="S", help=meaning)
     options = parser.parse_args(arguments)
     if (options.rank or 0) < 0 or not options.wait >= 0:
         parser.error("--rank and --wait must be 0 or more")

@@ -49,12 +49,10 @@ def main(arguments: list[str]) -> int:
     add_runs(parser, nargs="+")
     parser.add_argument("--service", choices=SERVICES, help="the service (default: those that the run enables)")
     parser.add_argument("--follow", "-f", action="store_true", help="keep sending until the run ends")
-    parser.add_argument(
-        "--all", action="store_true", help="also send what lies after the newest checkpoint of a run that has stopped"
-    )
-    parser.add_argument(
-        "--server", metavar="ADDRESS", help="the server of MLflow, in place of the one that the run names"
-    )
+    meaning = "also send what lies after the newest checkpoint of a run that has stopped"
+    parser.add_argument("--all", action="store_true", help=meaning)
+    meaning = "the server of MLflow, in place of the one that the run names"
+    parser.add_argument("--server", metavar="ADDRESS", help=meaning)
     parser.add_argument("--offline", action="store_true", help="write W&B's offline files into RUN/sync/wandb instead")
     # rank zero's: with it, standard input is a pipe to the training
     parser.add_argument("--sender-process", action="store_true", help=argparse.SUPPRESS)

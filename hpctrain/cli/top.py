@@ -32,9 +32,8 @@ def main(arguments: list[str]) -> int:
         RunDirectoryError: the folder doesn't exist.
     """
     parser = command_parser("top", __doc__)
-    parser.add_argument(
-        "folder", nargs="?", metavar="FOLDER", help="a folder with runs, such as a sweep's, or its name in --runs-dir"
-    )
+    meaning = "a folder with runs, such as a sweep's, or its name in --runs-dir"
+    parser.add_argument("folder", nargs="?", metavar="FOLDER", help=meaning)
     add_runs_dir(parser)
     options = parser.parse_args(arguments)
     runs_dir = Path(options.runs_dir)

@@ -156,11 +156,11 @@ def _unjudged(results: Sequence[RunResult]) -> str:
 
 def _resolved(results: Sequence[RunResult], name: str) -> str:
     # the last records have nearly every name; only if one isn't there, all records are read
-    for recorded_names in (_recent_names(results), _all_names(results)):
+    for read_names in (_recent_names, _all_names):
+        names = read_names(results)
         for candidate in (name, EVAL_PREFIX + name):
-            if candidate in recorded_names:
+            if candidate in names:
                 return candidate
-    names = _all_names(results)
     near = difflib.get_close_matches(name, [*names, *(full_name.removeprefix(EVAL_PREFIX) for full_name in names)], n=1)
     remedy = f"did you mean {near[0]}? " if near else ""
     remedy += f"logged: {listed(sorted(names))}" if names else "the runs have logged nothing"
