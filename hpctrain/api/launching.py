@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,7 @@ LOOK_EVERY_S = 0.05
 SUBMIT = "use hpctrain.submit(config)"
 
 log = logging.getLogger("hpctrain.api")
+_prepare_launch = partial(prepare_launch, report=log.info, warn=log.warning)
 _training = threading.Lock()
 """Held while a run trains here: seeds, signal handlers and torch's settings belong to the whole process."""
 
@@ -63,8 +65,7 @@ def launch_detached(config: RunConfig, *, force: bool = False, code_now: bool = 
     if isinstance(config, Config):
         refuse_own_targets(config, "is defined in this program, which other processes can't import")
     with _imports_passed_on():
-        command = program_command()
-        prepared = prepare_launch(config, command, force=force, code_now=code_now, report=log.info, warn=log.warning)
+        prepared = _prepare_launch(config, program_command(), force=force, code_now=code_now)
         if isinstance(prepared, RunStatus):
             return RunDirectory(prepared.path)
         if prepared.job_id is None:
@@ -164,15 +165,7 @@ def train_here(config: Config, task: Callable[..., Any] | None = None, *, force:
         with own_task(config, task), working_directory_importable():
             check(config)
             # what this process has imported already is what trains: its copy is for the record
-            prepared = prepare_launch(
-                config,
-                program_command(),
-                force=force,
-                code_now=True,
-                code_required=False,
-                report=log.info,
-                warn=log.warning,
-            )
+            prepared = _prepare_launch(config, program_command(), force=force, code_now=True, code_required=False)
             if isinstance(prepared, RunStatus):
                 return RunDirectory(prepared.path)
             program = _train(prepared.run)

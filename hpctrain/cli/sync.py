@@ -25,6 +25,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from hpctrain.cli.arguments import add_runs, chosen_runs, command_parser
 from hpctrain.config.logger import SERVICES, MLflow
@@ -64,14 +65,9 @@ def main(arguments: list[str]) -> int:
             parser.error("--server names a server of MLflow: use --service mlflow")
         MLflow(tracking_uri=options.server)
         options.service = "mlflow"
+    transfer = partial(Transfer, offline=options.offline, everything=options.all, server=options.server)
     transfers = [
-        Transfer(
-            directory=directory,
-            service=service,
-            offline=options.offline,
-            everything=options.all,
-            server=options.server,
-        )
+        transfer(directory=directory, service=service)
         for directory in chosen_runs(options)
         for service in _services(directory, options)
     ]

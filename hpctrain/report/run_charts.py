@@ -42,6 +42,11 @@ class AttemptSpan:
     begin: float
     end: float
 
+    @property
+    def work_begin(self) -> float:
+        """Epoch seconds of the end of its time in the queue."""
+        return self.begin + self.account.spent.queued_s
+
 
 _UNITS = (
     (2 * 86400.0, 86400.0, "days"),
@@ -121,11 +126,7 @@ class RunRecord:
         origin, length_s = min(moments), max(moments) - min(moments)
         size, unit = next((size, unit) for least, size, unit in _UNITS if length_s >= least)
         bands = [
-            Band(
-                (span.begin + span.account.spent.queued_s - origin) / size,
-                (span.end - origin) / size,
-                f"attempt {span.attempt.attempt}",
-            )
+            Band((span.work_begin - origin) / size, (span.end - origin) / size, f"attempt {span.attempt.attempt}")
             for span in self.spans
         ]
         return TimeAxis(origin, size, f"{unit} since {local_time(origin)}", bands)

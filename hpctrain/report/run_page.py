@@ -207,7 +207,7 @@ def _row(span: AttemptSpan, begin: float, length_s: float, record: RunRecord) ->
 
 def _result(attempt: Attempt, span: AttemptSpan, record: RunRecord) -> str:
     status = record.status
-    work = duration(span.end - span.begin - span.account.spent.queued_s)
+    work = duration(span.end - span.work_begin)
     if attempt.reason is not None:
         outcome = f"{attempt.reason} after {work}"
     elif attempt is status.attempts[-1] and status.state.may_change:
