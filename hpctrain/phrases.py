@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Collection, Iterable, Sequence
@@ -96,6 +97,11 @@ def page(name: str) -> str:
     """The path of a page of the documentation: that of the file, where the package lies in a clone of hpctrain."""
     path = Path(__file__).resolve().parents[1] / "docs" / name
     return str(path) if path.is_file() else f"docs/{name} of hpctrain"
+
+
+def with_paths(text: str) -> str:
+    """A text whose pages, named as in ``docs/how_to/sweep.md``, are replaced by their paths."""
+    return re.sub(r"\bdocs/(\S+\.md)", lambda match: page(match[1]), text)
 
 
 def local_time(when: float) -> str:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
 from hpctrain.errors import ERROR_PREFIX, ExitCode
-from hpctrain.phrases import page
+from hpctrain.phrases import with_paths
 from hpctrain.run.directory import RunDirectory
 from hpctrain.status.runs import run_of, runs_of
 
@@ -46,10 +45,9 @@ def command_parser(command: str, text: str | None) -> argparse.ArgumentParser:
     Args:
         command: its name.
         text: the help, usually the docstring of the command's module: what it does, and after an empty line what stands
-            below the options; with pages named as in docs/how_to/sweep.md. None with `python -OO`, which keeps none.
+            below the options; pages are named as for `with_paths`. None with `python -OO`, which keeps no docstring.
     """
-    help_text = re.sub(r"\bdocs/(\S+\.md)", lambda match: page(match[1]), text or "")
-    description, _, epilog = help_text.partition("\n\n")
+    description, _, epilog = with_paths(text or "").partition("\n\n")
     return OneLineParser(
         prog=f"python -m hpctrain {command}",
         description=description,
