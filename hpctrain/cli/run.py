@@ -122,11 +122,8 @@ def parse_words(
 
 
 def _about_unknown(option: str) -> str:
-    remedies = {
-        "--code": "a new run copies the code as it is now; leave it out",
-        "-m": "a drill is of one run; type one command for each value",
-        "--multirun": "a drill is of one run; type one command for each value",
-    }
+    remedies = dict.fromkeys(("-m", "--multirun"), "a drill is of one run; type one command for each value")
+    remedies["--code"] = "a new run copies the code as it is now; leave it out"
     remedy = remedies.get(option.partition("=")[0], "options of the program belong after --")
     return f"{option} is not an option here: {remedy}"
 

@@ -183,12 +183,8 @@ def _local_world_size(variables: Variables, world_size: int) -> int:
         variables.needed_text("MASTER_ADDR", "RANK")
     ):
         return world_size
-    raise variables.error(
-        "expected LOCAL_WORLD_SIZE to be the number of ranks on this node, in addition to WORLD_SIZE; set it",
-        "WORLD_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "MASTER_ADDR",
-    )
+    problem = "expected LOCAL_WORLD_SIZE to be the number of ranks on this node, in addition to WORLD_SIZE; set it"
+    raise variables.error(problem, "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
 
 
 def launcher_of(variables: Variables) -> Launcher | None:

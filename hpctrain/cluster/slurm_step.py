@@ -171,15 +171,11 @@ def place(variables: Variables) -> Place:
     text = variables.needed_text("SLURM_STEP_TASKS_PER_NODE", _BECAUSE)
     counts = tasks_per_node(text, variable="SLURM_STEP_TASKS_PER_NODE")
     if sum(counts) != world_size:
-        raise variables.error(
-            f"expected SLURM_STEP_NUM_TASKS to be the sum of SLURM_STEP_TASKS_PER_NODE; {_UNSET}",
-            *("SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"),
-        )
+        problem = f"expected SLURM_STEP_NUM_TASKS to be the sum of SLURM_STEP_TASKS_PER_NODE; {_UNSET}"
+        raise variables.error(problem, "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE")
     if node_rank >= len(counts) or local_rank >= counts[node_rank]:
-        raise variables.error(
-            f"expected SLURM_NODEID and SLURM_LOCALID to be a place in SLURM_STEP_TASKS_PER_NODE; {_UNSET}",
-            *("SLURM_NODEID", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
-        )
+        problem = f"expected SLURM_NODEID and SLURM_LOCALID to be a place in SLURM_STEP_TASKS_PER_NODE; {_UNSET}"
+        raise variables.error(problem, "SLURM_NODEID", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
     names = _names(variables, len(counts))
     _refuse_loopback(variables, len(counts))
     # local ranks follow the order of ranks: if both numbers are equal, ranks 0 to `rank` are all on this node
@@ -204,11 +200,8 @@ def _names(variables: Variables, num_nodes: int) -> tuple[str, ...]:
         text = variables.needed_text("SLURM_STEP_NODELIST", _BECAUSE)
         names = tuple(expand_nodelist(text, variable="SLURM_STEP_NODELIST"))
         if len(names) != num_nodes:
-            raise variables.error(
-                "expected SLURM_STEP_NODELIST and SLURM_STEP_TASKS_PER_NODE to list the same number of nodes; "
-                f"{_UNSET}",
-                *("SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE"),
-            )
+            problem = "expected SLURM_STEP_NODELIST and SLURM_STEP_TASKS_PER_NODE to list the same number of nodes"
+            raise variables.error(f"{problem}; {_UNSET}", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE")
     except ClusterEnvironmentError:
         if num_nodes > 1 and variables.text("MASTER_ADDR") is None:
             raise
@@ -291,10 +284,8 @@ def tasks_per_node(text: str, *, variable: str = "tasks_per_node") -> list[int]:
     for part in text.split(","):
         match = _COUNT.fullmatch(part)
         if match is None or int(match[2] or 1) > _MOST_NODES:
-            raise ClusterEnvironmentError(
-                f"expected {variable} to read like 2(x3),1; start the ranks with srun, or unset {variable}",
-                {variable: text},
-            )
+            problem = f"expected {variable} to read like 2(x3),1; start the ranks with srun, or unset {variable}"
+            raise ClusterEnvironmentError(problem, {variable: text})
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
 

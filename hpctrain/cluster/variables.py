@@ -135,22 +135,15 @@ class Variables:
         """Raise unless the number in `small` is below the number in `large` (a rank below its world size)."""
         first, second = self.number(small), self.number(large)
         if first is not None and second is not None and first >= second:
-            raise self.error(
-                f"expected {small} to be below {large}; unset the one that an outer shell or script exported",
-                small,
-                large,
-            )
+            problem = f"expected {small} to be below {large}; unset the one that an outer shell or script exported"
+            raise self.error(problem, small, large)
 
     def require_equal(self, first: str, second: str) -> None:
         """Raise if both are set to different numbers, since two launchers then disagree."""
         first_number, second_number = self.number(first), self.number(second)
         if first_number is not None and second_number is not None and first_number != second_number:
-            raise self.error(
-                f"expected {first} and {second} to be equal; unset {first} if an outer shell or script exported it, "
-                "or start the ranks with one launcher only",
-                first,
-                second,
-            )
+            remedy = f"unset {first} if an outer shell or script exported it, or start the ranks with one launcher only"
+            raise self.error(f"expected {first} and {second} to be equal; {remedy}", first, second)
 
     def error(self, message: str, *names: str) -> ClusterEnvironmentError:
         """Make an error about the variables in `names`, with their values."""

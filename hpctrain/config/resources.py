@@ -268,12 +268,9 @@ def check_divisible(global_batch_size: int, micro_batch_size: int | None, world_
     names = [str(n * ranks_each) for n in sorted(sorted(fitting, key=lambda n: abs(n - world_size))[:SHOWN])]
     noun = "process" if names == ["1"] else "processes"
     worlds = f", or run {' or '.join(filter(None, [', '.join(names[:-1]), names[-1]]))} {noun}" if names else ""
-    raise ConfigError(
-        "trainer.global_batch_size",
-        global_batch_size,
-        f"cannot be divided among {among}{micro_batches}",
-        f"set it to {' or '.join(map(str, sizes))}{worlds}",
-    )
+    problem = f"cannot be divided among {among}{micro_batches}"
+    remedy = f"set it to {' or '.join(map(str, sizes))}{worlds}"
+    raise ConfigError("trainer.global_batch_size", global_batch_size, problem, remedy)
 
 
 def node_counts(config: RunConfig, resources: Resources) -> tuple[int, ...]:

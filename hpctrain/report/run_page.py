@@ -67,19 +67,17 @@ def _head(status: RunStatus, title: str) -> Markup:
     last = status.metrics.get("throughput/samples_per_s")
     if last is not None:
         pairs.append(("samples/s, last", number_text(last)))
-    about = descriptions(
-        [
-            ("run", str(status.path)),
-            ("program", status.command),
-            ("varied", varied_text(without_secrets(status.varied))),
-            ("jobs", " ".join(status.job_ids)),
-            ("checkpoint", "" if status.checkpoint_step is None else f"step {status.checkpoint_step}"),
-            ("gone", "" if status.gone_step is None else f"the checkpoint of step {status.gone_step}"),
-            ("damaged", " ".join(status.set_aside)),
-            ("warning", status.best_warning),
-        ]
-    )
-    return joined([heading, note, about, facts(pairs)])
+    about = [
+        ("run", str(status.path)),
+        ("program", status.command),
+        ("varied", varied_text(without_secrets(status.varied))),
+        ("jobs", " ".join(status.job_ids)),
+        ("checkpoint", "" if status.checkpoint_step is None else f"step {status.checkpoint_step}"),
+        ("gone", "" if status.gone_step is None else f"the checkpoint of step {status.gone_step}"),
+        ("damaged", " ".join(status.set_aside)),
+        ("warning", status.best_warning),
+    ]
+    return joined([heading, note, descriptions(about), facts(pairs)])
 
 
 SHOWN_CHARTS = 12

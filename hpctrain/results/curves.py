@@ -81,7 +81,7 @@ def read_curves(path: Path, *, attempts: Sequence[Attempt] = (), containing: str
         attempts: of the run, oldest first.
         containing: parse only lines that contain this text, such as a metric's name in quotes.
     """
-    text = (containing or "").encode(errors="replace")
+    pattern = (containing or "").encode(errors="replace")
     resumes = sorted(
         (attempt.start_time, attempt.actual_start_step)
         for attempt in attempts
@@ -92,7 +92,7 @@ def read_curves(path: Path, *, attempts: Sequence[Attempt] = (), containing: str
     earliest = list(itertools.accumulate((step for _, step in reversed(resumes)), min))[::-1]
     curves: dict[str, Curve] = {}
     with contextlib.suppress(OSError):  # what can't be read ends the records
-        lines = (line for line in read_lines(path, at_most=LARGEST_LOG_BYTES) if text in line)
+        lines = (line for line in read_lines(path, at_most=LARGEST_LOG_BYTES) if pattern in line)
         for record in metrics_of(json_lines(lines)):
             time = math.nan if record.time is None else record.time
             # a record without a time is before no attempt

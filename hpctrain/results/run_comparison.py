@@ -151,6 +151,7 @@ def compare_runs(first: RunResult, second: RunResult) -> RunComparison:
     mine, theirs = first.status.metrics, second.status.metrics
     bests = _best(first), _best(second)
     common_names = sorted(mine.keys() & theirs.keys())
+    best_names = [name for name in common_names if any(name in best for best in bests)]
     return RunComparison(
         deciding=deciding,
         others={key: pair for key, pair in config.items() if key not in deciding},
@@ -159,11 +160,7 @@ def compare_runs(first: RunResult, second: RunResult) -> RunComparison:
         files=_file_changes(_files(first.directory), _files(second.directory)),
         environment=_differences(_environment(first), _environment(second)),
         metrics={name: (mine[name], theirs[name]) for name in common_names},
-        best={
-            name: (bests[0].get(name), bests[1].get(name))
-            for name in common_names
-            if any(name in best for best in bests)
-        },
+        best={name: (bests[0].get(name), bests[1].get(name)) for name in best_names},
         divergence=find_first_difference(first.directory, second.directory) if equal else None,
     )
 
