@@ -95,18 +95,14 @@ def main(arguments: list[str]) -> int:
         problem = "passes activations on to other ranks, which fit-batch doesn't have"
         remedy = "try parallel=fsdp with the ranks of one replica, which takes about as much memory"
         raise ConfigError("parallel.pipeline_degree", degree, problem, remedy)
-    options.ranks = options.ranks or resources_of(config).world_size
-    shape = _mesh_shape(config, options.ranks)
+    ranks = options.ranks = options.ranks or resources_of(config).world_size
+    # a run of one rank has no mesh
+    shape = None if ranks == 1 else mesh_shape(config.parallel, ranks, ranks_per_node(config, ranks))
     if shape is not None:
         degrees = {f"{name}_degree": getattr(shape, name) for name in ("replicate", "shard", "tensor")}
         config = replace(config, parallel=replace(config.parallel, **degrees))
     with temporary_folder("fit-batch") as folder:
         return _search(config, shape, Path(folder, "config.yaml"), options)
-
-
-def _mesh_shape(config: Config, num_ranks: int) -> MeshShape | None:
-    # a run of one rank has no mesh
-    return None if num_ranks == 1 else mesh_shape(config.parallel, num_ranks, ranks_per_node(config, num_ranks))
 
 
 def _search(config: Config, shape: MeshShape | None, config_path: Path, options: argparse.Namespace) -> int:

@@ -75,7 +75,8 @@ def main(arguments: list[str]) -> int:
 
         return resume_sweep(*of_sweep)
     directories = list(dict.fromkeys(run for name in names for run in runs_of(name, runs_dir)))
-    are_runs = _are_runs(names, runs_dir)
+    # each name is that of a run, and not of a folder of several
+    are_runs = all(_places(name, runs_dir)[0].config.is_file() for name in names)
     now = options.code == "now"
     if now:
         require_original_folder(directories)
@@ -150,11 +151,6 @@ def _sweep_of(
         raise ConfigError("--code", options.code, "can't be used with a whole sweep", "name the runs to resume")
     resume = SweepResume(homes[0], overrides, command, options.config_dir, options.force, options.retry_failed)
     return resume, record
-
-
-def _are_runs(names: Sequence[str], runs_dir: Path) -> bool:
-    """Whether each name is that of a run, and not of a folder of several."""
-    return all(_places(name, runs_dir)[0].config.is_file() for name in names)
 
 
 def _is_folder(path: Path) -> bool:

@@ -21,7 +21,6 @@ IMAGE_FILES = (".sif", ".sqsh", ".sqfs", ".squashfs", ".img", ".tar")
 """How the names of files end that contain an image."""
 SEPARATORS = ",:"
 """Characters that the engines' options take for the end of a path."""
-WITHOUT_IMAGE = "has no effect without an image"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +100,10 @@ class Container(require.Checked):
         # not super(): slots=True makes a second class, and super() looks for the first (CPython issue 90562)
         require.Checked.__post_init__(self)
         if self.image is None:
-            self._refuse_without_image()
+            for name in ("engine", "mounts", "env"):
+                if value := getattr(self, name):
+                    remedy = "set cluster.container.image, or leave it out"
+                    raise ConfigError(f"cluster.container.{name}", value, "has no effect without an image", remedy)
             return
         # a path doesn't tell which engine is meant: several read SIF files, squashfs files and folders
         if self.engine is None:
@@ -112,12 +114,6 @@ class Container(require.Checked):
             if Mount.read(text).is_read_only:
                 problem = "is read-only, which Charliecloud can't do"
                 raise ConfigError("cluster.container.mounts", text, problem, "leave :ro out")
-
-    def _refuse_without_image(self) -> None:
-        for name in ("engine", "mounts", "env"):
-            if value := getattr(self, name):
-                remedy = "set cluster.container.image, or leave it out"
-                raise ConfigError(f"cluster.container.{name}", value, WITHOUT_IMAGE, remedy)
 
     def _refuse_relative_path(self, image: str) -> None:
         if image.startswith("/"):
