@@ -1,4 +1,4 @@
-"""How two runs differ: configuration, code, environment, results, and the first step at which equal runs diverge."""
+"""Differences of two runs: configuration, code, environment, results, and the first step at which equal runs part."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from hpctrain.run.code import CodeFile, current_code, read_files
 from hpctrain.run.directory import RunDirectory
 from hpctrain.status.metrics import read_metrics
 
-OF_THE_MACHINE = ("throughput/*", "memory/*", "*_per_second", "*_runtime")
+MACHINE_METRICS = ("throughput/*", "memory/*", "*_per_second", "*_runtime")
 """Patterns of metrics that differ from run to run."""
 
 
 @dataclass(frozen=True, slots=True)
-class Divergence:
+class FirstDifference:
     """The first difference of two runs in their metrics and in their checkpoints.
 
     Attributes:
@@ -50,43 +50,44 @@ class Divergence:
         return self.step is not None or self.checkpoint is not None
 
 
-def find_divergence(one: RunDirectory, other: RunDirectory) -> Divergence:
+def find_first_difference(first: RunDirectory, second: RunDirectory) -> FirstDifference:
     """Compare the metrics that both runs logged at the same steps, and the digests of their checkpoints' weights."""
-    mine, theirs = _by_step(one), _by_step(other)
+    mine, theirs = _by_step(first), _by_step(second)
     step, metrics = None, {}
-    compared: set[str] = set()
+    metric_names: set[str] = set()
     num_steps = 0
-    for common in sorted(mine.keys() & theirs.keys()):
-        names = sorted(mine[common].keys() & theirs[common].keys())
-        compared.update(names)
+    for common_step in sorted(mine.keys() & theirs.keys()):
+        names = sorted(mine[common_step].keys() & theirs[common_step].keys())
+        metric_names.update(names)
         num_steps += bool(names)
-        pairs = {name: (mine[common][name], theirs[common][name]) for name in names}
+        pairs = {name: (mine[common_step][name], theirs[common_step][name]) for name in names}
         # as text, which is exact, because NaN isn't equal to itself
         metrics = {name: pair for name, pair in pairs.items() if repr(pair[0]) != repr(pair[1])}
         if metrics:
-            step = common
+            step = common_step
             break
     equal = differing = None
     num_checkpoints = 0
-    for saved in sorted(set(one.checkpoint_steps()) & set(other.checkpoint_steps())):
-        digests = {_digest(run, saved) for run in (one, other)}
+    for saved_step in sorted(set(first.checkpoint_steps()) & set(second.checkpoint_steps())):
+        digests = {_digest(run, saved_step) for run in (first, second)}
         if None in digests:
             continue
         num_checkpoints += 1
         if len(digests) > 1:
-            differing = saved
+            differing = saved_step
             break
-        equal = saved
-    return Divergence(step, metrics, differing, equal, len(compared), num_steps, num_checkpoints)
+        equal = saved_step
+    return FirstDifference(step, metrics, differing, equal, len(metric_names), num_steps, num_checkpoints)
 
 
 def _by_step(directory: RunDirectory) -> dict[int, dict[str, float]]:
-    found: dict[int, dict[str, float]] = {}
+    values: dict[int, dict[str, float]] = {}
     with contextlib.suppress(OSError):
         for record in read_metrics(directory.metrics):
-            kept = (name for name in record.values if not any(fnmatchcase(name, known) for known in OF_THE_MACHINE))
-            found.setdefault(record.step, {}).update({name: float(record.values[name]) for name in kept})
-    return found
+            for name, value in record.values.items():
+                if not any(fnmatchcase(name, pattern) for pattern in MACHINE_METRICS):
+                    values.setdefault(record.step, {})[name] = float(value)
+    return values
 
 
 def _digest(directory: RunDirectory, step: int) -> str | None:
@@ -101,7 +102,7 @@ Pair = tuple[Any, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunComparison:
-    """What differs between two runs; a value that one lacks is None.
+    """The differences between two runs; a value that one lacks is None.
 
     Attributes:
         deciding: keys that decide the weights.
@@ -123,7 +124,7 @@ class RunComparison:
     environment: Mapping[str, Pair]
     metrics: Mapping[str, Pair]
     best: Mapping[str, tuple[MetricValue | None, MetricValue | None]]
-    divergence: Divergence | None
+    divergence: FirstDifference | None
 
     @property
     def should_be_equal(self) -> bool:
@@ -136,36 +137,37 @@ class RunComparison:
         return self.divergence is not None and self.divergence.exists
 
 
-def compare_runs(one: RunResult, other: RunResult) -> RunComparison:
+def compare_runs(first: RunResult, second: RunResult) -> RunComparison:
     """Compare two runs by their records; no tensor is read."""
-    config = _differences(one.config, other.config)
+    config = _differences(first.config, second.config)
     config = {key: pair for key, pair in config.items() if key not in NOT_COMPARED}
     deciding = {key: pair for key, pair in config.items() if decides_the_weights(key)}
-    codes = [_code(run.directory) for run in (one, other)]
+    codes = [_code(run.directory) for run in (first, second)]
     # copies tell more than commits, if both runs have one
     names = ["digest"] if all(code["digest"] for code in codes) else ["commit", "uncommitted changes"]
     pairs = {name: (codes[0][name], codes[1][name]) for name in names}
     code = {name: pair for name, pair in pairs.items() if None not in pair and pair[0] != pair[1]}
-    equal = not deciding and not code and bool(one.config) and bool(other.config)
-    mine, theirs = one.status.metrics, other.status.metrics
-    bests = _best(one), _best(other)
-    common = sorted(mine.keys() & theirs.keys())
+    equal = not deciding and not code and bool(first.config) and bool(second.config)
+    mine, theirs = first.status.metrics, second.status.metrics
+    bests = _best(first), _best(second)
+    common_names = sorted(mine.keys() & theirs.keys())
+    best_names = [name for name in common_names if any(name in best for best in bests)]
     return RunComparison(
         deciding=deciding,
         others={key: pair for key, pair in config.items() if key not in deciding},
         code=code,
         code_unknown=(None in [codes[0][name] for name in names], None in [codes[1][name] for name in names]),
-        files=_file_changes(_files(one.directory), _files(other.directory)),
-        environment=_differences(_environment(one), _environment(other)),
-        metrics={name: (mine[name], theirs[name]) for name in common},
-        best={name: (bests[0].get(name), bests[1].get(name)) for name in common if any(name in best for best in bests)},
-        divergence=find_divergence(one.directory, other.directory) if equal else None,
+        files=_file_changes(_files(first.directory), _files(second.directory)),
+        environment=_differences(_environment(first), _environment(second)),
+        metrics={name: (mine[name], theirs[name]) for name in common_names},
+        best={name: (bests[0].get(name), bests[1].get(name)) for name in best_names},
+        divergence=find_first_difference(first.directory, second.directory) if equal else None,
     )
 
 
-def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Pair]:
-    keys = sorted(one.keys() | other.keys())
-    pairs = {key: (one.get(key), other.get(key)) for key in keys}
+def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Pair]:
+    keys = sorted(first.keys() | second.keys())
+    pairs = {key: (first.get(key), second.get(key)) for key in keys}
     return {key: pair for key, pair in pairs.items() if comparable(pair[0]) != comparable(pair[1])}
 
 
@@ -204,19 +206,19 @@ def _files(directory: RunDirectory) -> dict[str, CodeFile]:
 def _file_changes(before: Mapping[str, CodeFile], after: Mapping[str, CodeFile]) -> dict[str, str]:
     if not before or not after:
         return {}
-    found = dict.fromkeys(before.keys() - after.keys(), "removed")
-    found |= dict.fromkeys(after.keys() - before.keys(), "added")
-    found |= {path: "changed" for path in before.keys() & after.keys() if before[path] != after[path]}
-    return dict(sorted(found.items()))
+    changes = dict.fromkeys(before.keys() - after.keys(), "removed")
+    changes |= dict.fromkeys(after.keys() - before.keys(), "added")
+    changes |= {path: "changed" for path in before.keys() & after.keys() if before[path] != after[path]}
+    return dict(sorted(changes.items()))
 
 
 def _environment(result: RunResult) -> dict[str, Any]:
     manifest = read_json_or_empty(result.directory.manifest)
     versions = manifest.get("versions")
-    found = {str(name): value for name, value in versions.items()} if isinstance(versions, dict) else {}
-    found |= {name: manifest.get(name) for name in ("host", "executable")}
+    facts = {str(name): value for name, value in versions.items()} if isinstance(versions, dict) else {}
+    facts |= {name: manifest.get(name) for name in ("host", "executable")}
     attempts = result.status.attempts
-    found["nodes"] = sorted({node for attempt in attempts for node in attempt.nodes})
-    found["world sizes"] = sorted({one.world_size for one in attempts if one.world_size is not None})
-    found["GPUs"] = sorted({one.gpu for one in attempts if one.gpu is not None})
-    return found
+    facts["nodes"] = sorted({node for attempt in attempts for node in attempt.nodes})
+    facts["world sizes"] = sorted({attempt.world_size for attempt in attempts if attempt.world_size is not None})
+    facts["GPUs"] = sorted({attempt.gpu for attempt in attempts if attempt.gpu is not None})
+    return facts

@@ -33,7 +33,7 @@ from hpctrain.rank.world import join
 from hpctrain.run.directory import RunDirectory
 from hpctrain.run.exit_record import read_exit_records
 from hpctrain.run.ledger import Ledger
-from hpctrain.train.profiling.sampler import MESSAGE, NOTICE
+from hpctrain.train.profiling.sampler import MODE_WARNING, SYNC_WARNING
 from tests.support.fork_server import clean_environment
 
 TESTS = Path(__file__).parents[1]
@@ -247,9 +247,9 @@ def sync_debug_mode(mode):
         return
     torch.cuda.synchronize()
     with warnings.catch_warnings(record=mode == "warn") as found:
-        warnings.filterwarnings("ignore", message=NOTICE)
+        warnings.filterwarnings("ignore", message=MODE_WARNING)
         if mode == "warn":
-            warnings.filterwarnings("always", message=MESSAGE)
+            warnings.filterwarnings("always", message=SYNC_WARNING)
         torch.cuda.set_sync_debug_mode(mode)
         try:
             yield found
