@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -18,8 +18,8 @@ from hpctrain.run.code import CodeFile, current_code, read_files
 from hpctrain.run.directory import RunDirectory
 from hpctrain.status.metrics import read_metrics
 
-OF_THE_MACHINE = ("throughput/*", "memory/*", "*_per_second", "*_runtime")
-"""Patterns of metrics that differ from run to run."""
+SPEED = ("throughput/*", "memory/*", "*_per_second", "*_runtime")
+"""Patterns of metrics of the machine, which differ from run to run; the last two are those of transformers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +52,15 @@ class Divergence:
 
 def find_divergence(one: RunDirectory, other: RunDirectory) -> Divergence:
     """Compare the metrics that both runs logged at the same steps, and the digests of their checkpoints' weights."""
-    mine, theirs = _by_step(one), _by_step(other)
-    step, metrics = None, {}
-    compared: set[str] = set()
-    num_steps = 0
-    for common in sorted(mine.keys() & theirs.keys()):
-        names = sorted(mine[common].keys() & theirs[common].keys())
-        compared.update(names)
-        num_steps += bool(names)
-        pairs = {name: (mine[common][name], theirs[common][name]) for name in names}
-        # as text, which is exact, because NaN isn't equal to itself
-        metrics = {name: pair for name, pair in pairs.items() if repr(pair[0]) != repr(pair[1])}
-        if metrics:
-            step = common
-            break
+    mine, theirs = _readable_metrics(one), _readable_metrics(other)
+    common = {name: mine[name].keys() & theirs[name].keys() for name in mine.keys() & theirs.keys()}
+    places = ((step, name) for name, steps in common.items() for step in steps)
+    # as text, which is exact, because NaN isn't equal to itself
+    differences = sorted((step, name) for step, name in places if repr(mine[name][step]) != repr(theirs[name][step]))
+    first = differences[0][0] if differences else None
+    metrics = {name: (mine[name][step], theirs[name][step]) for step, name in differences if step == first}
+    num_metrics = sum(map(bool, common.values()))
+    num_steps = len(set[int]().union(*common.values()))
     equal = differing = None
     num_checkpoints = 0
     for saved in sorted(set(one.checkpoint_steps()) & set(other.checkpoint_steps())):
@@ -77,16 +72,32 @@ def find_divergence(one: RunDirectory, other: RunDirectory) -> Divergence:
             differing = saved
             break
         equal = saved
-    return Divergence(step, metrics, differing, equal, len(compared), num_steps, num_checkpoints)
+    return Divergence(first, metrics, differing, equal, num_metrics, num_steps, num_checkpoints)
 
 
-def _by_step(directory: RunDirectory) -> dict[int, dict[str, float]]:
-    found: dict[int, dict[str, float]] = {}
+def logged_metrics(directory: RunDirectory, ignored: Sequence[str] = ()) -> dict[str, dict[int, float]]:
+    """Read a run's metrics: name -> step -> value, without those of the machine.
+
+    Args:
+        directory: of the run.
+        ignored: patterns of the names of further metrics to leave out.
+
+    Raises:
+        OSError: metrics.jsonl exists and can't be read.
+    """
+    metrics: dict[str, dict[int, float]] = {}
+    for record in read_metrics(directory.metrics):
+        for name, value in record.values.items():
+            if not any(fnmatchcase(name, pattern) for pattern in (*SPEED, *ignored)):
+                metrics.setdefault(name, {})[record.step] = value
+    return metrics
+
+
+def _readable_metrics(directory: RunDirectory) -> dict[str, dict[int, float]]:
     with contextlib.suppress(OSError):
-        for record in read_metrics(directory.metrics):
-            kept = (name for name in record.values if not any(fnmatchcase(name, known) for known in OF_THE_MACHINE))
-            found.setdefault(record.step, {}).update({name: float(record.values[name]) for name in kept})
-    return found
+        metrics = logged_metrics(directory)
+        return {name: {step: float(value) for step, value in values.items()} for name, values in metrics.items()}
+    return {}
 
 
 def _digest(directory: RunDirectory, step: int) -> str | None:
