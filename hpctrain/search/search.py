@@ -261,7 +261,7 @@ def train_assigned(
         code: int = ExitCode.FAILED
         ends_at_once = False
         try:
-            plan = _retry(plan_run, search, begin)
+            plan = _retry(plan_begun_run, search, begin)
         except ConfigError as error:
             print(f"{ERROR_PREFIX}run {begin.run}: {error}", file=sys.stderr, flush=True)
             _retry(search.fail, begin.run, begin.rung)
@@ -334,7 +334,7 @@ def is_stopped(run: RunDirectory, code: int) -> bool:
     return not (attempts and attempts[-1].reason is Reason.PAUSED)
 
 
-def plan_run(search: Search, begin: SearchDecision) -> RunPlan:
+def plan_begun_run(search: Search, begin: SearchDecision) -> RunPlan:
     """Make the directory of a run, if it has none, and store until which step it is to be trained.
 
     Raises:
